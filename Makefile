@@ -1,0 +1,78 @@
+# Everything starts here. `make serve` and `make test` set up what they need first (a virtual environment in .venv,
+# with pip and nothing else), then do their job; the second time the set-up takes no time.
+
+MODEL  ?= smollm2-135m
+PHASE  ?=
+ARGS   ?=
+PYTHON ?=
+
+VENV   := .venv
+IN     := $(VENV)/bin/python -m
+GRADUS := $(IN) gradus
+
+# What each stamp stands for is reinstalled when the list of dependencies changes.
+SERVE_READY := $(VENV)/.ready-to-serve
+TEST_READY  := $(VENV)/.ready-to-test
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint stress clean
+
+help:
+	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
+	@echo
+	@echo '  make serve     set up, fetch the model (98 MB) and serve it on http://127.0.0.1:8000'
+	@echo '  make test      set up for development, then lint and run the tests; needs no network afterwards'
+	@echo '  make lint      ruff (errors, format) and mypy'
+	@echo '  make stress    the property and stress tests, with many more examples (minutes)'
+	@echo '  make clean     remove .venv and every cache; fetched models stay'
+	@echo
+	@echo 'Settings, with examples:'
+	@echo '  make serve MODEL=gemma3-270m              another model: a name of `gradus models`, a folder, a .gguf file'
+	@echo '  make serve PHASE=p01                      serve with one phase of the course instead of the latest'
+	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
+	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
+	@echo '  make test PYTHON=/opt/python3.12          make .venv with this Python (3.11 or 3.12)'
+	@echo
+	@echo 'Then: .venv/bin/gradus --help'
+
+serve: $(SERVE_READY)
+	@$(GRADUS) pull "$(MODEL)"
+	@$(GRADUS) serve --model "$(MODEL)" $(if $(PHASE),--phase $(PHASE)) $(ARGS)
+
+test: lint
+	$(IN) pytest --durations=15 $(ARGS)
+
+lint: $(TEST_READY)
+	$(IN) ruff check .
+	$(IN) ruff format --check .
+	$(IN) mypy
+
+stress: $(TEST_READY)
+	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" --durations=15 $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -- set-up --------------------------------------------------------------------------------------------------------------
+
+$(SERVE_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
+	@echo 'Installing into $(VENV) (once; PyTorch is large, so this can take minutes) …'
+	$(IN) pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(TEST_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
+	@echo 'Installing into $(VENV), with what the tests need (once; this can take minutes) …'
+	$(IN) pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $(SERVE_READY) $@
+
+# The first Python that really runs: a version manager may leave a command on the path for a version it does not have,
+# and a distribution may leave out the part that makes virtual environments. pip is the last thing venv puts in place.
+$(VENV)/bin/pip:
+	@for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3 python); do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$("$$python" --version) …"; exec "$$python" -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "gradus: $(if $(PYTHON),$(PYTHON) is not,found no) Python 3.11 or 3.12 that can make a virtual environment (with the venv and ensurepip modules); install one and name it: make PYTHON=/path/to/python3.12" >&2; \
+	exit 2

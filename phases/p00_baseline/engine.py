@@ -1,0 +1,15 @@
+"""p00, the baseline: one sequence at a time, and everything computed again for every token."""
+
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.runner import ModelRunner
+from gradus.engine.sampler import Sampler
+from gradus.models import Model
+from phases.p00_baseline.no_cache import NoCache, Recompute
+from phases.p00_baseline.scheduler import OneAtATime
+
+
+def build(model: Model, options: EngineOptions) -> Engine:
+    sampler = Sampler(model.config.vocab_size, model.device)
+    runner = ModelRunner(model, attention=Recompute(model.config), sampler=sampler)
+    return Engine(OneAtATime(cache=NoCache()), runner, options.limits)

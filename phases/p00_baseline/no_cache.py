@@ -1,0 +1,52 @@
+"""Keep nothing: each step computes every key and value again."""
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from gradus.attention.reference import attend_causal
+from gradus.engine.batch import Batch
+from gradus.models import ModelConfig
+
+
+class NoCache:
+    """A cache manager with nothing to manage: no position is ever stored, so every span starts at 0."""
+
+    def fits(self, length: int, longest_span: int) -> bool:
+        return True
+
+    def stored(self, id: Hashable) -> int:
+        return 0
+
+    def reserve(self, id: Hashable, end: int) -> bool:
+        return True
+
+    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def release(self, id: Hashable) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
+class Recompute:
+    """Attends within each span and stores nothing: a span holds its whole sequence, so that is all there is to see."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+
+    def prepare(self, batch: Batch) -> None:
+        (self.length,) = batch.lengths
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_causal(
+            q,
+            k,
+            v,
+            start=0,
+            scale=self.config.attention_scale,
+            window=self.config.windows[layer],
+            softcap=self.config.attention_softcap,
+        )

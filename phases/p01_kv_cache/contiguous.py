@@ -1,0 +1,68 @@
+"""Compute each key and value once, and keep it: one sequence's cache, one contiguous stretch a layer."""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from gradus.attention.reference import attend_causal
+from gradus.engine.batch import Batch
+from gradus.models import ModelConfig
+
+
+class Contiguous:
+    """Room for one sequence of up to `capacity` positions. Knows how many are stored, never the tensors."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.owner: Hashable = None
+        self.length = 0
+
+    def fits(self, length: int, longest_span: int) -> bool:
+        return length <= self.capacity
+
+    def stored(self, id: Hashable) -> int:
+        return self.length if id == self.owner else 0
+
+    def reserve(self, id: Hashable, end: int) -> bool:
+        if self.owner not in (None, id) or end > self.capacity:
+            return False
+        self.owner, self.length = id, end
+        return True
+
+    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def release(self, id: Hashable) -> None:
+        if id == self.owner:
+            self.owner, self.length = None, 0
+
+    def check(self) -> None:
+        assert 0 <= self.length <= self.capacity
+        assert (self.owner is None) == (self.length == 0)
+
+
+class ContiguousAttention:
+    """Holds the keys and values of one sequence: [layers, capacity, Hkv, Dh] each, written once and read every step."""
+
+    def __init__(self, config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        shape = (config.num_layers, capacity, config.num_kv_heads, config.head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+
+    def prepare(self, batch: Batch) -> None:
+        (self.start,), (self.end,) = batch.starts, batch.lengths
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys[layer, self.start : self.end] = k
+        self.values[layer, self.start : self.end] = v
+        return attend_causal(
+            q,
+            self.keys[layer, : self.end],
+            self.values[layer, : self.end],
+            start=self.start,
+            scale=self.config.attention_scale,
+            window=self.config.windows[layer],
+            softcap=self.config.attention_softcap,
+        )

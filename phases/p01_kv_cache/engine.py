@@ -1,0 +1,16 @@
+"""p01: p00 with a key-value cache. The loop, the model, the runner and even the scheduler stay as they are."""
+
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.runner import ModelRunner
+from gradus.engine.sampler import Sampler
+from gradus.models import Model
+from phases.p00_baseline.scheduler import OneAtATime
+from phases.p01_kv_cache.contiguous import Contiguous, ContiguousAttention
+
+
+def build(model: Model, options: EngineOptions) -> Engine:
+    capacity = options.limits.context_length
+    attention = ContiguousAttention(model.config, capacity, model.dtype, model.device)
+    runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))
+    return Engine(OneAtATime(Contiguous(capacity)), runner, options.limits)

@@ -1,0 +1,30 @@
+"""Where keys and values are kept, as numbers: which positions are stored, on which pages. Never a tensor, no torch."""
+
+from collections.abc import Hashable
+from typing import Protocol
+
+
+class CacheManager(Protocol):
+    """Decides what is stored and where; the attention backend owns the tensors themselves.
+
+    A sequence is known by its id alone. "Stored" counts positions from 0 whose keys and values will be there once
+    every step planned so far has run.
+    """
+
+    def fits(self, length: int, longest_span: int) -> bool:
+        """Whether a sequence of `length` positions, run in spans of at most `longest_span`, could ever be served."""
+
+    def stored(self, id: Hashable) -> int:
+        """How many positions of the sequence are stored: the next span starts here. 0 for one never seen."""
+
+    def reserve(self, id: Hashable, end: int) -> bool:
+        """Make room so that positions [0, end) are stored after this step: all or nothing, False if there is none."""
+
+    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
+        """The sequence's block table, one tuple of pages a layer group; a snapshot."""
+
+    def release(self, id: Hashable) -> None:
+        """Forget the sequence and free its room. A sequence never seen is no mistake."""
+
+    def check(self) -> None:
+        """Assert that the books balance: tests call it after every step, the server when it is idle."""

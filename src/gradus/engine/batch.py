@@ -1,0 +1,28 @@
+"""A plan made ready for the device: flat tensors, and the few host numbers that an attention backend needs."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """The flat batch of one step: N tokens of S spans, one after the other. No Sequence, no Span.
+
+    token_ids, positions: [N] int64, on the model's device.
+    slots: the S spans' slots.
+    query_start: S + 1 offsets: span i is rows query_start[i] to query_start[i + 1].
+    starts, lengths: for each span the position of its first token, and the positions stored after this step.
+    tables: for each span its block table, one tuple of pages a layer group.
+    logits_rows: [R] int64, the rows that get logits; row_spans says whose they are.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: list[int]
+    query_start: list[int]
+    starts: list[int]
+    lengths: list[int]
+    tables: list[tuple[tuple[int, ...], ...]]
+    logits_rows: Tensor
+    row_spans: list[int]

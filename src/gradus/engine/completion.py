@@ -1,0 +1,42 @@
+"""What a caller gets back: deltas while a request runs, a completion for each sample when it ends. No torch here."""
+
+from dataclasses import dataclass
+
+from gradus.engine.sequence import Timings, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished sample.
+
+    prompt_index: which of the prompts given together; index: which of its n samples.
+    token_ids: everything generated, an ending stop token or the tokens of a stop string included.
+    text: those tokens as text, without stop string and control tokens.
+    finish_reason: "stop" (stop_reason: the token id or the string), "length", "cancelled", "timeout", or "error".
+    """
+
+    request_id: str
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: str
+    stop_reason: int | str | None
+    prompt_tokens: int
+    cached_tokens: int
+    timings: Timings
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new of one sample since its last delta. `text` is whole characters; it may lag behind `token_ids`."""
+
+    request_id: str
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    completion: Completion | None = None

@@ -1,0 +1,240 @@
+"""Text in, text out: a model, its tokenizer and an engine, for programs that own their loop.
+
+The engine knows token ids alone; what is text lives here: encoding prompts, decoding as tokens come, stop strings.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gradus.engine.completion import Completion, Delta
+from gradus.engine.engine import Engine, Metrics
+from gradus.engine.options import EngineOptions
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.sequence import Output
+from gradus.engine.transcript import Transcript
+from gradus.errors import ConfigError, RequestError
+from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
+from gradus.models.precision import Precision, resolve_device, resolve_precision
+
+Prompt = str | Sequence[int]
+
+log = logging.getLogger(__name__)
+
+
+class LLM:
+    """A model ready to generate.
+
+    model: a catalogue name, a folder, a `.gguf` file, a hub id, `random:<shape>`, or an opened Checkpoint.
+    phase: which phase of the course runs it ("p01"); None is the highest there is.
+    device: "auto" (a GPU if there is one), "cpu", "cuda".
+    dtype: "auto" (bfloat16 on a GPU; on a CPU whatever is measured to decode fastest), "float32", "bfloat16", "float16".
+    context_length: most tokens of prompt and output; None is what the model was made for.
+
+    Raises ConfigError or CheckpointError in one line. Not thread-safe: whoever owns the loop makes every call.
+    """
+
+    def __init__(
+        self,
+        model: "str | Checkpoint" = "smollm2-135m",
+        *,
+        phase: str | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        context_length: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        from gradus import phases
+
+        self.checkpoint = open_checkpoint(model, progress=progress) if isinstance(model, str) else model
+        self.config = self.checkpoint.config
+        self.tokenizer = self.checkpoint.tokenizer
+        self.phase = phase or phases.highest().name
+        build = phases.load(self.phase).build
+        self.device = resolve_device(device)
+        self.precision: Precision = resolve_precision(dtype, self.device, self.config)
+        self.limits = ModelLimits(
+            vocab_size=self.config.vocab_size,
+            context_length=_context(context_length, self.config.context_length),
+            eos_token_ids=_eos(self.checkpoint),
+        )
+        loaded = load_model(
+            self.checkpoint,
+            dtype=self.precision.activations,
+            device=self.device,
+            linear=self.precision.linear,
+            progress=progress,
+        )
+        self.engine: Engine = build(loaded, EngineOptions(self.limits))
+        self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
+        self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
+        self._numbers = itertools.count()
+
+    # -- whole answers ------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: "Prompt | Sequence[Prompt]",
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Run prompts (texts or token ids) to their end. `params`: one for all, one for each, or None for defaults.
+
+        Returns a flat list, prompt-major: prompt 0's n samples, then prompt 1's, … Raises RequestError before anything
+        runs if any prompt cannot be served.
+        """
+        completions = [delta.completion for delta in self._run(_as_list(prompts), params) if delta.completion]
+        return sorted(completions, key=lambda completion: (completion.prompt_index, completion.index))
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Run one prompt, yielding what is new as it comes; each sample's last delta carries its Completion.
+
+        Closing the iterator early cancels the request.
+        """
+        return self._run([prompt], params)
+
+    def chat(self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None) -> list[Completion]:
+        """Answer a conversation of {"role", "content"} messages through the model's own chat template."""
+        return self.generate(self.chat_prompt(messages), params)
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation, ready for the assistant's turn. Raises RequestError without a template."""
+        return self._need_tokenizer("messages").chat(messages)
+
+    # -- step by step -------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+        """Queue one prompt; returns the request's id. Raises RequestError, with nothing queued, if it can't be served."""
+        return self._submit(self._request(prompt, params or SamplingParams(), request_id), prompt_index=0)
+
+    def step(self) -> list[Delta]:
+        """One engine step over all requests. Returns what is new, a sample's deltas in their order."""
+        deltas, self._untaken = self._untaken + self._advance(), []
+        return deltas
+
+    def cancel(self, request_id: str, reason: str = "cancelled") -> list[Delta]:
+        """End a request now. Returns the last delta of each sample that had not ended; [] if there is none."""
+        return [self._deliver(output) for output in self.engine.cancel(request_id, reason=reason)]
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work or bool(self._untaken)
+
+    def metrics(self) -> Metrics:
+        return self.engine.metrics()
+
+    # -- how it is done -----------------------------------------------------------------------------------------------
+
+    def _run(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> Iterator[Delta]:
+        each = _params_of_each(params, len(prompts))
+        return self._drive([self._request(prompt, p) for prompt, p in zip(prompts, each, strict=True)])
+
+    def _drive(self, requests: list[Request]) -> Iterator[Delta]:
+        """Step until these requests have ended. What a step brings for others waits until they ask for it."""
+        ids = {request.id for request in requests}
+        left = sum(request.params.n for request in requests)
+        try:
+            for prompt_index, request in enumerate(requests):
+                self._submit(request, prompt_index)
+            while left:
+                if not any(delta.request_id in ids for delta in self._untaken):
+                    self._untaken += self._advance()
+                for delta in self._take(ids):
+                    left -= delta.completion is not None
+                    yield delta
+        finally:
+            if left:  # an error, or a caller who lost interest
+                for request_id in ids:
+                    self.cancel(request_id)
+                self._take(ids)
+
+    def _take(self, ids: set[str]) -> list[Delta]:
+        mine = [delta for delta in self._untaken if delta.request_id in ids]
+        self._untaken = [delta for delta in self._untaken if delta.request_id not in ids]
+        return mine
+
+    def _request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+        if isinstance(prompt, str):
+            prompt = self._need_tokenizer("prompt").encode(prompt)
+        if params.stop:
+            self._need_tokenizer("stop")
+        return Request.create(request_id or f"request-{next(self._numbers)}", prompt, params, self.limits)
+
+    def _submit(self, request: Request, prompt_index: int) -> str:
+        if request.id in self._transcripts:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
+        self.engine.submit(request)
+        token_bytes = self.tokenizer.token_bytes if self.tokenizer else None
+        self._transcripts[request.id] = {
+            index: Transcript(request, prompt_index, index, token_bytes) for index in range(request.params.n)
+        }
+        return request.id
+
+    def _advance(self) -> list[Delta]:
+        return [self._deliver(output) for output in self.engine.step()]
+
+    def _deliver(self, output: Output) -> Delta:
+        """One step's tokens as text. A stop string, or text that can't be decoded, ends the sample before its next step."""
+        samples = self._transcripts[output.request_id]
+        transcript = samples[output.index]
+        try:
+            delta = transcript.add(output)
+            if transcript.stopped and delta.completion is None:
+                delta = transcript.close(delta, self._end(output, "stop"))
+        except Exception as error:
+            log.exception("request %s: decoding failed", output.request_id)
+            delta = transcript.fail(self._end(output, "error", f"decoding failed: {type(error).__name__}"))
+        if delta.completion is not None:
+            del samples[output.index]
+            if not samples:
+                del self._transcripts[output.request_id]
+        return delta
+
+    def _end(self, output: Output, reason: str, error: str | None = None) -> Output:
+        """End the output's sequence in the engine; if it ended in this very step, only change what is said of it."""
+        last = next(iter(self.engine.cancel(output.request_id, output.index, reason)), output)
+        return replace(last, finish_reason=reason, error=error, tokens=output.tokens, logprobs=output.logprobs)
+
+    def _need_tokenizer(self, param: str) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{param}: model {self.checkpoint.name} came without a tokenizer; give the prompt as token ids",
+                param=param,
+                limit="token ids",
+            )
+        return self.tokenizer
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One text, or one list of token ids, is one prompt; a list of those is many."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        limit = f"one SamplingParams for all, or one for each of the {count} prompts"
+        raise RequestError(f"params must be {limit}, got {len(params)}", param="params", limit=limit, got=len(params))
+    return list(params)
+
+
+def _context(asked: int | None, most: int) -> int:
+    if asked is None:
+        return most
+    if not 2 <= asked <= most:
+        raise ConfigError(f"context_length must be between 2 and {most} (what the model was made for), got {asked}")
+    return asked
+
+
+def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """End-of-sequence tokens that the configuration or the tokenizer names."""
+    named = set(checkpoint.config.eos_token_ids)
+    if checkpoint.tokenizer is not None:
+        named |= set(checkpoint.tokenizer.eos_token_ids)
+    return tuple(sorted(token for token in named if token < checkpoint.config.vocab_size))

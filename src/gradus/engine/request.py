@@ -1,0 +1,236 @@
+"""What a caller asks for, checked once.
+
+`SamplingParams` checks everything that needs no model (types, ranges, sizes); `Request.create` adds what only the
+model knows (its vocabulary, its context) and resolves every default. Every front end goes through these two, so a
+request that exists is one that the engine can serve: nothing behind this file checks a field again. No torch here.
+"""
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gradus.errors import RequestError
+
+MAX_N = 16
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_SEED = 2**63 - 1
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Raises RequestError naming the field, its limit and what was given.
+
+    max_tokens: most tokens to generate; None means 256, or fewer where the context ends.
+    temperature: 0 is greedy (the default: reproducible, and the course's oracle); 1 samples the model's distribution.
+    top_k: sample among the k likeliest tokens (ties kept); 0 or -1 is off.
+    top_p: sample among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is off.
+    min_p: drop tokens less likely than min_p times the likeliest (Nguyen et al. 2024); 0 is off.
+    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output
+        (Keskar et al. 2019); 1 is off.
+    presence_penalty, frequency_penalty: subtracted once, or once per occurrence, for tokens in the output; 0 is off.
+    logit_bias: token id → value from -100 to 100, added to its logit.
+    seed: the tokens depend on it and on nothing else in the batch; None draws one.
+    n: independent samples of the prompt; sample i > 0 uses a seed derived from `seed` and i.
+    stop: strings that end the text; none of them is ever part of it.
+    stop_token_ids: tokens that end the sequence, beside the model's end-of-sequence tokens.
+    min_tokens: no stop token is sampled, and no stop string looked for, before that many tokens.
+    ignore_eos: the model's end-of-sequence tokens do not stop (`stop_token_ids` still do).
+    logprobs: report the log-probability of each token and of that many likeliest ones, from the model's own
+        distribution: before penalties, bias and temperature. None reports nothing.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, None)
+        self._set("temperature", _real("temperature", self.temperature, 0, 100))
+        _whole("top_k", self.top_k, -1, None)
+        self._set("top_p", _real("top_p", self.top_p, 0, 1, above=True))
+        self._set("min_p", _real("min_p", self.min_p, 0, 1))
+        self._set("repetition_penalty", _real("repetition_penalty", self.repetition_penalty, 0, 100, above=True))
+        self._set("presence_penalty", _real("presence_penalty", self.presence_penalty, -2, 2))
+        self._set("frequency_penalty", _real("frequency_penalty", self.frequency_penalty, -2, 2))
+        self._set("logit_bias", _bias(self.logit_bias))
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, MAX_SEED)
+        _whole("n", self.n, 1, MAX_N)
+        self._set("stop", _stop_strings(self.stop))
+        self._set("stop_token_ids", _stop_tokens(self.stop_token_ids))
+        _whole("min_tokens", self.min_tokens, 0, None)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+        if not isinstance(self.ignore_eos, bool):
+            raise _refuse("ignore_eos", "true or false", self.ignore_eos)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # the dataclass is frozen; this is its constructor speaking
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalized(self) -> bool:
+        """Whether sampling needs to know which tokens came before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a request must respect: token ids in [0, vocab_size), prompt and output within context_length tokens."""
+
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that can be served: token ids in, and every default resolved. Immutable."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    stop_ids: frozenset[int]
+
+    @classmethod
+    def create(cls, id: str, prompt: Iterable[int], params: SamplingParams, limits: ModelLimits) -> "Request":
+        """Check `prompt` and `params` against the model. Raises RequestError; nothing is queued or kept."""
+        tokens = _prompt(prompt, limits)
+        for token in params.stop_token_ids:
+            _whole("stop_token_ids", token, 0, limits.vocab_size - 1)
+        for token in params.logit_bias:
+            _whole("logit_bias", token, 0, limits.vocab_size - 1)
+        eos = () if params.ignore_eos else limits.eos_token_ids
+        return cls(
+            id=id,
+            prompt=tokens,
+            params=params,
+            max_tokens=_resolve_max_tokens(len(tokens), params, limits),
+            seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
+            stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+        )
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that prompt and output together can have."""
+        return len(self.prompt) + self.max_tokens
+
+    def seed_of(self, index: int) -> int:
+        """The seed of sample `index`: the request's own for the first, then 64-bit golden-ratio steps away from it."""
+        return (self.seed + index * 0x9E3779B97F4A7C15) % 2**64
+
+
+def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
+    if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
+        raise _refuse("prompt", "text or a list of token ids", prompt)
+    tokens = tuple(prompt)
+    if not tokens:
+        raise RequestError(
+            "prompt must have at least 1 token, got an empty one", param="prompt", limit="at least 1 token", got=0
+        )
+    for token in tokens:
+        _whole("prompt", token, 0, limits.vocab_size - 1, noun="token ids")
+    if len(tokens) >= limits.context_length:
+        most = limits.context_length - 1
+        raise RequestError(
+            f"prompt must have at most {most} tokens (context {limits.context_length}, one of them to generate), "
+            f"got {len(tokens)}",
+            param="prompt",
+            limit=f"at most {most} tokens",
+            got=len(tokens),
+        )
+    return tokens
+
+
+def _resolve_max_tokens(prompt_length: int, params: SamplingParams, limits: ModelLimits) -> int:
+    room = limits.context_length - prompt_length
+    where = f"(prompt {prompt_length} tokens, context {limits.context_length})"
+    if params.max_tokens is None:
+        if params.min_tokens > room:
+            raise _refuse("min_tokens", f"at most {room} {where}", params.min_tokens)
+        return max(min(DEFAULT_MAX_TOKENS, room), params.min_tokens)
+    if params.max_tokens > room:
+        raise _refuse("max_tokens", f"between 1 and {room} {where}", params.max_tokens)
+    return params.max_tokens
+
+
+def _refuse(param: str, limit: str, got: Any) -> RequestError:
+    shown = repr(got)
+    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    return RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+
+
+def _whole(param: str, value: Any, low: int, high: int | None, noun: str = "") -> int:
+    limit = f"a whole number, {low} or more" if high is None else f"a whole number between {low} and {high}"
+    limit = f"{noun}, each {limit}" if noun else limit
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        raise _refuse(param, limit, value)
+    return value
+
+
+def _real(param: str, value: Any, low: float, high: float, *, above: bool = False) -> float:
+    limit = f"a number above {low} and at most {high}" if above else f"a number between {low} and {high}"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _refuse(param, limit, value)
+    if not (low < value <= high if above else low <= value <= high) or not math.isfinite(value):
+        raise _refuse(param, limit, value)
+    return float(value) + 0.0  # turns -0.0 into 0.0
+
+
+def _bias(value: Any) -> Mapping[int, float]:
+    if not isinstance(value, Mapping):
+        raise _refuse("logit_bias", "an object of token id → number", value)
+    if len(value) > MAX_LOGIT_BIAS:
+        raise _refuse("logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(value))
+    bias: dict[int, float] = {}
+    for key, amount in value.items():
+        # JSON has no integer keys: there, and only there, a token id comes as its decimal digits
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
+        bias[_whole("logit_bias", token, 0, None, noun="token ids")] = _real("logit_bias", amount, -100, 100)
+    return MappingProxyType(bias)
+
+
+def _stop_strings(value: Any) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else value
+    limit = f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
+    if not isinstance(strings, list | tuple) or len(strings) > MAX_STOP_STRINGS:
+        raise _refuse("stop", limit, value)
+    for string in strings:
+        if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
+            raise _refuse("stop", limit, string)
+    return tuple(strings)
+
+
+def _stop_tokens(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MAX_STOP_TOKENS:
+        raise _refuse("stop_token_ids", f"a list of at most {MAX_STOP_TOKENS} token ids", value)
+    return tuple(_whole("stop_token_ids", token, 0, None, noun="token ids") for token in value)

@@ -1,0 +1,79 @@
+"""From a plan to tokens: lay the spans out flat, run the model once, sample the rows that were asked for."""
+
+from itertools import accumulate
+
+import torch
+
+from gradus.attention import AttentionBackend
+from gradus.engine.batch import Batch
+from gradus.engine.plan import Plan
+from gradus.engine.sampler import Row, Sampled, Sampler
+from gradus.engine.sequence import SpanResult
+from gradus.models import Model
+
+
+class ModelRunner:
+    """One model on one device, run eagerly. Knows no policy: the plan says what to run."""
+
+    def __init__(self, model: Model, attention: AttentionBackend, sampler: Sampler) -> None:
+        self.model = model
+        self.attention = attention
+        self.sampler = sampler
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> "StepResult":
+        for admission in plan.admissions:
+            self.sampler.admit(admission)
+        batch = lay_out(plan, self.model.device)
+        self.attention.prepare(batch)
+        hidden = self.model(batch.token_ids, batch.positions, self.attention)
+        logits = self.model.logits(hidden[batch.logits_rows])
+        return StepResult(len(plan.spans), batch.row_spans, self.sampler.sample(logits, sampled_rows(batch)))
+
+
+class StepResult:
+    """The tokens of a step, still on the device until `get`."""
+
+    def __init__(self, span_count: int, row_spans: list[int], sampled: Sampled) -> None:
+        self._span_count, self._row_spans, self._sampled = span_count, row_spans, sampled
+
+    def get(self) -> list[SpanResult]:
+        results = [SpanResult() for _ in range(self._span_count)]
+        for span, result in zip(self._row_spans, self._sampled.get(), strict=True):
+            results[span] = result
+        return results
+
+
+def lay_out(plan: Plan, device: torch.device) -> Batch:
+    """The plan's spans as one flat batch, in their order."""
+    spans = plan.spans
+    counts = [len(span.tokens) for span in spans]
+    query_start = [0, *accumulate(counts)]
+    # the last `logits` rows of each span
+    rows = [
+        (index, row)
+        for index, span in enumerate(spans)
+        for row in range(query_start[index + 1] - span.logits, query_start[index + 1])
+    ]
+    token_ids = [token for span in spans for token in span.tokens]
+    positions = [
+        position
+        for span, count in zip(spans, counts, strict=True)
+        for position in range(span.start, span.start + count)
+    ]
+    return Batch(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        slots=[span.slot for span in spans],
+        query_start=query_start,
+        starts=[span.start for span in spans],
+        lengths=[span.start + count for span, count in zip(spans, counts, strict=True)],
+        tables=[span.pages for span in spans],
+        logits_rows=torch.tensor([row for _, row in rows], device=device, dtype=torch.int64),
+        row_spans=[index for index, _ in rows],
+    )
+
+
+def sampled_rows(batch: Batch) -> list[Row]:
+    """For each row with logits: whose it is, and the position of the token that will be sampled from it."""
+    return [Row(slot=batch.slots[span], position=batch.lengths[span]) for span in batch.row_spans]

@@ -1,0 +1,36 @@
+"""Every mistake that a user can make, as one line: what, where, the limit, what to do.
+
+Whoever faces the user (the command line, the HTTP server) prints `str(error)` and nothing else; anything that is not
+a `GradusError` is a defect of ours and keeps its traceback.
+"""
+
+from typing import Any
+
+
+class GradusError(Exception):
+    """A mistake the user can mend. Its text is complete: no traceback is needed to act on it."""
+
+
+class ConfigError(GradusError):
+    """A configuration (a model's, a server's, a phase's name) that cannot be used."""
+
+
+class CheckpointError(GradusError):
+    """Weights that are missing, damaged, or do not fit the configuration. Names the file and the tensor."""
+
+
+class CapacityError(GradusError):
+    """The engine takes no more work just now; the same request may succeed later."""
+
+
+class RequestError(GradusError):
+    """A request that can never be served as it stands.
+
+    param: the field at fault; limit: what is allowed, in words; got: what came (shortened, safe to print).
+    """
+
+    def __init__(self, message: str, *, param: str, limit: str = "", got: Any = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.limit = limit
+        self.got = got

@@ -1,0 +1,97 @@
+"""The course: what each phase adds, which phases exist, and loading one by name.
+
+The phases live in the repository's `phases/` folder, which an editable install makes importable. They build on
+gradus, so gradus never imports them by name in its source: `load` does it at run time. No torch here.
+"""
+
+import re
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from gradus.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """One phase of the syllabus. hours: to read it, run it and do its exercises (an estimate)."""
+
+    title: str
+    idea: str
+    hours: float
+
+
+SYLLABUS: dict[int, Lesson] = {
+    0: Lesson("Baseline", "recompute everything for every token: the reference for tokens and for speed", 1.5),
+    1: Lesson("KV cache", "keep keys and values, so a token costs one row instead of the whole sequence", 2),
+    2: Lesson("Static batching", "read the weights once for several sequences, padded to one length", 2),
+    3: Lesson("Continuous batching", "a finished sequence leaves and a waiting one enters at every step", 3),
+    4: Lesson("Paged cache", "keys and values in small pages, handed out as they are needed", 4),
+    5: Lesson("Prefix cache", "share the pages of a common beginning through a radix tree", 4),
+    6: Lesson("Chunked prefill", "cut long prompts to a token budget, so they no longer stall the others", 3),
+    7: Lesson("Quantization", "fewer bits for each weight, with the loss of quality measured", 4),
+    8: Lesson("Speculative decoding", "guess several tokens, verify them in one pass, keep the same output", 4),
+    9: Lesson("Triton attention", "read the pages inside the kernel instead of gathering them first", 5),
+    10: Lesson("CUDA graphs and overlap", "prepare the next step while the GPU still runs this one", 4),
+    11: Lesson("Structured output", "mask the tokens that a JSON schema, regex or grammar does not allow", 3),
+    12: Lesson("Parallelism", "more than one GPU, more than one machine", 5),
+    13: Lesson("Serving", "all of it behind HTTP, under load and faults", 4),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseInfo:
+    """A phase that exists. name: "p01"; folder: "p01_kv_cache", also its module's name inside `phases`."""
+
+    name: str
+    number: int
+    folder: str
+    title: str
+    idea: str
+    path: Path
+
+
+def available() -> list[PhaseInfo]:
+    """The phases of this installation, in the course's order; [] where the repository is not there."""
+    root = _root()
+    if root is None:
+        return []
+    found = [(int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"p(\d\d)_\w+", path.name))]
+    return [_info(number, path) for number, path in sorted(found) if (path / "engine.py").is_file()]
+
+
+def highest() -> PhaseInfo:
+    """The phase that runs when none is named: the last one. Raises ConfigError when there is none."""
+    phases = available()
+    if not phases:
+        raise ConfigError(
+            "the phases are not installed: they live in the repository, so clone it and run pip install -e . inside"
+        )
+    return phases[-1]
+
+
+def load(name: str) -> ModuleType:
+    """The engine module of a phase, which has `build(model, options) -> Engine`.
+
+    name: "p01", or the folder's name. Raises ConfigError for a name that does not exist, listing those that do.
+    """
+    last = highest()
+    for phase in available():
+        if name in (phase.name, phase.folder):
+            return import_module(f"phases.{phase.folder}.engine")
+    names = ", ".join(phase.name for phase in available())
+    raise ConfigError(f"phase must be one of {names} (the default is {last.name}), got {name!r}")
+
+
+def _root() -> Path | None:
+    """The folder of the `phases` package, wherever the import system finds it."""
+    spec = find_spec("phases")
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _info(number: int, path: Path) -> PhaseInfo:
+    words = path.name.split("_", 1)[1].replace("_", " ")
+    lesson = SYLLABUS.get(number, Lesson(words.capitalize(), "not in the syllabus", 0))
+    return PhaseInfo(f"p{number:02}", number, path.name, lesson.title, lesson.idea, path)
