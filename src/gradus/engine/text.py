@@ -13,8 +13,8 @@ class TextStream:
 
     token_bytes: what a token adds to the text, as bytes (b"" for a control token). A character may span tokens; bytes
     that can never become one turn into U+FFFD.
-    stop: the first of these strings to appear ends the text just before it; looked for in what follows the first
-    `min_tokens` tokens.
+    stop: the first of these strings to be complete ends the text just before it; looked for in what follows the
+    first `min_tokens` tokens.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -53,9 +53,9 @@ class TextStream:
         if not self._stop:
             return text
         text = self._held + text
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
-            at, self.stop_reason = min(found)
+            _, at, self.stop_reason = min(found)  # complete first: so it does not matter how tokens cut the text
             self._held = ""
             return text[:at]
         keep = longest_beginning(text, self._stop)

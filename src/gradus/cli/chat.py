@@ -1,0 +1,147 @@
+"""`gradus chat`: a conversation, typed or piped in line by line."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from gradus.cli import options, terminal
+from gradus.cli.engine import open_llm
+from gradus.engine.completion import Completion
+from gradus.engine.request import SamplingParams
+from gradus.errors import RequestError
+
+if TYPE_CHECKING:
+    from gradus.engine.llm import LLM
+
+DEFAULT = SamplingParams()
+COMMANDS = "/reset forgets the conversation, /quit leaves, Ctrl-C cancels the current answer"
+
+
+def chat(
+    model: options.Model = options.DEFAULT_MODEL,
+    phase: options.Phase = None,
+    system: Annotated[str | None, Option(help="What the model is told before the conversation.")] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context_length: options.ContextLength = None,
+    max_tokens: options.MaxTokens = DEFAULT.max_tokens,
+    temperature: options.Temperature = DEFAULT.temperature,
+    top_k: options.TopK = DEFAULT.top_k,
+    top_p: options.TopP = DEFAULT.top_p,
+    min_p: options.MinP = DEFAULT.min_p,
+    repetition_penalty: options.RepetitionPenalty = DEFAULT.repetition_penalty,
+    seed: options.Seed = None,
+) -> int:
+    """Talk to a model. It remembers the conversation until /reset; /quit or Ctrl-D leaves, Ctrl-C cancels an answer.
+
+    Examples:
+
+      gradus chat
+      gradus chat --system "Answer in one sentence." --temperature 0.7
+      echo "What is a KV cache?" | gradus chat
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length)
+    conversation = Conversation(llm, params, system)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        terminal.print_note(f"{llm.checkpoint.name} on {llm.phase}. {COMMANDS}.")
+    for line in _lines(interactive):
+        match line.strip():
+            case "":
+                continue
+            case "/quit":
+                return 0
+            case "/reset":
+                conversation.reset()
+                terminal.print_note("the conversation starts anew")
+            case command if command.startswith("/"):
+                terminal.print_note(f"no such command: {command}. {COMMANDS}.")
+            case _:
+                _answer(conversation, line, interactive)
+    return 0
+
+
+def _lines(interactive: bool) -> Iterator[str]:
+    """What the user says, a line at a time, until end of file."""
+    if not interactive:
+        yield from sys.stdin
+        return
+    import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
+
+    while True:
+        try:
+            yield input("\n> ")
+        except EOFError:
+            return
+
+
+def _answer(conversation: "Conversation", text: str, interactive: bool) -> None:
+    """Show the answer as it comes. Someone who is there may mend a mistake; a script must fail on it."""
+    try:
+        completion = conversation.say(text.strip())
+    except RequestError as mistake:
+        if not interactive:
+            raise
+        terminal.print_mistake(f"{mistake} (/reset makes room)" if mistake.param == "prompt" else str(mistake))
+        return
+    terminal.print_text("\n")
+    if interactive or completion.finish_reason == "error":
+        terminal.print_note(terminal.statistics([completion]))
+
+
+class Conversation:
+    """The messages so far. A message that could not be answered is not among them."""
+
+    def __init__(self, llm: "LLM", params: SamplingParams, system: str | None = None) -> None:
+        self.llm = llm
+        self.params = params
+        self._opening = [{"role": "system", "content": system}] if system is not None else []
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = list(self._opening)
+
+    def say(self, text: str) -> Completion:
+        """Answer `text`, showing the answer as it comes. Ctrl-C ends it early; what was said until then is kept."""
+        asked = [*self.messages, {"role": "user", "content": text}]
+        request = self.llm.submit(self.llm.chat_prompt(asked), self.params)
+        with _interruptions() as interrupted:
+            completion = None
+            while completion is None:
+                deltas = self.llm.cancel(request) if interrupted.is_set() else self.llm.step()
+                for delta in deltas:
+                    terminal.print_text(delta.text)
+                    completion = delta.completion
+        self.messages = [*asked, {"role": "assistant", "content": completion.text}]
+        return completion
+
+
+@contextmanager
+def _interruptions() -> Iterator[threading.Event]:
+    """Ctrl-C sets this event instead of striking in the middle of an engine step; a second one strikes."""
+    asked = threading.Event()
+
+    def ask(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,144 @@
+"""`gradus generate`: one prompt, its text as it comes."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from gradus.cli import options, terminal
+from gradus.cli.engine import open_llm
+from gradus.engine.completion import Completion, Delta
+from gradus.engine.request import SamplingParams
+from gradus.errors import RequestError
+
+if TYPE_CHECKING:
+    from gradus.engine.llm import LLM
+
+DEFAULT = SamplingParams()
+
+
+def generate(
+    prompt: Annotated[str, Argument(help='The text to continue; "-" reads it from standard input.')],
+    model: options.Model = options.DEFAULT_MODEL,
+    phase: options.Phase = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context_length: options.ContextLength = None,
+    max_tokens: options.MaxTokens = DEFAULT.max_tokens,
+    temperature: options.Temperature = DEFAULT.temperature,
+    top_k: options.TopK = DEFAULT.top_k,
+    top_p: options.TopP = DEFAULT.top_p,
+    min_p: options.MinP = DEFAULT.min_p,
+    repetition_penalty: options.RepetitionPenalty = DEFAULT.repetition_penalty,
+    presence_penalty: options.PresencePenalty = DEFAULT.presence_penalty,
+    frequency_penalty: options.FrequencyPenalty = DEFAULT.frequency_penalty,
+    seed: options.Seed = None,
+    n: options.Samples = DEFAULT.n,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    stream: Annotated[
+        bool | None,
+        Option(
+            help="Show text as it comes, or when it is complete. With --json: one JSON object a line, as it comes. "
+            "By default a single text is streamed, JSON and several samples are not."
+        ),
+    ] = None,
+    json: options.Json = False,
+) -> int:
+    """Continue a text. The text goes to stdout, statistics to stderr.
+
+    Examples:
+
+      gradus generate "Once upon a time"
+      gradus generate "The three primary colors are" --max-tokens 40 --phase p00
+      gradus generate "A haiku about rain:" --temperature 0.8 --top-p 0.95 --seed 7 --n 3
+      gradus generate - < prompt.txt > answer.txt
+      gradus generate "2 + 2 =" --json | python -m json.tool
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        n=n,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    if stream and n > 1 and not json:
+        raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")
+    text = _read(prompt)
+    llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length)
+    deltas = llm.stream(text, params)
+    if json:
+        completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)
+    else:
+        completions = _stream_text(deltas) if stream is not False and n == 1 else _whole_text(deltas)
+        terminal.print_note(terminal.statistics(completions))
+    return 1 if any(completion.finish_reason == "error" for completion in completions) else 0
+
+
+def _read(prompt: str) -> str:
+    if prompt != "-":
+        return prompt
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"prompt: standard input is not UTF-8 ({error.reason} at byte {error.start})", param="prompt") from error
+
+
+def _stream_text(deltas: Iterable[Delta]) -> list[Completion]:
+    completions = []
+    for delta in deltas:
+        terminal.print_text(delta.text)
+        completions += _finished(delta)
+    terminal.print_text("\n")
+    return completions
+
+
+def _whole_text(deltas: Iterable[Delta]) -> list[Completion]:
+    completions = _collect(deltas)
+    for completion in completions:
+        heading = f"[{completion.index}] " if len(completions) > 1 else ""
+        terminal.print_text(f"{heading}{completion.text}\n")
+    return completions
+
+
+def _stream_json(deltas: Iterable[Delta]) -> list[Completion]:
+    """Lines {"index", "text", "token_ids"} as they come, and {"index", "completion"} where a sample ends."""
+    completions = []
+    for delta in deltas:
+        terminal.print_json({"index": delta.index, "text": delta.text, "token_ids": delta.token_ids}, lines=True)
+        for completion in _finished(delta):
+            completions.append(completion)
+            terminal.print_json(
+                {"index": delta.index, "completion": terminal.completion_json(completion)}, lines=True
+            )
+    return completions
+
+
+def _whole_json(llm: "LLM", deltas: Iterable[Delta]) -> list[Completion]:
+    completions = _collect(deltas)
+    terminal.print_json(
+        {
+            "model": llm.checkpoint.name,
+            "phase": llm.phase,
+            "completions": [terminal.completion_json(completion) for completion in completions],
+        }
+    )
+    return completions
+
+
+def _collect(deltas: Iterable[Delta]) -> list[Completion]:
+    finished = [completion for delta in deltas for completion in _finished(delta)]
+    return sorted(finished, key=lambda completion: completion.index)
+
+
+def _finished(delta: Delta) -> Iterator[Completion]:
+    if delta.completion is not None:
+        yield delta.completion

@@ -1,0 +1,76 @@
+"""What the terminal shows: results on stdout, everything about them (progress, statistics, mistakes) on stderr."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gradus.engine.completion import Completion
+
+
+def print_json(value: Any, *, lines: bool = False) -> None:
+    """One JSON document on stdout; with `lines`, on one line, flushed, so that documents can follow each other."""
+    print(json.dumps(value, indent=None if lines else 2), flush=True)
+
+
+def print_text(text: str) -> None:
+    """Text as it comes, at once. A terminal that lacks a character shows a substitute."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def print_note(text: str) -> None:
+    """A dim line on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_mistake(text: str) -> None:
+    """The one line that a mistake gets."""
+    print(f"gradus: {' '.join(text.split())}", file=sys.stderr)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False).print(table)
+
+
+def completion_json(completion: Completion) -> dict[str, Any]:
+    return asdict(completion) | {
+        "timings": asdict(completion.timings) | {"decode_tokens_per_s": completion.timings.decode_tokens_per_s}
+    }
+
+
+def statistics(completions: Sequence[Completion]) -> str:
+    """What a run was like, in one line."""
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    first = completions[0]
+    parts = [f"{first.prompt_tokens} prompt tokens", f"{tokens} generated"]
+    parts.append(", ".join(dict.fromkeys(_ending(completion) for completion in completions)))
+    if first.timings.ttft_s is not None:
+        parts.append(f"first token after {first.timings.ttft_s:.2f} s")
+    speeds = [speed for completion in completions if (speed := completion.timings.decode_tokens_per_s)]
+    if speeds:
+        parts.append(f"{sum(speeds):.1f} tok/s")
+    return " · ".join(parts)
+
+
+def _ending(completion: Completion) -> str:
+    match completion.finish_reason:
+        case "stop" if isinstance(completion.stop_reason, str):
+            return f"stopped at {completion.stop_reason!r}"
+        case "stop":
+            return "stopped by the model"
+        case "length":
+            return "stopped at the length limit"
+        case reason:
+            return f"{reason}: {completion.error}" if completion.error else reason

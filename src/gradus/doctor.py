@@ -1,0 +1,300 @@
+"""What this machine can do with Gradus: every check is really run, and each one that fails says what to do about it.
+
+A check returns what it saw. Raising is failing: the exception's text becomes the detail, the check's remedy the advice.
+No torch is imported before the check that imports it.
+"""
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+OK, NOTE, WARNING, FAILED = "ok", "note", "warning", "failed"
+
+INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
+PACKAGES = (
+    "torch", "triton", "numpy", "tokenizers", "safetensors", "gguf",
+    "huggingface-hub", "jinja2", "fastapi", "uvicorn", "typer", "rich",
+)  # fmt: skip
+FREE_DISK_WANTED = 2 * 2**30
+SERVER_PORT = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's result.
+
+    status: "ok"; "note" (absent, and fine without); "warning" (something will not work); "failed" (nothing will).
+    advice: what to do about it, empty when all is well.
+    """
+
+    name: str
+    status: str
+    detail: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    hardware: dict[str, str]
+    versions: dict[str, str]
+    findings: list[Finding]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything essential works."""
+        return not any(finding.status == FAILED for finding in self.findings)
+
+
+def examine() -> Report:
+    """Run every check, in an order in which the cause comes before what it breaks."""
+    install = "pip install -c constraints.txt -e . installs it"
+    findings = [
+        _check("python", FAILED, _python, "use Python 3.11 or 3.12"),
+        _check("torch", FAILED, _torch, install),
+        _check("tokenizers", FAILED, _tokenizers, install),
+        _check("safetensors", FAILED, _safetensors, install),
+        _check("gguf", WARNING, _gguf, f"{install}; GGUF files need it"),
+        _check("web server", WARNING, _web_server, f"{install}; gradus serve needs it"),
+        _check("GPU", NOTE, _gpu, "small models need none; for larger ones install a CUDA build of torch"),
+        _check("triton", NOTE, _triton, "only GPU kernels need it; a CUDA build of torch brings it along"),
+        _check("phases", FAILED, _phases, "clone the repository and run pip install -e . inside it"),
+        _check("model cache", WARNING, _model_cache, "free some space, or name another folder in GRADUS_HOME"),
+        _check("models", WARNING, _models, "gradus pull smollm2-135m"),
+        _check(f"port {SERVER_PORT}", WARNING, _port, "stop what listens there, or serve with --port 8001"),
+        *unsafe_settings(os.environ),
+    ]
+    return Report(hardware(), versions(), findings)
+
+
+def _check(name: str, severity: str, look: Callable[[], str], remedy: str) -> Finding:
+    """Run one check. severity: the status of its failure."""
+    try:
+        return Finding(name, OK, look())
+    except Exception as error:
+        detail = " ".join(str(error).split()) or type(error).__name__
+        return Finding(name, severity, detail, remedy)
+
+
+# -- what the machine is -------------------------------------------------------------------------------------------------
+
+
+def hardware() -> dict[str, str]:
+    flags = _cpu_info("flags") or _cpu_info("Features")
+    sets = [name for name in INSTRUCTION_SETS if name in flags.split()]
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _cpu_info("model name") or platform.processor() or "unknown",
+        "cores": str(usable_cores()),
+        "instruction sets": " ".join(sets) or "unknown",
+        "memory": _memory(),
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: _installed(name) for name in PACKAGES}
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which in a container or under taskset are fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_info(field: str) -> str:
+    """The first value of a field of /proc/cpuinfo; "" where there is none."""
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    return ""
+
+
+def _memory() -> str:
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return "unknown"
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in path.read_text().splitlines()}
+    text = f"{kib['MemTotal'] / 2**20:.1f} GiB, {kib['MemAvailable'] / 2**20:.1f} available"
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container's own, smaller bound
+    if limit.exists() and (value := limit.read_text().strip()).isdigit():
+        text += f", limited to {int(value) / 2**30:.1f}"
+    return text
+
+
+# -- what works ----------------------------------------------------------------------------------------------------------
+
+
+def _python() -> str:
+    if not (3, 11) <= sys.version_info < (3, 13):
+        raise RuntimeError(f"Python {platform.python_version()} is not supported")
+    return f"{platform.python_version()} at {sys.executable}"
+
+
+def _torch() -> str:
+    import torch
+
+    single, half = _matmul_gflops(torch.float32), _matmul_gflops(torch.bfloat16)
+    return (
+        f"{torch.__version__}, {torch.get_num_threads()} threads, "
+        f"a 512 × 512 product at {single:.0f} GFLOP/s in float32, {half:.0f} in bfloat16"
+    )
+
+
+def _matmul_gflops(dtype: "torch.dtype", size: int = 512) -> float:
+    """Billions of floating-point operations a second of a square product. Raises if the product is wrong."""
+    import torch
+
+    identity, matrix = torch.eye(size, dtype=dtype), torch.rand(size, size).to(dtype)
+    if not torch.equal(identity @ matrix, matrix):  # also the warm-up
+        raise RuntimeError(f"torch multiplies {dtype} matrices wrongly on this processor")
+    repeats, start = 5, time.perf_counter()
+    for _ in range(repeats):
+        identity @ matrix
+    return repeats * 2 * size**3 / (time.perf_counter() - start) / 1e9
+
+
+def _tokenizers() -> str:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    if tokenizer.encode("b a b").ids != [1, 0, 1]:
+        raise RuntimeError("tokenizers encodes wrongly")
+    return f"{tokenizers.__version__} encodes"
+
+
+def _safetensors() -> str:
+    import numpy
+    from safetensors.numpy import load, save
+
+    if load(save({"x": numpy.arange(3)}))["x"].tolist() != [0, 1, 2]:
+        raise RuntimeError("safetensors reads something else than it wrote")
+    return "reads what it wrote"
+
+
+def _gguf() -> str:
+    import numpy
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    values = numpy.linspace(-1, 1, 32, dtype=numpy.float32)
+    error = abs(dequantize(quantize(values, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0) - values).max()
+    if error > 0.01:
+        raise RuntimeError(f"Q8_0 values come back {error:.2g} off")
+    return "reads quantized values"
+
+
+def _web_server() -> str:
+    return f"fastapi {import_module('fastapi').__version__}, uvicorn {import_module('uvicorn').__version__}"
+
+
+def _gpu() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("no CUDA GPU that torch can use")
+    names = []
+    for index in range(torch.cuda.device_count()):
+        ones = torch.ones(64, 64, device=f"cuda:{index}")
+        if (ones @ ones).sum().item() != 64**3:
+            raise RuntimeError(f"GPU {index} multiplies matrices wrongly")
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        names.append(
+            f"{properties.name} (sm_{properties.major}{properties.minor}, "
+            f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free)"
+        )
+    return f"{', '.join(names)}; CUDA {torch.version.cuda}"
+
+
+def _triton() -> str:
+    return f"triton {import_module('triton').__version__}"
+
+
+def _phases() -> str:
+    from gradus import phases
+
+    last = phases.highest()
+    phases.load(last.name)
+    return f"{', '.join(phase.name for phase in phases.available())}; {last.name} is the default"
+
+
+def _model_cache() -> str:
+    from gradus.loading import cache_folder
+
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".doctor-{os.getpid()}"
+    probe.write_text("writable")
+    probe.unlink()
+    free = shutil.disk_usage(folder).free
+    if free < FREE_DISK_WANTED:
+        raise RuntimeError(f"{folder} has only {free / 2**30:.1f} GiB free")
+    return f"{folder} is writable, {free / 2**30:.0f} GiB free"
+
+
+def _models() -> str:
+    from gradus.loading import CATALOGUE
+
+    pulled = [name for name, entry in CATALOGUE.items() if entry.pulled]
+    if not pulled:
+        raise RuntimeError("no model is pulled yet")
+    return f"{', '.join(pulled)} pulled"
+
+
+def _port() -> str:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", SERVER_PORT))
+    return "free"
+
+
+# -- what is unsafe ------------------------------------------------------------------------------------------------------
+
+
+def unsafe_settings(environment: Mapping[str, str]) -> list[Finding]:
+    """Each setting of this process that weakens a protection, named. A safe machine has none."""
+    findings = []
+    if environment.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in ("1", "true", "y", "yes"):
+        findings.append(
+            _unsafe("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set: torch would run code from .bin files", "unset it")
+        )
+    if not __debug__:
+        findings.append(_unsafe("assertions are off (python -O or PYTHONOPTIMIZE): no invariant is checked", "unset it"))
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        findings.append(_unsafe("this runs as root: a fault would have the whole machine", "use an ordinary user"))
+    folder = _shared_folder()
+    if folder is not None:
+        findings.append(_unsafe(f"{folder}: other users may replace the models in it", f"chmod go-w {folder}"))
+    return findings or [Finding("unsafe settings", OK, "none")]
+
+
+def _shared_folder() -> Path | None:
+    """The model cache, if someone else may write to it."""
+    from gradus.loading import cache_folder
+
+    folder = cache_folder()
+    return folder if folder.exists() and folder.stat().st_mode & 0o022 else None
+
+
+def _unsafe(detail: str, advice: str) -> Finding:
+    return Finding("unsafe setting", WARNING, detail, advice)

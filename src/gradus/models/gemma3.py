@@ -1,0 +1,137 @@
+"""Gemma 3's text model (Gemma Team 2025): most layers look only a window back, and every sixth sees everything.
+
+Only the layers that see everything need a KV cache as long as the context: the point of the design. The two kinds
+have rotary tables of their own: short wavelengths where distances are short. Beside Llama: queries and keys are
+normalized (as in Qwen3), what attention and the MLP add is normalized before it is added (four norms a layer),
+embeddings are scaled by sqrt(D), and a configuration may cap the logits softly.
+
+Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradus.attention import Attention
+from gradus.models.config import ModelConfig
+from gradus.models.layers import ACTIVATIONS, Embedding, LinearFactory, Model, RMSNorm
+from gradus.models.rope import RotaryTable, Rotation, rotate
+from gradus.models.weights import OnePlus, Source
+
+# Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, here, as the file is read.
+WEIGHTS: dict[str, Source] = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "layers.{}.attention_norm.weight": OnePlus("model.layers.{}.input_layernorm.weight"),
+    "layers.{}.qkv.weight": (
+        "model.layers.{}.self_attn.q_proj.weight",
+        "model.layers.{}.self_attn.k_proj.weight",
+        "model.layers.{}.self_attn.v_proj.weight",
+    ),
+    "layers.{}.qkv.bias": (
+        "model.layers.{}.self_attn.q_proj.bias",
+        "model.layers.{}.self_attn.k_proj.bias",
+        "model.layers.{}.self_attn.v_proj.bias",
+    ),
+    "layers.{}.q_norm.weight": OnePlus("model.layers.{}.self_attn.q_norm.weight"),
+    "layers.{}.k_norm.weight": OnePlus("model.layers.{}.self_attn.k_norm.weight"),
+    "layers.{}.output.weight": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.{}.output.bias": "model.layers.{}.self_attn.o_proj.bias",
+    "layers.{}.attention_out_norm.weight": OnePlus("model.layers.{}.post_attention_layernorm.weight"),
+    "layers.{}.mlp_norm.weight": OnePlus("model.layers.{}.pre_feedforward_layernorm.weight"),
+    "layers.{}.gate_up.weight": ("model.layers.{}.mlp.gate_proj.weight", "model.layers.{}.mlp.up_proj.weight"),
+    "layers.{}.down.weight": "model.layers.{}.mlp.down_proj.weight",
+    "layers.{}.mlp_out_norm.weight": OnePlus("model.layers.{}.post_feedforward_layernorm.weight"),
+    "norm.weight": OnePlus("model.norm.weight"),
+    "head.weight": "lm_head.weight",
+}
+
+
+class Norm(RMSNorm):
+    """RMSNorm in float32 throughout: 1 + weight would lose the small weights' digits in a narrower type."""
+
+    def __init__(self, width: int, eps: float, device: torch.device | str) -> None:
+        super().__init__(width, eps, torch.float32, device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float()).to(x.dtype)
+
+
+class Block(nn.Module):
+    """One layer: attention, local or global, then an MLP; each normalized before and after, and added."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        hidden, head_dim, eps = config.hidden_size, config.head_dim, config.norm_eps
+        q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        self.index, self.head_dim = index, head_dim
+        self.sections = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        self.activation = ACTIVATIONS[config.activation]
+
+        self.attention_norm = Norm(hidden, eps, device)
+        self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
+        self.q_norm, self.k_norm = Norm(head_dim, eps, device), Norm(head_dim, eps, device)
+        self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.attention_out_norm = Norm(hidden, eps, device)
+        self.mlp_norm = Norm(hidden, eps, device)
+        self.gate_up = linear(hidden, (config.intermediate_size,) * 2, config.mlp_bias, dtype, device)
+        self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.mlp_out_norm = Norm(hidden, eps, device)
+
+    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        x = x + self.attention_out_norm(self.attend(self.attention_norm(x), rotation, attention))
+        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+
+    def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [N, Hq + Hkv + Hkv, Dh]
+        q, k, v = heads.split(self.sections, dim=1)
+        q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
+        out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
+        return self.output(out.flatten(1))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [N, F] each
+        return self.down(self.activation(gate) * up)
+
+
+class Gemma3(Model):
+    """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
+
+    weights = WEIGHTS
+    renamed = {  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
+        "model.language_model.": "model.",
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+    }
+    ignored = (*Model.ignored, r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+
+    def __init__(
+        self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.config = config
+        head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+        tied = head if config.tie_embeddings else None
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        # Gemma was trained with this factor in the weights' type: for D = 1152, 34 in bfloat16 and not 33.94.
+        self.embedding_scale = torch.tensor(config.hidden_size**0.5, dtype=self.embedding.weight.dtype).item()
+        assert config.rope is not None and config.local_rope is not None
+        self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
+        self.local_rope = RotaryTable(config.local_rope, config.head_dim, config.context_length, dtype, device)
+        self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
+        self.norm = Norm(config.hidden_size, config.norm_eps, device)
+        self.head = head
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.embedding(token_ids) * self.embedding_scale
+
+    def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        everywhere, nearby = self.rope(positions), self.local_rope(positions)
+        for layer in self.layers:
+            x = layer(x, nearby if layer.local else everywhere, attention)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits, cap = super().logits(hidden), self.config.final_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

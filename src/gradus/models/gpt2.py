@@ -1,0 +1,99 @@
+"""GPT-2 (Radford et al. 2019): the decoder at its plainest, and the one to read first.
+
+A token's row starts as the sum of what it is (token embedding) and where it is (position embedding). Every layer adds
+two things to it: what attention gathered from the tokens before it, and what an MLP made of that. Each reads a
+normalized copy (LayerNorm before, not after), so the row itself runs from bottom to top unhindered: the residual
+stream. At the top, the rows that the embedding knows best by dot product are the likeliest next tokens.
+
+Shapes: N tokens, D hidden_size, H heads, Dh = D / H, F = 4 D, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gradus.attention import Attention
+from gradus.models.config import ModelConfig
+from gradus.models.layers import ACTIVATIONS, Embedding, LinearFactory, Model
+from gradus.models.weights import Source, Transposed
+
+# GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as everybody else's.
+WEIGHTS: dict[str, Source] = {
+    "token_embedding.weight": "wte.weight",
+    "position_embedding.weight": "wpe.weight",
+    "layers.{}.attention_norm.weight": "h.{}.ln_1.weight",
+    "layers.{}.attention_norm.bias": "h.{}.ln_1.bias",
+    "layers.{}.qkv.weight": Transposed("h.{}.attn.c_attn.weight"),
+    "layers.{}.qkv.bias": "h.{}.attn.c_attn.bias",
+    "layers.{}.output.weight": Transposed("h.{}.attn.c_proj.weight"),
+    "layers.{}.output.bias": "h.{}.attn.c_proj.bias",
+    "layers.{}.mlp_norm.weight": "h.{}.ln_2.weight",
+    "layers.{}.mlp_norm.bias": "h.{}.ln_2.bias",
+    "layers.{}.up.weight": Transposed("h.{}.mlp.c_fc.weight"),
+    "layers.{}.up.bias": "h.{}.mlp.c_fc.bias",
+    "layers.{}.down.weight": Transposed("h.{}.mlp.c_proj.weight"),
+    "layers.{}.down.bias": "h.{}.mlp.c_proj.bias",
+    "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+    "head.weight": "lm_head.weight",
+}
+
+
+class Block(nn.Module):
+    """One layer: look around (attention), then think (MLP), each added to what came in."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.index, self.num_heads = index, config.num_heads
+        self.activation = ACTIVATIONS[config.activation]
+
+        self.attention_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
+        self.qkv = linear(hidden, (hidden, hidden, hidden), config.attention_bias, dtype, device)
+        self.output = linear(hidden, (hidden,), config.attention_output_bias, dtype, device)
+        self.mlp_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
+        self.up = linear(hidden, (config.intermediate_size,), config.mlp_bias, dtype, device)
+        self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+
+    def forward(self, x: Tensor, attention: Attention) -> Tensor:
+        x = x + self.attend(self.attention_norm(x), attention)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def attend(self, x: Tensor, attention: Attention) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [N, 3, H, Dh]
+        q, k, v = heads.unbind(1)  # [N, H, Dh] each
+        out = attention.attend(self.index, q, k, v)  # [N, H, Dh]
+        return self.output(out.flatten(1))  # the heads side by side again: [N, D]
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))  # [N, D] → [N, F] → [N, D]
+
+
+class GPT2(Model):
+    """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
+
+    weights = WEIGHTS
+    renamed = {"transformer.": ""}  # OpenAI's files have no prefix, files saved by transformers have this one
+    ignored = (r"^h\.\d+\.attn\.(masked_)?bias$",)  # the causal mask, which early files stored as if it were a weight
+
+    def __init__(
+        self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.config = config
+        head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+        tied = head if config.tie_embeddings else None
+        self.token_embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        self.position_embedding = Embedding(config.context_length, config.hidden_size, dtype, device)
+        self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
+        self.head = head
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.token_embedding(token_ids) + self.position_embedding(positions)
+
+    def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        for layer in self.layers:  # positions were added at the start: the layers need them no more
+            x = layer(x, attention)
+        return x

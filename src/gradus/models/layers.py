@@ -1,0 +1,151 @@
+"""The parts that models are built from: linear layers, embeddings, norms, and what a model is as a whole.
+
+Nothing here knows of requests, caches, phases or batches: rows of tokens go in, rows of tokens come out. Weights are
+allocated but not initialized; `gradus.models.weights` fills them from a checkpoint, `randomize` with noise.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradus.attention import Attention
+from gradus.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from gradus.models.weights import Source
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b, for one matrix or several that read the same input.
+
+    out_features is a tuple: (q, k, v) is one fused product whose output is the three side by side, [N, q + k + v].
+    One large product is faster than three small ones, and at one row a step it is read from memory in one stream.
+
+    To store weights in another way (narrower, packed, sharded), subclass: override `assign`, which receives them, and
+    `forward`, which takes and returns the activations' dtype. `dtype` is the activations' dtype; what the weights are
+    kept in is the subclass's business. No model file changes, and none assumes that `weight` has x's dtype.
+    """
+
+    weight: Tensor  # [sum(out_features), in_features]
+    bias: Tensor | None  # [sum(out_features)]
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
+        rows = sum(out_features)
+        self.weight = parameter((rows, in_features), dtype, device)
+        self.bias = parameter((rows,), dtype, device) if bias else None
+
+    def assign(self, name: str, start: int, value: Tensor) -> None:
+        """Take rows start, start + 1, … of `name` ("weight" or "bias"): floating point, on any device."""
+        getattr(self, name)[start : start + value.shape[0]].copy_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class LinearFactory(Protocol):
+    """Makes every matrix of a model. `Linear` itself is one; quantization and parallelism bring others."""
+
+    def __call__(
+        self, in_features: int, out_features: tuple[int, ...], bias: bool, dtype: torch.dtype, device: torch.device | str
+    ) -> Linear: ...
+
+
+class Embedding(nn.Module):
+    """A row a token: [N] ids → [N, D] in `dtype`.
+
+    shared: with tied embeddings, the output head. Its matrix [V, D] is the very table to look up here, so where the
+    head keeps one in floating point, both hold the same tensor and it costs memory once. A head that keeps something
+    else (integers, packed blocks) cannot be read by row; the table is then a copy of its own.
+    """
+
+    def __init__(
+        self, rows: int, width: int, dtype: torch.dtype, device: torch.device | str, shared: Linear | None = None
+    ) -> None:
+        super().__init__()
+        self.dtype = dtype
+        table = getattr(shared, "weight", None)
+        readable = isinstance(table, Tensor) and table.shape == (rows, width) and table.is_floating_point()
+        self.weight = table if readable else parameter((rows, width), dtype, device)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight).to(self.dtype)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, over the last dimension (Zhang and Sennrich 2019): LayerNorm without mean and bias."""
+
+    def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = parameter((width,), dtype, device)
+        self.root_width = width**0.5
+        self.register_buffer("floor", torch.tensor((width * eps) ** 0.5, device=device), persistent=False)
+
+    floor: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_cpu or x.dtype != torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel on a GPU
+        # On a CPU that is six kernels a call, and at one row a step what counts is their number. The same in four:
+        # sqrt(mean(x²) + eps) = sqrt(|x|² + D·eps) / sqrt(D), and hypot(a, b) is sqrt(a² + b²). 14 µs becomes 8 µs,
+        # twice a layer: 3 % of a decode step of a 135M model.
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
+        return torch.addcdiv(self.zero, x * self.weight, length, value=self.root_width)
+
+
+def parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
+    """Memory for weights: not initialized, and without gradients, since nothing is trained here."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+class Model(nn.Module):
+    """A decoder in three parts: embed, layers, logits; `forward` is the first two and the final norm.
+
+    All are flat: N tokens of however many sequences, a position each, and no batch dimension and no mask. Who may see
+    whom, and where keys and values are kept, is `attention`'s business alone.
+    """
+
+    config: ModelConfig
+    layers: nn.ModuleList
+    norm: nn.Module
+    head: Linear
+
+    weights: ClassVar[Mapping[str, "Source"]]  # our parameter → the checkpoint's tensors, `{}` being the layer
+    renamed: ClassVar[Mapping[str, str]] = {}  # other spellings of a name's beginning → the one in `weights`
+    ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)  # patterns of tensors nobody needs
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """[N], [N] → [N, D]: what enters the first layer."""
+        raise NotImplementedError
+
+    def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """[N, D] → [N, D] through `self.layers`: on its own, one stage of a pipeline."""
+        raise NotImplementedError
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """token_ids, positions: [N] int64. Returns the normed hidden states [N, D]."""
+        x = self.embed(token_ids, positions)
+        x = self.run_layers(x, positions, attention)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, D] → [R, V] float32: hidden states of the wanted rows only, for the head is the largest matrix."""
+        return self.head(hidden).float()

@@ -1,0 +1,108 @@
+"""Llama (Touvron et al. 2023), and with it Mistral and SmolLM2: the decoder that most open models are variations of.
+
+Beside GPT-2: RMSNorm for LayerNorm, rotary positions for learned ones, a gated MLP, no biases, and grouped-query
+attention, in which several query heads share one key and value head, so that the KV cache is that much smaller.
+
+Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gradus.attention import Attention
+from gradus.models.config import ModelConfig
+from gradus.models.layers import ACTIVATIONS, Embedding, Linear, LinearFactory, Model, RMSNorm
+from gradus.models.rope import RotaryTable, Rotation, rotate
+from gradus.models.weights import Source
+
+WEIGHTS: dict[str, Source] = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "layers.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",
+    "layers.{}.qkv.weight": (
+        "model.layers.{}.self_attn.q_proj.weight",
+        "model.layers.{}.self_attn.k_proj.weight",
+        "model.layers.{}.self_attn.v_proj.weight",
+    ),
+    "layers.{}.qkv.bias": (
+        "model.layers.{}.self_attn.q_proj.bias",
+        "model.layers.{}.self_attn.k_proj.bias",
+        "model.layers.{}.self_attn.v_proj.bias",
+    ),
+    "layers.{}.output.weight": "model.layers.{}.self_attn.o_proj.weight",
+    "layers.{}.output.bias": "model.layers.{}.self_attn.o_proj.bias",
+    "layers.{}.mlp_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    "layers.{}.gate_up.weight": ("model.layers.{}.mlp.gate_proj.weight", "model.layers.{}.mlp.up_proj.weight"),
+    "layers.{}.gate_up.bias": ("model.layers.{}.mlp.gate_proj.bias", "model.layers.{}.mlp.up_proj.bias"),
+    "layers.{}.down.weight": "model.layers.{}.mlp.down_proj.weight",
+    "layers.{}.down.bias": "model.layers.{}.mlp.down_proj.bias",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+
+
+class Block(nn.Module):
+    """One layer: look around (attention), then think (MLP), each added to what came in."""
+
+    def __init__(
+        self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        self.index, self.head_dim = index, head_dim
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.activation = ACTIVATIONS[config.activation]
+
+        self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
+        self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
+        self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
+        self.gate_up = linear(hidden, (config.intermediate_size,) * 2, config.mlp_bias, dtype, device)
+        self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+
+    def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        x = x + self.attend(self.attention_norm(x), rotation, attention)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [N, Hq + Hkv + Hkv, Dh]
+        qk, v = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = rotate(qk, rotation).split((self.num_heads, self.num_kv_heads), dim=1)  # values carry no position
+        out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
+        return self.output(out.flatten(1))  # [N, Hq * Dh] → [N, D]
+
+    def mlp(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [N, F] each
+        return self.down(self.activation(gate) * up)  # the gate decides how much of each feature passes
+
+
+class Llama(Model):
+    """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
+
+    weights = WEIGHTS
+    block: type[Block] = Block
+
+    def __init__(
+        self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.config = config
+        head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+        tied = head if config.tie_embeddings else None
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        assert config.rope is not None
+        self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
+        self.layers = nn.ModuleList(
+            self.block(config, index, linear, dtype, device) for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, dtype, device)
+        self.head = head
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.embedding(token_ids)  # positions come in by rotation, inside the layers
+
+    def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        rotation = self.rope(positions)  # the same for all layers
+        for layer in self.layers:
+            x = layer(x, rotation, attention)
+        return x

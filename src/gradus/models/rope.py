@@ -1,0 +1,65 @@
+"""Rotary position embedding (Su et al. 2021): a token's position as an angle.
+
+A head's values are Dh/2 pairs, and pair i turns by position × frequency[i]. A dot product of two turned vectors
+depends on the difference of their angles, so attention sees how far apart two tokens are, and a cached key never has
+to be touched again when more tokens come.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from gradus.models.config import LinearScaling, Llama3Scaling, Rope
+
+Rotation = tuple[Tensor, Tensor]  # cos and signed sin of each token's angles, [N, 1, Dh] each
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn every head of every token by the token's angles. x: [N, H, Dh].
+
+    Value i is paired with value i + Dh/2 (the "rotate-half" layout of Hugging Face checkpoints):
+    out[i] = x[i] cos - x[i + Dh/2] sin, out[i + Dh/2] = x[i + Dh/2] cos + x[i] sin.
+    """
+    cos, signed_sin = rotation
+    partner = x.roll(x.shape[-1] // 2, dims=-1)  # both halves change places: each value's partner
+    return torch.addcmul(x * cos, partner, signed_sin)
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of every position's angles, worked out once; a step looks its own positions up for all layers."""
+
+    table: Tensor  # [context_length, Dh]: cosines, then sines
+
+    def __init__(
+        self, rope: Rope, head_dim: int, context_length: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        positions = torch.arange(context_length, dtype=torch.float32, device=device)
+        angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
+        self.register_buffer("table", torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype), persistent=False)
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """[N] → the rotation of each of these tokens, in the layout that `rotate` takes."""
+        cos, sin = self.table[positions].unsqueeze(1).chunk(2, dim=-1)  # [N, 1, Dh/2] each
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """[Dh/2] radians a token: a geometric series from 1 down to almost 1 / theta, scaled to longer contexts."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    match rope.scaling:
+        case None:
+            return plain
+        case LinearScaling(factor):
+            return plain / factor
+        case Llama3Scaling() as scaling:
+            return _llama3(plain, scaling)
+
+
+def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Keep the fast rotations, which tell neighbors apart, and slow the others down, which tell far from near."""
+    turns = scaling.original_context * plain / (2 * math.pi)  # how often each pair turns within the trained context
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # 1: fast, unchanged; 0: slow, divided by factor; blended between
+    return kept * plain + (1 - kept) * plain / scaling.factor

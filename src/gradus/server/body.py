@@ -1,0 +1,138 @@
+"""From a stranger's bytes to JSON: read no more than the limit, wait no longer than the limit, accept nothing odd.
+
+`json.loads` is generous: it takes NaN, keeps the last of two equal keys, lets half a surrogate pair into a string that
+nothing can encode again, and recurses as deep as it is told to. Each of these has crashed or confused a server; here
+each is a 400 that says what is wrong.
+"""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from gradus.errors import RequestError
+
+MAX_JSON_DEPTH = 64
+
+
+class BodyError(RequestError):
+    """A body that is refused before it is understood. `status` is the HTTP status to refuse it with."""
+
+    def __init__(self, message: str, status: int, *, limit: str = "", got: Any = None) -> None:
+        super().__init__(message, param="body", limit=limit, got=got)
+        self.status = status
+
+
+async def read_json(request: Request, *, max_bytes: int, timeout: float) -> Any:
+    """The request's body as JSON. Raises BodyError (400, 408, 413, 415), or ClientDisconnect."""
+    _check_headers(request, max_bytes)
+    try:
+        async with asyncio.timeout(timeout):
+            body = await _read(request, max_bytes)
+    except TimeoutError:
+        raise BodyError(f"the body did not arrive within {timeout:g} s", 408, limit=f"{timeout:g} s") from None
+    return strict_json(body)
+
+
+def _check_headers(request: Request, max_bytes: int) -> None:
+    """Refuse by the headers alone, before a byte of the body is read."""
+    kind, _, parameters = request.headers.get("content-type", "").partition(";")
+    if kind.strip().lower() != "application/json":
+        raise BodyError("Content-Type must be application/json", 415, limit="application/json", got=kind[:60])
+    charset = re.search(r'charset\s*=\s*"?([^";\s]*)', parameters, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8"):
+        raise BodyError("the body must be UTF-8", 415, limit="utf-8", got=charset[1][:60])
+    # decompressing would let a small body become a large one
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.strip().lower() != "identity":
+        raise BodyError("the body must not be compressed", 415, limit="no Content-Encoding", got=coding[:60])
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > max_bytes):
+        raise _too_large(max_bytes, length[:20])
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    """Count what really comes: a chunked body announces no length."""
+    body = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect()
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes, f"more than {max_bytes}")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(max_bytes: int, got: str) -> BodyError:
+    return BodyError(
+        f"the body must have at most {max_bytes} bytes, got {got}", 413, limit=f"at most {max_bytes} bytes", got=got
+    )
+
+
+def strict_json(body: bytes) -> Any:
+    """JSON (RFC 8259) and nothing beyond it. Raises BodyError with status 400."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BodyError(f"the body must be UTF-8; byte {error.start} is not", 400, limit="UTF-8") from None
+    if _deeper_than(body, MAX_JSON_DEPTH):
+        limit = f"at most {MAX_JSON_DEPTH} levels"
+        raise BodyError(f"the JSON must be nested at most {MAX_JSON_DEPTH} levels deep", 400, limit=limit)
+    try:
+        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        message = f"the body must be JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        raise BodyError(message, 400, limit="JSON") from None
+    except ValueError:  # an integer of more digits than Python converts (sys.get_int_max_str_digits)
+        raise BodyError("a number in the body has too many digits", 400, limit="numbers of up to 4300 digits") from None
+    if "\\u" in text and not _encodable(value):
+        raise BodyError(r"a string in the body holds half a surrogate pair (\ud800 to \udfff)", 400, limit="Unicode")
+    return value
+
+
+# A string up to its closing quote, or to the end of the body: because it always matches, the scan stays linear.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_KEEP_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _deeper_than(body: bytes, depth: int) -> bool:
+    """Peel the innermost brackets off, once a level: what is left after `depth` rounds was nested deeper.
+
+    Each round is one pass in C, so a hostile body costs milliseconds, where a Python loop over it would hold up
+    everybody on the event loop.
+    """
+    if body.count(b"[") + body.count(b"{") <= depth:
+        return False
+    brackets = _STRING.sub(b"", body).translate(_KEEP_BRACKETS, _NOT_BRACKETS)
+    for _ in range(depth):
+        peeled = brackets.replace(b"[]", b"")
+        if len(peeled) == len(brackets):
+            break
+        brackets = peeled
+    return b"[" in brackets
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise BodyError(f"the key {twice[:60]!r} appears twice in one object", 400, limit="unique keys", got=twice[:60])
+    return content
+
+
+def _no_constant(name: str) -> Any:
+    raise BodyError(f"{name} is not JSON; numbers must be finite", 400, limit="finite numbers", got=name)
+
+
+def _encodable(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
