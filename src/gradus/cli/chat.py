@@ -78,7 +78,7 @@ def chat(
 def _lines(interactive: bool) -> Iterator[str]:
     """What the user says, a line at a time, until end of file."""
     if not interactive:
-        yield from sys.stdin
+        yield from terminal.standard_input().splitlines()
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 

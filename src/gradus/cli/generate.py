@@ -1,6 +1,5 @@
 """`gradus generate`: one prompt, its text as it comes."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +71,7 @@ def generate(
     )
     if stream and n > 1 and not json:
         raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")
-    text = _read(prompt)
+    text = terminal.standard_input() if prompt == "-" else prompt
     llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length)
     deltas = llm.stream(text, params)
     if json:
@@ -81,15 +80,6 @@ def generate(
         completions = _stream_text(deltas) if stream is not False and n == 1 else _whole_text(deltas)
         terminal.print_note(terminal.statistics(completions))
     return 1 if any(completion.finish_reason == "error" for completion in completions) else 0
-
-
-def _read(prompt: str) -> str:
-    if prompt != "-":
-        return prompt
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"prompt: standard input is not UTF-8 ({error.reason} at byte {error.start})", param="prompt") from error
 
 
 def _stream_text(deltas: Iterable[Delta]) -> list[Completion]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gradus.engine.completion import Completion
+from gradus.errors import RequestError
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:
@@ -19,6 +20,16 @@ def print_text(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
     sys.stdout.flush()
+
+
+def standard_input() -> str:
+    """All of standard input. Raises RequestError if it is not UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"prompt: standard input is not UTF-8 ({error.reason} at byte {error.start})", param="prompt"
+        ) from error
 
 
 def print_note(text: str) -> None:

@@ -160,8 +160,7 @@ class _Fields:
         return self._read(key, default, expected, lambda value: _is_integer(value) and least <= value <= most)
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
-        value = self._read(key, default, "a number above 0 and below 1e12", _is_number)
-        return value if value is None else float(value)
+        return float(self._read(key, default, "a number above 0 and below 1e12", _is_number))
 
     def boolean(self, key: str, default: bool) -> bool:
         return self._read(key, default, "true or false", lambda value: isinstance(value, bool))
@@ -222,17 +221,17 @@ _ARCHITECTURES = {
 
 
 def _model_type(fields: _Fields) -> str:
-    if fields.has("model_type"):
-        name = fields.text("model_type")
-        if name in _READERS:
-            return name
-    else:
+    """The key into _READERS: model_type, or where that is absent the architecture's class name."""
+    name: Any = fields.raw.get("model_type")
+    if name is None:
         architectures = fields.raw.get("architectures")
         name = architectures[0] if isinstance(architectures, list) and architectures else architectures
-        if isinstance(name, str) and name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
         if name is None:
             raise ConfigError("model configuration: model_type is missing, and so is architectures")
+        if isinstance(name, str):
+            name = _ARCHITECTURES.get(name, name)
+    if isinstance(name, str) and name in _READERS:
+        return name
     raise ConfigError(
         f"model configuration: architecture {_shown(name)} is not supported; "
         f"supported model types are {', '.join(sorted(_READERS))}"
@@ -288,7 +287,8 @@ def _read_llama(fields: _Fields) -> ModelConfig:
 
 def _read_mistral(fields: _Fields) -> ModelConfig:
     """Llama without biases, and with a window in every layer: absent means 4096, null means none."""
-    window = 4096 if "sliding_window" not in fields.raw else fields.integer("sliding_window", None)
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    window = window if "sliding_window" in fields.raw else 4096
     return _rotary(fields, kv_heads=8, windows=(window,) * _layer_count(fields), bos=1, eos=2)
 
 
@@ -340,10 +340,10 @@ def _read_gemma3(fields: _Fields) -> ModelConfig:
         mlp_bias=False,
         rope=rope,
         local_rope=local_rope,
-        windows=_bounded(_windows_by_type(fields, window, usual), context),
+        windows=_windows_by_type(fields, window, usual),  # even one as long as the context: it marks a local layer
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        attention_softcap=fields.number("attn_logit_softcapping", None),
-        final_softcap=fields.number("final_logit_softcapping", None),
+        attention_softcap=fields.number("attn_logit_softcapping") if fields.has("attn_logit_softcapping") else None,
+        final_softcap=fields.number("final_logit_softcapping") if fields.has("final_logit_softcapping") else None,
         bos_token_id=_beginning(fields, 2),
         eos_token_ids=_ends(fields, 1),
     )
@@ -475,7 +475,7 @@ def _rope(scaling: _Fields, theta: float, context: int) -> Rope:
 def _beginning(fields: _Fields, default: int | None) -> int | None:
     if "bos_token_id" not in fields.raw:
         return default
-    return fields.integer("bos_token_id", None, least=0)
+    return fields.integer("bos_token_id", least=0) if fields.has("bos_token_id") else None
 
 
 def _ends(fields: _Fields, default: int | None) -> tuple[int, ...]:

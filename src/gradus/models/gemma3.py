@@ -8,9 +8,10 @@ embeddings are scaled by sqrt(D), and a configuration may cap the logits softly.
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
@@ -66,6 +67,7 @@ class Block(nn.Module):
         hidden, head_dim, eps = config.hidden_size, config.head_dim, config.norm_eps
         q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self.index, self.head_dim = index, head_dim
+        self.local = config.windows[index] is not None
         self.sections = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self.activation = ACTIVATIONS[config.activation]
 
@@ -99,7 +101,7 @@ class Gemma3(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
-    renamed = {  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
+    renamed: ClassVar = {  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
         "model.language_model.": "model.",
         "language_model.model.": "model.",
         "language_model.lm_head.": "lm_head.",

@@ -8,6 +8,8 @@ stream. At the top, the rows that the embedding knows best by dot product are th
 Shapes: N tokens, D hidden_size, H heads, Dh = D / H, F = 4 D, V vocabulary.
 """
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ from gradus.models.weights import Source, Transposed
 
 # GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as everybody else's.
 WEIGHTS: dict[str, Source] = {
-    "token_embedding.weight": "wte.weight",
+    "embedding.weight": "wte.weight",
     "position_embedding.weight": "wpe.weight",
     "layers.{}.attention_norm.weight": "h.{}.ln_1.weight",
     "layers.{}.attention_norm.bias": "h.{}.ln_1.bias",
@@ -74,7 +76,7 @@ class GPT2(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
-    renamed = {"transformer.": ""}  # OpenAI's files have no prefix, files saved by transformers have this one
+    renamed: ClassVar = {"transformer.": ""}  # OpenAI's files have no prefix, files saved by transformers have this one
     ignored = (r"^h\.\d+\.attn\.(masked_)?bias$",)  # the causal mask, which early files stored as if it were a weight
 
     def __init__(
@@ -84,14 +86,14 @@ class GPT2(Model):
         self.config = config
         head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
-        self.token_embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         self.position_embedding = Embedding(config.context_length, config.hidden_size, dtype, device)
         self.layers = nn.ModuleList(Block(config, index, linear, dtype, device) for index in range(config.num_layers))
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype, device=device)
         self.head = head
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.token_embedding(token_ids) + self.position_embedding(positions)
+        return self.embedding(token_ids) + self.position_embedding(positions)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         for layer in self.layers:  # positions were added at the start: the layers need them no more

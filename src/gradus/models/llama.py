@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
-from gradus.models.layers import ACTIVATIONS, Embedding, Linear, LinearFactory, Model, RMSNorm
+from gradus.models.layers import ACTIVATIONS, Embedding, LinearFactory, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation, rotate
 from gradus.models.weights import Source
 

@@ -1,0 +1,51 @@
+"""Make a model from its configuration, and fill one with noise of a seed."""
+
+from math import prod
+
+import torch
+
+from gradus.models.config import ModelConfig
+from gradus.models.gemma3 import Gemma3
+from gradus.models.gpt2 import GPT2
+from gradus.models.layers import Linear, LinearFactory, Model
+from gradus.models.llama import Llama
+from gradus.models.qwen3 import Qwen3
+from gradus.models.weights import assign, parameters
+
+FAMILIES: dict[str, type[Model]] = {"gpt2": GPT2, "llama": Llama, "qwen3": Qwen3, "gemma3": Gemma3}
+
+CHUNK = 1 << 24  # random values drawn at once: 64 MiB in float32
+
+
+def create_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    linear: LinearFactory = Linear,
+) -> Model:
+    """The model with its memory allocated and its weights unset: `load_weights` or `randomize` comes next.
+
+    dtype: of activations, norms and embeddings. How matrices are kept is decided by `linear`.
+    """
+    model = FAMILIES[config.family](config, linear, dtype, device).eval()
+    model.dtype, model.device = dtype, torch.device(device)
+    return model
+
+
+@torch.no_grad()
+def randomize(model: Model, seed: int = 0, std: float = 0.02) -> None:
+    """Fill `model` with normal noise of `std` (norms: around one), generated on its own device.
+
+    The values depend on the seed, the configuration and the kind of device; on a CPU they are the same everywhere.
+    Whatever type the weights are kept in, the same values are rounded to it.
+    """
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    for _, module, name, shape in parameters(model):
+        center = 1.0 if name == "weight" and len(shape) == 1 else 0.0  # a vector of weights belongs to a norm
+        step = max(1, CHUNK // prod(shape[1:]))
+        for start in range(0, shape[0], step):
+            rows = min(step, shape[0] - start)
+            noise = torch.empty((rows, *shape[1:]), device=device).normal_(center, std, generator=generator)
+            assign(module, name, start, noise)

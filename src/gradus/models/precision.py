@@ -1,0 +1,132 @@
+"""Which numbers a model computes with: by the caller's word, by the GPU's nature, or on a CPU by measurement.
+
+Decoding one sequence reads every weight once a token, so on a CPU it runs at the speed of memory, and halving the
+bytes of a weight could double it. Whether it does depends on the processor: some have bfloat16 dot products, others
+must widen each weight on the way, for one row well hidden behind the memory's latency, for many rows ruinous. On a
+two-core AVX2 machine, SmolLM2's 269 MB of bfloat16 weights take 17 ms for one row (float32: 38 ms) but 880 ms for 64
+rows (float32: 180 ms; widened once and multiplied in float32: 266 ms). So both choices are measured at start, in well
+under a second, on matrices of the model's own shape: how weights are stored, and from how many rows on it pays to
+widen them first. Activations stay float32, which is also the more accurate way.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.errors import ConfigError
+from gradus.models.config import ModelConfig, parameter_count
+from gradus.models.layers import Linear, LinearFactory
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """weights, activations: what is stored, and what is computed and cached. reason: one phrase, for people."""
+
+    weights: torch.dtype
+    activations: torch.dtype
+    linear: LinearFactory
+    reason: str
+
+
+class NarrowLinear(Linear):
+    """Weights kept in bfloat16, activations in and out in the wider type that they came in.
+
+    widen_from: with that many rows or more, the whole matrix is widened first and multiplied in the wide type.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        widen_from: int,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, torch.bfloat16, device)
+        self.widen_from = widen_from
+        if self.bias is not None:
+            self.bias = torch.nn.Parameter(self.bias.to(dtype), requires_grad=False)  # a vector: nothing to save
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] >= self.widen_from:
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+        out = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+        return out if self.bias is None else out + self.bias
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is a GPU if there is one. Raises ConfigError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works")
+    return device
+
+
+def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> Precision:
+    """`name`: auto, float32, bfloat16 or float16. Raises ConfigError for any other."""
+    if name in DTYPES:
+        return Precision(DTYPES[name], DTYPES[name], Linear, "as asked")
+    if name != "auto":
+        raise ConfigError(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+    if device.type == "cuda":
+        return Precision(torch.bfloat16, torch.bfloat16, Linear, "the GPU's native type")
+    return measure_cpu(config)
+
+
+def measure_cpu(config: ModelConfig) -> Precision:
+    """Time one row through float32 and through bfloat16 weights, as many bytes as the model has (up to 256 MB)."""
+    shape = 2 * config.intermediate_size, config.hidden_size
+    count = max(2, min(4 * parameter_count(config), 256 << 20) // (4 * shape[0] * shape[1]))
+    # not zeros: untouched pages of zeros are all one page of memory, and would be read from the cache
+    wide = [torch.full(shape, 0.01) for _ in range(count)]
+    narrow = [weight.bfloat16() for weight in wide]
+    row = torch.full((1, shape[1]), 0.01)
+    with torch.inference_mode():
+        wide_s = _fastest(lambda: [F.linear(row, weight) for weight in wide])
+        narrow_s = _fastest(lambda: [F.linear(row.bfloat16(), weight).float() for weight in narrow])
+        if narrow_s >= wide_s:
+            reason = f"measured: bfloat16 weights would take {narrow_s / wide_s:.2f} x as long"
+            return Precision(torch.float32, torch.float32, Linear, reason)
+        widen_from = _crossover(narrow[: max(1, (8 << 20) // narrow[0].nbytes)])
+    reason = f"measured: float32 weights would take {wide_s / narrow_s:.2f} x as long"
+    return Precision(torch.bfloat16, torch.float32, partial(NarrowLinear, widen_from=widen_from), reason)
+
+
+def _crossover(weights: list[Tensor], most: int = 64) -> int:
+    """From how many rows on widening the matrix first is the faster way. Beyond `most` rows nothing is measured."""
+    rows = 2
+    while rows < most:
+        x = torch.full((rows, weights[0].shape[1]), 0.01)
+        straight = _fastest(lambda x=x: [F.linear(x.bfloat16(), weight).float() for weight in weights])
+        widened = _fastest(lambda x=x: [F.linear(x, weight.float()) for weight in weights])
+        if widened < straight:
+            return rows
+        rows *= 2
+    return 1 << 30
+
+
+def _fastest(work: Callable[[], object], repeats: int = 3) -> float:
+    """Seconds of the fastest run, after one to warm up: on a busy machine the fastest is the least disturbed."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)

@@ -1,0 +1,223 @@
+"""From a checkpoint's tensors to a model's: checked first, all of them, then copied one by one.
+
+A checkpoint names and cuts its tensors in its own way; each model file says how in a table, our parameter → theirs:
+
+    "layers.{}.qkv.weight": ("model.layers.{}.self_attn.q_proj.weight", …k_proj…, …v_proj…)   several, one above another
+    "layers.{}.qkv.weight": Transposed("h.{}.attn.c_attn.weight")                             [in, out] in the file
+
+`{}` is the layer. Nothing is written before every name and shape has been seen to fit, and one tensor at a time is
+read, so loading needs little more memory than the model itself.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gradus.errors import CheckpointError
+from gradus.models.layers import Linear, Model
+
+Shape = tuple[int, ...]
+
+
+class TensorSource(Protocol):
+    """A checkpoint's tensors by name, whatever files they lie in."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def shape(self, name: str) -> Shape: ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor, in the type it is stored in, on the CPU."""
+
+    def where(self, name: str) -> str:
+        """The file that holds it, for messages."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the checkpoint, taken as it is."""
+
+    name: str
+
+    def file_shape(self, shape: Shape) -> Shape:
+        """The shape that it has in the file when it has `shape` here."""
+        return shape
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value
+
+
+@dataclass(frozen=True)
+class Transposed(Stored):
+    """[in, out] in the file: GPT-2's matrices."""
+
+    def file_shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value.T
+
+
+@dataclass(frozen=True)
+class OnePlus(Stored):
+    """Scales that the file keeps as their distance from one: Gemma's norms."""
+
+    def convert(self, value: Tensor) -> Tensor:
+        return 1.0 + value.float()
+
+
+Source = str | tuple[str, ...] | Stored
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the checkpoint and its place here: rows start, start + 1, … of a module's parameter."""
+
+    stored: Stored
+    module: nn.Module
+    parameter: str
+    start: int
+    shape: Shape
+
+
+def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str, int], None] | None = None) -> None:
+    """Fill every weight of `model` from `source`.
+
+    on_tensor(name, bytes) is called after each tensor, for showing progress. Raises CheckpointError, and has written
+    nothing, when a tensor is missing, unknown, or of another shape than the configuration says; and while copying,
+    when one holds values that are not finite: the model is then of no use.
+    """
+    pieces = plan(model)
+    spelling = _spellings(model, source)
+    _check_names(model, pieces, spelling, source)
+    _check_shapes(pieces, spelling, source)
+    with torch.no_grad():
+        for piece in pieces:
+            name = spelling[piece.stored.name]
+            value = source.read(name)
+            _check_values(value, piece, f"{source.where(name)}: tensor {name!r}")
+            assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
+            if on_tensor is not None:
+                on_tensor(name, value.nbytes)
+
+
+def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
+    """(full name, its module, its name there, shape) of every weight; a tied head, which is the embedding, not again.
+
+    A Linear is asked for what it computes, not for what it stores: that may be packed beyond recognition.
+    """
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            rows = sum(module.out_features)
+            shapes: dict[str, Shape] = {"weight": (rows, module.in_features)}
+            shapes |= {"bias": (rows,)} if module.has_bias else {}
+        else:
+            shapes = {name: tuple(value.shape) for name, value in module.named_parameters(recurse=False)}
+        for name, shape in shapes.items():
+            stored = getattr(module, name, None)
+            if stored is None or id(stored) not in seen:
+                yield f"{path}.{name}", module, name, shape
+            seen.add(id(stored))
+
+
+def assign(module: nn.Module, name: str, start: int, value: Tensor) -> None:
+    """Copy rows into a parameter, converting type and device; how a Linear keeps them is its own business."""
+    if isinstance(module, Linear):
+        module.assign(name, start, value)
+    else:
+        module.get_parameter(name)[start : start + value.shape[0]].copy_(value)
+
+
+def plan(model: Model) -> list[Piece]:
+    """Every tensor that the model needs, under its canonical name, with its place."""
+    pieces = []
+    for path, module, name, shape in parameters(model):
+        if path == "head.weight" and model.config.tie_embeddings:  # tied, but kept apart: the same tensor, once more
+            path = "embedding.weight"
+        layer = re.search(r"\.(\d+)\.", path)
+        number = layer[1] if layer else ""
+        entry = model.weights[path.replace(f".{number}.", ".{}.") if layer else path]
+        for stored, start, rows in _rows(entry, module, shape[0]):
+            stored = type(stored)(stored.name.replace("{}", number))
+            pieces.append(Piece(stored, module, name, start, (rows, *shape[1:])))
+    return pieces
+
+
+def _rows(entry: Source, module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
+    """The tensors of one table entry, with the first row and the number of rows that each fills."""
+    if not isinstance(entry, tuple):
+        yield (Stored(entry) if isinstance(entry, str) else entry), 0, rows
+        return
+    assert isinstance(module, Linear) and len(entry) == len(module.out_features)
+    start = 0
+    for name, width in zip(entry, module.out_features, strict=True):
+        yield Stored(name), start, width
+        start += width
+
+
+def _spellings(model: Model, source: TensorSource) -> dict[str, str]:
+    """Canonical name → the name in this checkpoint, leaving out what no model needs."""
+    spelling: dict[str, str] = {}
+    for name in source.names():
+        canonical = name
+        for prefix, replacement in model.renamed.items():
+            if name.startswith(prefix):
+                canonical = replacement + name.removeprefix(prefix)
+                break
+        if any(re.search(pattern, canonical) for pattern in model.ignored):
+            continue
+        if canonical == "lm_head.weight" and model.config.tie_embeddings:
+            continue  # a copy of the embedding
+        if canonical in spelling:
+            raise CheckpointError(f"{source.where(name)}: {spelling[canonical]!r} and {name!r} are the same tensor")
+        spelling[canonical] = name
+    return spelling
+
+
+def _check_names(model: Model, pieces: list[Piece], spelling: dict[str, str], source: TensorSource) -> None:
+    wanted = {piece.stored.name for piece in pieces}
+    missing = [name for name in dict.fromkeys(piece.stored.name for piece in pieces) if name not in spelling]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint lacks tensor {missing[0]!r}{_and_more(missing)}, which the configuration calls for"
+        )
+    unknown = [name for canonical, name in spelling.items() if canonical not in wanted]
+    if unknown:
+        raise CheckpointError(
+            f"{source.where(unknown[0])}: tensor {unknown[0]!r}{_and_more(unknown)} has no place in a "
+            f"{model.config.family} model of this configuration"
+        )
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def _check_shapes(pieces: list[Piece], spelling: dict[str, str], source: TensorSource) -> None:
+    for piece in pieces:
+        name = spelling[piece.stored.name]
+        found, wanted = tuple(source.shape(name)), piece.stored.file_shape(piece.shape)
+        if found != wanted:
+            raise CheckpointError(
+                f"{source.where(name)}: tensor {name!r} has shape {found}, the configuration needs {wanted}"
+            )
+
+
+def _check_values(value: Tensor, piece: Piece, what: str) -> None:
+    """Refuse NaN and infinity, before or after the values are narrowed to what the model keeps."""
+    if value.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        raise CheckpointError(f"{what} holds {value.dtype}, expected floating-point weights of 16, 32 or 64 bits")
+    wanted = piece.stored.file_shape(piece.shape)
+    if tuple(value.shape) != wanted:  # the header said otherwise
+        raise CheckpointError(f"{what} holds shape {tuple(value.shape)}, the configuration needs {wanted}")
+    kept = getattr(piece.module, piece.parameter, None)
+    kept_dtype = kept.dtype if isinstance(kept, Tensor) and kept.is_floating_point() else value.dtype
+    largest = min(torch.finfo(value.dtype).max, torch.finfo(kept_dtype).max)
+    low, high = (bound.item() for bound in torch.aminmax(value))  # one pass, no mask in memory; NaN comes through
+    if not (-largest <= low and high <= largest):
+        raise CheckpointError(f"{what} holds NaN, infinity, or values beyond {kept_dtype}: {low:g} to {high:g}")

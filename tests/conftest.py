@@ -1,0 +1,113 @@
+"""What every test stands on: no network, one thread, repeatable random examples, and markers that skip themselves.
+
+Everything here happens before torch is first imported.
+"""
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Tiny models are fastest on one thread, and two test runs side by side do not slow each other down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Children (the command line under test, pip) are not reached by the guard below; these keep them offline.
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", PIP_NO_INDEX="1")
+
+MARKERS = {
+    "gpu": "needs a CUDA GPU; skipped without one",
+    "weights": "weights(name): needs this pulled model (smollm2-135m when none is named); skipped where it is not",
+    "stress": "many more examples than every run should pay for; run by `make stress`",
+    "slow": "takes more than five seconds",
+}
+
+# "ci": the same few examples every time, so a failure is the change's own. "stress": new ones at each run.
+settings.register_profile("ci", max_examples=25, derandomize=True, deadline=None)
+settings.register_profile(
+    "stress", max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}" if "(" not in meaning else meaning)
+    _guard_network()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out stress tests unless they were asked for."""
+    if "stress" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("stress")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("stress")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not _has_gpu():
+        pytest.skip("no CUDA GPU")
+    for marker in item.iter_markers("weights"):
+        name = marker.args[0] if marker.args else "smollm2-135m"
+        if not _is_pulled(name):
+            pytest.skip(f"{name} is not pulled: gradus pull {name}")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _is_pulled(name: str) -> bool:
+    raise NotImplementedError
+
+
+# -- no network ----------------------------------------------------------------------------------------------------------
+
+
+class NetworkBlocked(OSError):
+    """A test tried to reach another machine."""
+
+
+def _guard_network() -> None:
+    """Connecting to anything but this machine raises, and so does looking up its name."""
+    connect, connect_ex, getaddrinfo = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        _allow(self.family, address)
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        _allow(self.family, address)
+        return connect_ex(self, address)
+
+    def guarded_getaddrinfo(host: Any, *arguments: Any, **options: Any) -> Iterable[Any]:
+        _allow(socket.AF_INET, (host,))
+        return getaddrinfo(host, *arguments, **options)
+
+    socket.socket.connect = guarded_connect  # type: ignore[method-assign]
+    socket.socket.connect_ex = guarded_connect_ex  # type: ignore[method-assign]
+    socket.getaddrinfo = guarded_getaddrinfo  # type: ignore[assignment]
+
+
+def _allow(family: int, address: Any) -> None:
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    host = address[0]
+    host = host.decode() if isinstance(host, bytes) else host
+    if not _is_this_machine(host):
+        raise NetworkBlocked(f"tests need no network, and this one tried to reach {host}")
+
+
+def _is_this_machine(host: str | None) -> bool:
+    if host in (None, "", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

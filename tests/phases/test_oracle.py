@@ -1,0 +1,89 @@
+"""Every phase gives the tokens that the bare model gives: greedy, token for token, in fp32, for every family."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from gradus.engine.request import Request, SamplingParams
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, next_logits, tiny_model
+from tests.phases.drive import run
+
+LENGTH = 24
+CLEAR = 1e-3  # a smaller gap between the two best logits could fall either way by rounding, and prove nothing
+
+
+def prompts(shape: str) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    vocab = limits_of(shape).vocab_size
+    return [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in (1, 5, 23)]
+
+
+@cache
+def oracle(shape: str) -> tuple[tuple[tuple[int, ...], float], ...]:
+    """For each prompt the greedy continuation by the bare model, and the smallest gap between its two best logits."""
+    answers = []
+    for prompt in prompts(shape):
+        tokens, gap = list(prompt), float("inf")
+        for _ in range(LENGTH):
+            best = next_logits(tiny_model(shape), tokens).topk(2)
+            gap = min(gap, float(best.values[0] - best.values[1]))
+            tokens.append(int(best.indices[0]))
+        answers.append((tuple(tokens[len(prompt) :]), gap))
+    return tuple(answers)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_the_oracles_choices_are_clear(shape):
+    assert min(gap for _, gap in oracle(shape)) > CLEAR
+    assert len({token for tokens, _ in oracle(shape) for token in tokens}) > 3  # and not one token over and over
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_greedy_tokens_are_the_bare_models(phase, shape):
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    requests = [Request.create(f"r{i}", p, params, limits_of(shape)) for i, p in enumerate(prompts(shape))]
+    done = run(build_engine(phase, shape), requests)
+    assert [done[f"r{i}", 0].tokens for i in range(3)] == [tokens for tokens, _ in oracle(shape)]
+    assert {ending.finish_reason for ending in done.values()} == {"length"}
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_sampled_tokens_are_the_same_in_every_phase(phase, shape):
+    params = [
+        SamplingParams(max_tokens=16, temperature=1.0, seed=1, n=2),
+        SamplingParams(max_tokens=16, temperature=0.8, top_k=20, top_p=0.9, seed=2, repetition_penalty=1.2),
+        SamplingParams(max_tokens=12, temperature=1.0, min_p=0.02, presence_penalty=0.5, logit_bias={3: 1.0}, seed=3),
+    ]
+    requests = [
+        Request.create(f"r{i}", prompt, p, limits_of(shape))
+        for i, (prompt, p) in enumerate(zip(prompts(shape), params, strict=True))
+    ]
+    assert run(build_engine(phase, shape), requests) == run(build_engine("p00", shape), requests)
+
+
+def test_the_check_notices_a_cache_that_is_off_by_one(monkeypatch):
+    """The one broken implementation that the oracle must catch: keys stored one position too early."""
+    engine = build_engine("p01", "tiny-llama")
+    backend = engine.runner.attention
+    prepare = backend.prepare
+
+    def off_by_one(batch):
+        prepare(batch)
+        if backend.start > 0:
+            backend.start, backend.end = backend.start - 1, backend.end - 1
+
+    monkeypatch.setattr(backend, "prepare", off_by_one)
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    requests = [Request.create("r0", prompts("tiny-llama")[1], params, limits_of("tiny-llama"))]
+    assert run(engine, requests)["r0", 0].tokens != oracle("tiny-llama")[1][0]
+
+
+def test_the_check_notices_a_window_of_the_wrong_size(monkeypatch):
+    engine = build_engine("p01", "tiny-mistral")
+    config = engine.runner.attention.config
+    wider = tuple(None if window is None else window + 1 for window in config.windows)
+    monkeypatch.setattr(engine.runner.attention, "config", type("Wider", (), {**vars(config), "windows": wider}))
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    requests = [Request.create("r2", prompts("tiny-mistral")[2], params, limits_of("tiny-mistral"))]
+    assert run(engine, requests)["r2", 0].tokens != oracle("tiny-mistral")[2][0]

@@ -1,0 +1,55 @@
+"""The suite's own promises: it reaches no other machine, and skips or leaves out what its markers say."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "example.org", "2001:db8::1"])
+def test_another_machine_cannot_be_reached(host):
+    with pytest.raises(OSError, match="tests need no network"):
+        socket.create_connection((host, 80), timeout=0.1)
+
+
+@pytest.mark.parametrize("method", ["connect", "connect_ex"])
+def test_a_bare_socket_is_guarded_too(method):
+    with socket.socket() as client, pytest.raises(OSError, match="tests need no network"):
+        getattr(client, method)(("192.0.2.1", 80))
+
+
+def test_this_machine_can_be_reached():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(("localhost", server.getsockname()[1]), timeout=5) as client:
+            assert client.getpeername()[0] == "127.0.0.1"
+
+
+MARKED = """
+import pytest
+
+def test_ordinary():
+    pass
+
+@pytest.mark.stress
+def test_stressful():
+    pass
+
+@pytest.mark.weights("no-such-model")
+def test_with_weights():
+    raise AssertionError("ran without its weights")
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "outcome"),
+    [([], "1 passed, 1 skipped, 1 deselected"), (["-m", "stress"], "1 passed, 2 deselected")],
+)
+def test_marked_tests_run_only_where_they_can_and_when_asked_for(tmp_path, arguments, outcome):
+    (tmp_path / "test_marked.py").write_text(MARKED)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run([*command, "-c", ROOT / "pyproject.toml", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert outcome in done.stdout

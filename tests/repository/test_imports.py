@@ -1,0 +1,179 @@
+"""What may import what, and how fast: read from the syntax trees, and from interpreters started for it."""
+
+import ast
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src" / "gradus").rglob("*.py"))
+COURSE = sorted((ROOT / "phases").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+CODE_FROM_DATA = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """The dotted names of every module that a file imports, wherever in the file it does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield f"{'.' * node.level}{node.module or ''}"
+
+
+def trees(paths: list[Path]) -> Iterator[tuple[str, ast.AST]]:
+    for path in paths:
+        yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def code_from_data(tree: ast.AST) -> list[str]:
+    """What in this file could run code that came as data."""
+    found = [name for name in imports(tree) if name.split(".")[0] in CODE_FROM_DATA | {"transformers"}]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in FORBIDDEN_CALLS or called in ("torch.load", "torch.jit.load", "torch.hub.load", "yaml.load"):
+                found.append(called)
+        if isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "weights_only"):
+            found.append(node.arg)
+    return found
+
+
+def test_nothing_runs_code_that_came_as_data():
+    found = {name: bad for name, tree in trees(SOURCES + COURSE) if (bad := code_from_data(tree))}
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import pickle", "from pickle import loads", "eval('1')", "exec(text)", "torch.load(path)", "import transformers.x",
+     "f(trust_remote_code=True)", "yaml.load(text)"],
+)  # fmt: skip
+def test_the_check_for_code_from_data_catches(line):
+    assert code_from_data(ast.parse(line))
+
+
+def test_gradus_never_imports_the_phases():
+    guilty = [name for name, tree in trees(SOURCES) if any(i.split(".")[0] == "phases" for i in imports(tree))]
+    assert not guilty
+
+
+def later_phases(folder: str, tree: ast.AST) -> list[str]:
+    """What a phase imports that comes after it in the course."""
+    number = int(folder[1:3])
+    modules = [name.split(".") for name in imports(tree)]
+    return [parts[1] for parts in modules if parts[0] == "phases" and len(parts) > 1 and int(parts[1][1:3]) > number]
+
+
+def test_a_phase_builds_on_gradus_and_earlier_phases_only():
+    for path in COURSE:
+        folder = path.relative_to(ROOT / "phases").parts[0]
+        if folder == "__init__.py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert not later_phases(folder, tree), path
+        others = {name.split(".")[0] for name in imports(tree)} - {"gradus", "phases", "torch"} - sys.stdlib_module_names
+        assert not others, f"{path} imports {others}"
+
+
+def test_the_check_for_later_phases_catches():
+    tree = ast.parse("from phases.p03_continuous_batching.scheduler import Slots\nimport phases.p01_kv_cache.engine")
+    assert later_phases("p02_static_batching", tree) == ["p03_continuous_batching"]
+
+
+# -- dependencies --------------------------------------------------------------------------------------------------------
+
+
+def third_party(paths: list[Path]) -> set[str]:
+    """Distributions that these files import, normalized: "huggingface-hub"."""
+    modules = {name.split(".")[0] for _, tree in trees(paths) for name in imports(tree) if not name.startswith(".")}
+    modules -= sys.stdlib_module_names | {"gradus", "phases", "tests"}
+    owners = packages_distributions()
+    return {normalized(owners[module][0]) if module in owners else module for module in modules}
+
+
+def normalized(requirement: str) -> str:
+    name = requirement.split(";")[0]
+    for mark in "[<>=!~ ":
+        name = name.split(mark)[0]
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
+    optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
+    assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]}
+
+
+def test_the_tests_import_only_what_is_declared(project):
+    declared = project["dependencies"] + project["optional-dependencies"]["dev"]
+    assert third_party(TESTS) - {"triton"} <= {normalized(line) for line in declared} | {"setuptools"}
+
+
+def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(project):
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {normalized(line): line for line in lines if not line.startswith("#")}
+    declared = project["dependencies"] + project["optional-dependencies"]["dev"]
+    assert {normalized(line) for line in declared} <= pins.keys()
+    assert pins["torch"] == "torch==2.13.0"  # no +cpu: which build is pip's settings' choice
+    assert not [name for name in pins if name.startswith(("nvidia", "triton"))]
+
+
+# -- lightness -----------------------------------------------------------------------------------------------------------
+
+LIGHT = ["gradus", "gradus.errors", "gradus.phases", "gradus.cli", "gradus.cache", "gradus.engine.request",
+         "gradus.engine.sequence", "gradus.engine.plan", "gradus.engine.scheduler", "gradus.models.config",
+         "gradus.models.shapes", "gradus.server.config"]  # fmt: skip
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_these_modules_import_without_torch():
+    """One interpreter, one module after the other: the first that brings torch in is named."""
+    code = f"""
+import importlib, sys
+for name in {LIGHT}:
+    importlib.import_module(name)
+    assert "torch" not in sys.modules, f"{{name}} imports torch"
+"""
+    run_python(code)
+
+
+def test_every_cache_module_imports_without_torch():
+    modules = [f"gradus.cache.{path.stem}" for path in (ROOT / "src/gradus/cache").glob("*.py") if path.stem != "__init__"]
+    run_python(f"import importlib, sys\nfor n in {modules}: importlib.import_module(n)\nassert 'torch' not in sys.modules")
+
+
+def best_seconds(command: list[str], runs: int = 5) -> float:
+    """The fastest of several runs: what the command costs, without what else the machine was doing."""
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=60)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def test_importing_gradus_takes_less_than_three_tenths_of_a_second():
+    empty = best_seconds([sys.executable, "-c", ""])
+    assert best_seconds([sys.executable, "-c", "import gradus"]) - empty < 0.3
+
+
+def test_help_appears_within_half_a_second():
+    assert best_seconds([sys.executable, "-m", "gradus", "--help"]) < 0.5
