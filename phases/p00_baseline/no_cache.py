@@ -43,8 +43,8 @@ class Recompute:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_causal(
             q,
-            k,
-            v,
+            k.transpose(0, 1),
+            v.transpose(0, 1),
             start=0,
             scale=self.config.attention_scale,
             window=self.config.windows[layer],

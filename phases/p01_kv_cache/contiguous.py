@@ -43,24 +43,33 @@ class Contiguous:
 
 
 class ContiguousAttention:
-    """Holds the keys and values of one sequence: [layers, capacity, Hkv, Dh] each, written once and read every step."""
+    """Holds the keys and values of one sequence, written once and read every step.
+
+    A head's positions lie side by side, [layers, Hkv, capacity, Dh]: a decode reads each head in one stretch.
+    """
 
     def __init__(self, config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
-        shape = (config.num_layers, capacity, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, config.num_kv_heads, capacity, config.head_dim)
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
     def prepare(self, batch: Batch) -> None:
-        (self.start,), (self.end,) = batch.starts, batch.lengths
+        (start,), (end,) = batch.starts, batch.lengths
+        self.start = start
+        # Every layer's views at once: cutting them layer by layer would cost 30 layers 0.7 ms a step on a CPU.
+        self.new = list(zip(self.keys[:, :, start:end].unbind(), self.values[:, :, start:end].unbind(), strict=True))
+        self.all = list(zip(self.keys[:, :, :end].unbind(), self.values[:, :, :end].unbind(), strict=True))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys[layer, self.start : self.end] = k
-        self.values[layer, self.start : self.end] = v
+        new_keys, new_values = self.new[layer]
+        new_keys.copy_(k.transpose(0, 1))
+        new_values.copy_(v.transpose(0, 1))
+        keys, values = self.all[layer]
         return attend_causal(
             q,
-            self.keys[layer, : self.end],
-            self.values[layer, : self.end],
+            keys,
+            values,
             start=self.start,
             scale=self.config.attention_scale,
             window=self.config.windows[layer],

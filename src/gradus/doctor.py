@@ -87,7 +87,7 @@ def _check(name: str, severity: str, look: Callable[[], str], remedy: str) -> Fi
         return Finding(name, severity, detail, remedy)
 
 
-# -- what the machine is -------------------------------------------------------------------------------------------------
+# -- what the machine is ---------------------------------------------------------------------------------------------
 
 
 def hardware() -> dict[str, str]:
@@ -140,7 +140,7 @@ def _memory() -> str:
     return text
 
 
-# -- what works ----------------------------------------------------------------------------------------------------------
+# -- what works ------------------------------------------------------------------------------------------------------
 
 
 def _python() -> str:
@@ -268,7 +268,7 @@ def _port() -> str:
     return "free"
 
 
-# -- what is unsafe ------------------------------------------------------------------------------------------------------
+# -- what is unsafe --------------------------------------------------------------------------------------------------
 
 
 def unsafe_settings(environment: Mapping[str, str]) -> list[Finding]:
@@ -279,7 +279,9 @@ def unsafe_settings(environment: Mapping[str, str]) -> list[Finding]:
             _unsafe("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set: torch would run code from .bin files", "unset it")
         )
     if not __debug__:
-        findings.append(_unsafe("assertions are off (python -O or PYTHONOPTIMIZE): no invariant is checked", "unset it"))
+        findings.append(
+            _unsafe("assertions are off (python -O or PYTHONOPTIMIZE): no invariant is checked", "unset it")
+        )
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         findings.append(_unsafe("this runs as root: a fault would have the whole machine", "use an ordinary user"))
     folder = _shared_folder()

@@ -80,7 +80,9 @@ def test_a_phase_builds_on_gradus_and_earlier_phases_only():
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         assert not later_phases(folder, tree), path
-        others = {name.split(".")[0] for name in imports(tree)} - {"gradus", "phases", "torch"} - sys.stdlib_module_names
+        others = (
+            {name.split(".")[0] for name in imports(tree)} - {"gradus", "phases", "torch"} - sys.stdlib_module_names
+        )
         assert not others, f"{path} imports {others}"
 
 
@@ -89,7 +91,7 @@ def test_the_check_for_later_phases_catches():
     assert later_phases("p02_static_batching", tree) == ["p03_continuous_batching"]
 
 
-# -- dependencies --------------------------------------------------------------------------------------------------------
+# -- dependencies ----------------------------------------------------------------------------------------------------
 
 
 def third_party(paths: list[Path]) -> set[str]:
@@ -131,7 +133,7 @@ def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(pr
     assert not [name for name in pins if name.startswith(("nvidia", "triton"))]
 
 
-# -- lightness -----------------------------------------------------------------------------------------------------------
+# -- lightness -------------------------------------------------------------------------------------------------------
 
 LIGHT = ["gradus", "gradus.errors", "gradus.phases", "gradus.cli", "gradus.cache", "gradus.engine.request",
          "gradus.engine.sequence", "gradus.engine.plan", "gradus.engine.scheduler", "gradus.models.config",
@@ -156,8 +158,12 @@ for name in {LIGHT}:
 
 
 def test_every_cache_module_imports_without_torch():
-    modules = [f"gradus.cache.{path.stem}" for path in (ROOT / "src/gradus/cache").glob("*.py") if path.stem != "__init__"]
-    run_python(f"import importlib, sys\nfor n in {modules}: importlib.import_module(n)\nassert 'torch' not in sys.modules")
+    modules = [
+        f"gradus.cache.{path.stem}" for path in (ROOT / "src/gradus/cache").glob("*.py") if path.stem != "__init__"
+    ]
+    run_python(
+        f"import importlib, sys\nfor n in {modules}: importlib.import_module(n)\nassert 'torch' not in sys.modules"
+    )
 
 
 def best_seconds(command: list[str], runs: int = 5) -> float:

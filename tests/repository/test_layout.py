@@ -40,7 +40,7 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-# -- phases --------------------------------------------------------------------------------------------------------------
+# -- phases ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_phases_follow_each_other_without_a_gap():
@@ -65,7 +65,7 @@ def test_a_lesson_has_every_section_in_order(folder):
     assert [heading for heading in headings if heading in SECTIONS] == SECTIONS
 
 
-# -- files ---------------------------------------------------------------------------------------------------------------
+# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def test_no_source_file_is_longer_than_a_reader_holds_in_mind():
@@ -91,7 +91,12 @@ def test_no_weights_and_no_large_file_is_in_the_repository():
 
 # Written in pieces, so that this file does not find itself.
 REGISTRY_HOSTS = ["py" + "pi.org", "python" + "hosted.org", "download." + "pytorch.org", "npm" + "js.org"]
-PRIVATE_PATHS = [rf"/wo{''}rk/(?:main|shared|\.library)", r"/tm" + r"p/brief", r"/root/\.py" + "env", r"/opt/wh" + "eels"]
+PRIVATE_PATHS = [
+    rf"/wo{''}rk/(?:main|shared|\.library)",
+    r"/tm" + r"p/brief",
+    r"/root/\.py" + "env",
+    r"/opt/wh" + "eels",
+]
 
 
 @pytest.mark.parametrize("pattern", [*map(re.escape, REGISTRY_HOSTS), *PRIVATE_PATHS])
@@ -100,7 +105,7 @@ def test_the_tree_names_no_registry_host_and_no_path_of_one_machine(pattern):
     assert not found
 
 
-# -- the course map ------------------------------------------------------------------------------------------------------
+# -- the course map --------------------------------------------------------------------------------------------------
 
 
 def test_every_phase_is_in_the_syllabus():

@@ -6,31 +6,48 @@ from torch.nn import functional as F
 
 
 def attend_causal(
-    q: Tensor, k: Tensor, v: Tensor, *, start: int, scale: float, window: int | None = None, softcap: float | None = None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    start: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Softmax attention (Vaswani et al. 2017, section 3.2.1) of the queries at positions start, start + 1, …
 
-    q: [n, Hq, Dh]; k, v: [m, Hkv, Dh] at positions 0 … m - 1, m = start + n. Returns [n, Hq, Dh].
+    q: [n, Hq, Dh]; keys, values: [Hkv, m, Dh], positions 0 … m - 1, m = start + n. Returns [n, Hq, Dh].
     window: a query sees itself and the window - 1 positions before it (Mistral, Gemma 3); None sees all.
     softcap: scores become softcap * tanh(score / softcap) before the mask (Gemma 2).
     """
-    n, m = q.shape[0], k.shape[0]
-    if window is not None and n == 1 and m > window:
-        k, v, m, start = k[-window:], v[-window:], window, window - 1  # a decode: what it cannot see need not be read
+    n, m = q.shape[0], keys.shape[1]
+    if n == 1:
+        seen = 0 if window is None else max(0, m - window)  # what a lone query cannot see need not be read
+        return _attend_one(q, keys[:, seen:], values[:, seen:], scale, softcap)
     if softcap is not None:
-        return _attend_capped(q, k, v, causal_mask(n, m, start, window, q.device), scale, softcap)
-    bare = n == 1 or (start == 0 and (window is None or window >= m))
-    mask = None if bare else causal_mask(n, m, start, window, q.device)
+        return _attend_capped(q, keys, values, causal_mask(n, m, start, window, q.device), scale, softcap)
+    bare = start == 0 and (window is None or window >= m)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
-        k.transpose(0, 1).unsqueeze(0),
-        v.transpose(0, 1).unsqueeze(0),
-        attn_mask=mask,
-        is_causal=bare and n > 1,
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        attn_mask=None if bare else causal_mask(n, m, start, window, q.device),
+        is_causal=bare,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=q.shape[1] != keys.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None) -> Tensor:
+    """A decode: one query sees every key, so there is nothing to mask. The query heads that share a key head are the
+    rows of one small product, and no key is copied for them."""
+    heads, _, head_dim = keys.shape
+    scores = torch.bmm(q.view(heads, -1, head_dim) * scale, keys.transpose(1, 2)).float()  # [Hkv, Hq // Hkv, m]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    return torch.bmm(scores.softmax(-1).to(values.dtype), values).view(1, -1, head_dim)
 
 
 def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.device) -> Tensor:
@@ -41,10 +58,9 @@ def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.de
     return visible if window is None else visible & (keys > queries - window)
 
 
-def _attend_capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
+def _attend_capped(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
     """The formula written out: torch's fused attention has no soft cap."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    scores = torch.einsum("nhd,mhd->hnm", q, k).float() * scale
+    grouped = q.unflatten(1, (keys.shape[0], -1))  # [n, Hkv, Hq // Hkv, Dh]
+    scores = torch.einsum("nhgd,hmd->hgnm", grouped, keys).float() * scale
     scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask, float("-inf"))
-    return torch.einsum("hnm,mhd->nhd", scores.softmax(-1).to(v.dtype), v)
+    return torch.einsum("hgnm,hmd->nhgd", scores.softmax(-1).to(values.dtype), values).flatten(1, 2)

@@ -106,9 +106,7 @@ def _stream_json(deltas: Iterable[Delta]) -> list[Completion]:
         terminal.print_json({"index": delta.index, "text": delta.text, "token_ids": delta.token_ids}, lines=True)
         for completion in _finished(delta):
             completions.append(completion)
-            terminal.print_json(
-                {"index": delta.index, "completion": terminal.completion_json(completion)}, lines=True
-            )
+            terminal.print_json({"index": delta.index, "completion": terminal.completion_json(completion)}, lines=True)
     return completions
 
 

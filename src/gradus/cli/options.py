@@ -10,40 +10,53 @@ from typer import Option
 DEFAULT_MODEL = "smollm2-135m"
 _MODEL, _SAMPLING = "Model", "Sampling"
 
-Model = Annotated[
-    str,
+_model = Option(
+    "--model",
+    "-m",
+    help="A name of `gradus models`, a folder, a .gguf file, a hub id, or random:<shape>.",
+    rich_help_panel=_MODEL,
+)
+_device = Option(help="auto (a GPU if there is one), cpu or cuda.", rich_help_panel=_MODEL)
+_dtype = Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)
+
+Model = Annotated[str, _model]
+Device = Annotated[str, _device]
+Dtype = Annotated[str, _dtype]
+# for `serve`, where an option that is not given leaves the configuration file's value
+ModelOrNone = Annotated[str | None, _model]
+DeviceOrNone = Annotated[str | None, _device]
+DtypeOrNone = Annotated[str | None, _dtype]
+
+Phase = Annotated[
+    str | None,
     Option(
-        "--model",
-        "-m",
-        help="A name of `gradus models`, a folder, a .gguf file, a hub id, or random:<shape>.",
+        "--phase",
+        "-p",
+        help="Run with this phase of the course, as in p01; the last one by default.",
         rich_help_panel=_MODEL,
     ),
 ]
-Phase = Annotated[
-    str | None,
-    Option("--phase", "-p", help="Run with this phase of the course, as in p01; the last one by default.",
-           rich_help_panel=_MODEL),
-]
-Device = Annotated[str, Option(help="auto (a GPU if there is one), cpu or cuda.", rich_help_panel=_MODEL)]
-Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)]
 ContextLength = Annotated[
-    int | None, Option(help="Most tokens of prompt and output; what the model was made for by default.",
-                       rich_help_panel=_MODEL),
+    int | None,
+    Option(help="Most tokens of prompt and output; what the model was made for by default.", rich_help_panel=_MODEL),
 ]
 
 MaxTokens = Annotated[int | None, Option(help="Most tokens to generate; 256 by default.", rich_help_panel=_SAMPLING)]
 Temperature = Annotated[
-    float, Option(help="0 always takes the likeliest token; 1 samples the model's distribution.",
-                  rich_help_panel=_SAMPLING),
+    float,
+    Option(help="0 always takes the likeliest token; 1 samples the model's distribution.", rich_help_panel=_SAMPLING),
 ]
 TopK = Annotated[int, Option(help="Sample among the k likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING)]
 TopP = Annotated[
-    float, Option(help="Sample among the likeliest tokens that together reach this probability; 1 is off.",
-                  rich_help_panel=_SAMPLING),
+    float,
+    Option(
+        help="Sample among the likeliest tokens that together reach this probability; 1 is off.",
+        rich_help_panel=_SAMPLING,
+    ),
 ]
 MinP = Annotated[
-    float, Option(help="Drop tokens less likely than this share of the likeliest; 0 is off.",
-                  rich_help_panel=_SAMPLING),
+    float,
+    Option(help="Drop tokens less likely than this share of the likeliest; 0 is off.", rich_help_panel=_SAMPLING),
 ]
 RepetitionPenalty = Annotated[
     float, Option(help="Make tokens seen in prompt or output less likely; 1 is off.", rich_help_panel=_SAMPLING)

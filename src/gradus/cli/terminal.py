@@ -55,6 +55,15 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     Console(markup=False).print(table)
 
 
+def size(count: float) -> str:
+    """Bytes for people: 98.4 MB."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
 def completion_json(completion: Completion) -> dict[str, Any]:
     return asdict(completion) | {
         "timings": asdict(completion.timings) | {"decode_tokens_per_s": completion.timings.decode_tokens_per_s}

@@ -14,7 +14,7 @@ from gradus.models.weights import assign, parameters
 
 FAMILIES: dict[str, type[Model]] = {"gpt2": GPT2, "llama": Llama, "qwen3": Qwen3, "gemma3": Gemma3}
 
-CHUNK = 1 << 24  # random values drawn at once: 64 MiB in float32
+CHUNK = 1 << 20  # random values drawn at once: 4 MiB, which stay in the CPU's cache until they are copied
 
 
 def create_model(
@@ -28,7 +28,7 @@ def create_model(
 
     dtype: of activations, norms and embeddings. How matrices are kept is decided by `linear`.
     """
-    model = FAMILIES[config.family](config, linear, dtype, device).eval()
+    model = FAMILIES[config.family](config, linear, dtype, device).requires_grad_(False).eval()
     model.dtype, model.device = dtype, torch.device(device)
     return model
 
@@ -42,7 +42,10 @@ def randomize(model: Model, seed: int = 0, std: float = 0.02) -> None:
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    for _, module, name, shape in parameters(model):
+    for path, module, name, shape in parameters(model):
+        if path == "head.weight" and model.config.tie_embeddings:  # tied, but kept apart: the embedding, once more
+            assign(module, name, 0, model.embedding.weight)
+            continue
         center = 1.0 if name == "weight" and len(shape) == 1 else 0.0  # a vector of weights belongs to a norm
         step = max(1, CHUNK // prod(shape[1:]))
         for start in range(0, shape[0], step):

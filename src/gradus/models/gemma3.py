@@ -8,8 +8,6 @@ embeddings are scaled by sqrt(D), and a configuration may cap the logits softly.
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -86,8 +84,8 @@ class Block(nn.Module):
         return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
 
     def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [N, Hq + Hkv + Hkv, Dh]
-        q, k, v = heads.split(self.sections, dim=1)
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
+        q, k, v = heads.split_with_sizes(self.sections, dim=1)
         q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
         out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
         return self.output(out.flatten(1))
@@ -101,11 +99,11 @@ class Gemma3(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
-    renamed: ClassVar = {  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
-        "model.language_model.": "model.",
-        "language_model.model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-    }
+    renamed = (  # the multimodal checkpoints' names for the text part, of transformers 5 and 4
+        ("model.language_model.", "model."),
+        ("language_model.model.", "model."),
+        ("language_model.lm_head.", "lm_head."),
+    )
     ignored = (*Model.ignored, r"^(model\.)?(vision_tower|multi_modal_projector)\.")
 
     def __init__(

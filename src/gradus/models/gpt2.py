@@ -8,8 +8,6 @@ stream. At the top, the rows that the embedding knows best by dot product are th
 Shapes: N tokens, D hidden_size, H heads, Dh = D / H, F = 4 D, V vocabulary.
 """
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -63,7 +61,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def attend(self, x: Tensor, attention: Attention) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # [N, 3, H, Dh]
+        heads = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1)  # [N, 3, H, Dh]
         q, k, v = heads.unbind(1)  # [N, H, Dh] each
         out = attention.attend(self.index, q, k, v)  # [N, H, Dh]
         return self.output(out.flatten(1))  # the heads side by side again: [N, D]
@@ -76,7 +74,7 @@ class GPT2(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
-    renamed: ClassVar = {"transformer.": ""}  # OpenAI's files have no prefix, files saved by transformers have this one
+    renamed = (("transformer.", ""),)  # OpenAI's files have no prefix; those saved by transformers have this one
     ignored = (r"^h\.\d+\.attn\.(masked_)?bias$",)  # the causal mask, which early files stored as if it were a weight
 
     def __init__(

@@ -120,9 +120,9 @@ def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
             shapes = {name: tuple(value.shape) for name, value in module.named_parameters(recurse=False)}
         for name, shape in shapes.items():
             stored = getattr(module, name, None)
-            if stored is None or id(stored) not in seen:
+            if not isinstance(stored, nn.Parameter) or id(stored) not in seen:
                 yield f"{path}.{name}", module, name, shape
-            seen.add(id(stored))
+            seen |= {id(stored)} if isinstance(stored, nn.Parameter) else set()
 
 
 def assign(module: nn.Module, name: str, start: int, value: Tensor) -> None:
@@ -165,7 +165,7 @@ def _spellings(model: Model, source: TensorSource) -> dict[str, str]:
     spelling: dict[str, str] = {}
     for name in source.names():
         canonical = name
-        for prefix, replacement in model.renamed.items():
+        for prefix, replacement in model.renamed:
             if name.startswith(prefix):
                 canonical = replacement + name.removeprefix(prefix)
                 break

@@ -13,8 +13,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from gradus.errors import RequestError
-
-MAX_JSON_DEPTH = 64
+from gradus.server.config import MAX_JSON_DEPTH
 
 
 class BodyError(RequestError):

@@ -13,6 +13,10 @@ from gradus.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
+MAX_JSON_DEPTH = 64
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -32,7 +36,8 @@ class ServerConfig:
         max_buffered: results that may wait for one streaming client; a client further behind is dropped.
     How long, in seconds:
         request_timeout: a request's queueing and decoding together. A request may ask for less, not for more.
-        step_timeout: one engine step. A longer one counts as a hang: the server turns unhealthy and answers all waiters.
+        step_timeout: one engine step. A longer one counts as a hang: the server turns unhealthy and all waiters
+            are told.
         drain_timeout: after SIGTERM, for the requests under way to end by themselves.
         receive_timeout: for a client to send its headers, and again to send its body.
         write_timeout: for a streaming client to take what it was sent.

@@ -1,0 +1,81 @@
+"""The `gradus` command: its commands, and what becomes of a mistake.
+
+    options.py    options that several commands share
+    terminal.py   what goes to stdout and what to stderr
+    engine.py     a model loaded while one watches
+    generate.py, chat.py, serve.py, models.py (models, pull), course.py (phases), health.py (doctor)
+
+Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
+a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+import gradus
+from gradus.cli import chat, course, generate, health, models, serve, terminal
+from gradus.errors import CapacityError, GradusError
+
+app = typer.Typer(
+    name="gradus",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for command, panel in (
+    (generate.generate, "Use a model"),
+    (chat.chat, "Use a model"),
+    (serve.serve, "Use a model"),
+    (models.models, "Get a model"),
+    (models.pull, "Get a model"),
+    (course.phases, "Look around"),
+    (health.doctor, "Look around"),
+):
+    app.command(rich_help_panel=panel)(command)
+
+
+@app.callback(invoke_without_command=True)
+def gradus_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> None:
+    """An LLM inference engine built one optimization at a time: a course, and a server.
+
+    Start here:
+
+      gradus pull smollm2-135m              a small real model (98 MB)
+      gradus generate "Once upon a time"    its text, as it comes
+      gradus chat                           talk to it
+      gradus serve                          an OpenAI-compatible server on http://127.0.0.1:8000
+      gradus phases                         the course: every optimization, one at a time
+      gradus doctor                         what works on this machine
+
+    Each command explains itself: gradus generate --help
+    """
+    if version:
+        print(f"gradus {gradus.__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. `arguments`: without the program's name; None is the process's own."""
+    try:
+        return app(args=arguments, prog_name="gradus", standalone_mode=False) or 0
+    except TyperException as mistake:
+        terminal.print_mistake(mistake.format_message())
+        return getattr(mistake, "exit_code", 2)
+    except CapacityError as refusal:
+        terminal.print_mistake(str(refusal))
+        return 1
+    except GradusError as mistake:
+        terminal.print_mistake(str(mistake))
+        return 2
+    except (KeyboardInterrupt, Abort):
+        print(file=sys.stderr)
+        return 130

@@ -1,0 +1,33 @@
+"""`gradus doctor`: what this machine is, what works on it, and what to do about what does not."""
+
+from dataclasses import asdict
+
+from gradus import doctor as examination
+from gradus.cli import options, terminal
+
+MARKS = {"ok": "✓", "note": "·", "warning": "!", "failed": "✗"}
+
+
+def doctor(json: options.Json = False) -> int:
+    """Check what works on this machine, and say what to do about what does not.
+
+    Every check is really run. The exit code is 1 if something that Gradus cannot do without fails.
+
+    Examples:
+
+      gradus doctor
+      gradus doctor --json > report.json    to attach to a bug report
+    """
+    report = examination.examine()
+    if json:
+        terminal.print_json(asdict(report) | {"healthy": report.healthy})
+    else:
+        terminal.print_table(["hardware", ""], [[name, value] for name, value in report.hardware.items()])
+        print()
+        terminal.print_table(["version", ""], [[name, value] for name, value in report.versions.items()])
+        print()
+        terminal.print_table(
+            ["check", "", "found", "what to do"],
+            [[f.name, MARKS[f.status], f.detail, f.advice] for f in report.findings],
+        )
+    return 0 if report.healthy else 1

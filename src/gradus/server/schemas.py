@@ -1,0 +1,334 @@
+"""The wire format of /generate: what a request may hold, what an answer and an error look like.
+
+The fields of a request are those of SamplingParams, which checks them, and three of the server's own. The OpenAPI
+schema is made from the same dataclass, its descriptions from the same docstring: they cannot drift apart.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.engine import request as engine_limits
+from gradus.engine.completion import Completion, Delta
+from gradus.engine.request import SamplingParams
+from gradus.engine.sequence import Timings, TokenLogprob
+from gradus.errors import CapacityError, RequestError
+from gradus.server.body import BodyError
+from gradus.server.client import RequestFailed, RequestTimeout, Unavailable
+from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig, did_you_mean
+from gradus.server.engine_thread import Prompt
+
+SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
+SERVER_FIELDS = ("prompt", "stream", "timeout")
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """A body of /generate, checked as far as that goes without the model."""
+
+    prompt: Prompt
+    params: SamplingParams
+    stream: bool
+    timeout: float | None
+
+    @classmethod
+    def parse(cls, body: Any, config: ServerConfig) -> "GenerateRequest":
+        """From parsed JSON. Raises RequestError naming the field, its limit and what was given."""
+        if not isinstance(body, dict):
+            raise _refuse("body", "a JSON object", body)
+        for name in body:
+            if name not in SAMPLING_FIELDS and name not in SERVER_FIELDS:
+                hint = did_you_mean(name, (*SAMPLING_FIELDS, *SERVER_FIELDS))
+                raise RequestError(f"unknown field {name[:60]!r}{hint}", param=name[:60], limit="a known field")
+        return cls(
+            prompt=_prompt(body),
+            params=SamplingParams(**{name: body[name] for name in SAMPLING_FIELDS if name in body}),
+            stream=_flag(body, "stream"),
+            timeout=_timeout(body.get("timeout"), config.request_timeout),
+        )
+
+
+def _prompt(body: Mapping[str, Any]) -> Prompt:
+    if "prompt" not in body:
+        raise RequestError("prompt is missing", param="prompt", limit="text or a list of token ids")
+    if not isinstance(body["prompt"], str | list):
+        raise _refuse("prompt", "text or a list of token ids", body["prompt"])
+    return body["prompt"]
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise _refuse(name, "true or false", value)
+    return value
+
+
+def _timeout(value: Any, most: float) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise _refuse("timeout", f"a number of seconds above 0 and at most {most:g} (this server's limit)", value)
+    return float(value)
+
+
+def _refuse(param: str, limit: str, got: Any) -> RequestError:
+    shown = repr(got)
+    shown = shown if len(shown) <= 60 else shown[:57] + "…"
+    return RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def answer(completions: Sequence[Completion], model: str) -> dict[str, Any]:
+    """The whole answer. Its top level is sample 0; with n > 1, `choices` lists all samples, 0 included."""
+    first = completions[0]
+    choices = {"choices": [_choice(completion) for completion in completions]} if len(completions) > 1 else {}
+    return {"id": first.request_id, "model": model, **_choice(first), **choices, "usage": usage(completions)}
+
+
+def _choice(completion: Completion) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        **_logprobs(completion.logprobs),
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "timings": _timings(completion.timings),
+    }
+
+
+def usage(completions: Sequence[Completion]) -> dict[str, int]:
+    """The prompt counts once, whatever n; cached_tokens are those of it that no sample had to compute."""
+    prompt, generated = completions[0].prompt_tokens, sum(len(completion.token_ids) for completion in completions)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "cached_tokens": min(completion.cached_tokens for completion in completions),
+    }
+
+
+def frame(delta: Delta, wants_logprobs: bool) -> dict[str, Any]:
+    """One frame of a stream: what is new of one sample; its last one also says how it ended."""
+    content = {
+        "id": delta.request_id,
+        "index": delta.index,
+        "text": delta.text,
+        "token_ids": delta.token_ids,
+        **(_logprobs(delta.logprobs) if wants_logprobs else {}),
+    }
+    if delta.completion is not None:
+        content["finish_reason"] = delta.completion.finish_reason
+        content["stop_reason"] = delta.completion.stop_reason
+        content["timings"] = _timings(delta.completion.timings)
+        if error := failure_of(delta.completion):
+            content |= error_of(error)[1]
+    return content
+
+
+def failure_of(completion: Completion) -> Exception | None:
+    """The error that an ending stands for; None for one that the caller asked for."""
+    match completion.finish_reason:
+        case "error":
+            return RequestFailed()
+        case "timeout":
+            return RequestTimeout("the request did not end within its timeout")
+        case "cancelled":
+            return Unavailable("the server is shutting down", "draining")
+    return None
+
+
+def _timings(timings: Timings) -> dict[str, float | None]:
+    """Seconds since the engine received the request, and tokens a second after the first one."""
+    return {
+        "queued_s": _rounded(timings.queued_s),
+        "ttft_s": _rounded(timings.ttft_s),
+        "total_s": _rounded(timings.total_s),
+        "decode_tokens_per_s": _rounded(timings.decode_tokens_per_s),
+    }
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any]:
+    if logprobs is None:
+        return {}
+    return {
+        "logprobs": [
+            {
+                "token_id": token.token_id,
+                "logprob": _finite(token.logprob),
+                "top": [{"token_id": token_id, "logprob": _finite(value)} for token_id, value in token.top],
+            }
+            for token in logprobs
+        ]
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinities: the log-probability of the impossible is null."""
+    return value if math.isfinite(value) else None
+
+
+def encode(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def error_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """An exception as (HTTP status, body, headers). What is not the caller's affair gets a generic text."""
+    match error:
+        case BodyError():
+            # where the rest of the body was not read, the connection cannot be used again
+            headers = {} if error.status == 400 else {"connection": "close"}
+            return error.status, _error(error, error.status, "invalid_request"), headers
+        case RequestError():
+            return 400, _error(error, 400, "invalid_request"), {}
+        case Unavailable():
+            after = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+            return 503, _error(error, 503, error.kind), after
+        case CapacityError():
+            return 503, _error(error, 503, "overloaded"), {"retry-after": "1"}
+        case RequestTimeout():
+            return 504, _error(error, 504, "timeout"), {}
+        case RequestFailed():
+            return 500, _error(error, 500, "internal_error"), {}
+    return 500, _error("internal error; the server's log says why", 500, "internal_error"), {"connection": "close"}
+
+
+def http_error(status: int, message: str) -> dict[str, Any]:
+    """The body of an error that HTTP itself has a name for (404, 405, 431)."""
+    return _error(message, status, "invalid_request")
+
+
+def _error(error: Exception | str, status: int, kind: str) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": str(error),
+            "type": kind,
+            "param": getattr(error, "param", None),
+            "limit": getattr(error, "limit", None) or None,
+            "got": getattr(error, "got", None),
+            "code": status,
+        }
+    }
+
+
+# -- limits and the OpenAPI schema -------------------------------------------------------------------------------------
+
+
+def limits(config: ServerConfig) -> dict[str, Any]:
+    """Every limit that a request can meet, for /stats."""
+    names = ("max_waiting", "max_body_bytes", "max_buffered", "request_timeout", "step_timeout", "drain_timeout")
+    return {name: getattr(config, name) for name in (*names, "receive_timeout", "write_timeout")} | {
+        "max_n": min(engine_limits.MAX_N, config.max_waiting),
+        "max_logprobs": engine_limits.MAX_LOGPROBS,
+        "max_stop_strings": engine_limits.MAX_STOP_STRINGS,
+        "max_stop_characters": engine_limits.MAX_STOP_CHARACTERS,
+        "max_stop_tokens": engine_limits.MAX_STOP_TOKENS,
+        "max_logit_bias": engine_limits.MAX_LOGIT_BIAS,
+        "max_json_depth": MAX_JSON_DEPTH,
+        "max_header_bytes": MAX_HEADER_BYTES,
+        "max_headers": MAX_HEADERS,
+    }
+
+
+def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
+    """What FastAPI would derive from a pydantic model, derived from SamplingParams instead."""
+    schema = {
+        "type": "object",
+        "required": ["prompt"],
+        "additionalProperties": False,
+        "properties": {
+            "prompt": {
+                "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}}],
+                "description": "text, or token ids",
+            },
+            **_sampling_properties(),
+            "stream": {"type": "boolean", "default": False, "description": "answer with server-sent events"},
+            "timeout": {
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "maximum": config.request_timeout,
+                "default": config.request_timeout,
+                "description": "seconds for queueing and decoding together",
+            },
+        },
+    }
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {
+            "200": {
+                "description": "the completion; with `stream`, events whose data are its pieces, then [DONE]",
+                "content": {"application/json": {}, "text/event-stream": {}},
+            },
+            **{status: {"description": meaning} for status, meaning in ERRORS.items()},
+        },
+    }
+
+
+ERRORS = {
+    "400": "the request can never be served as it stands; `error` names the field, its limit and what was given",
+    "408": "the body did not arrive in time",
+    "413": "the body is too large",
+    "415": "the body is not plain application/json in UTF-8",
+    "431": "the headers are too large",
+    "500": "this one request failed in the engine",
+    "503": "loading, overloaded, draining or failed; Retry-After says when to come back, where that is known",
+    "504": "the request did not end within its timeout",
+}
+
+
+def _sampling_properties() -> dict[str, Any]:
+    kinds, descriptions = typing.get_type_hints(SamplingParams), _descriptions(SamplingParams.__doc__ or "")
+    properties = {}
+    for field in dataclasses.fields(SamplingParams):
+        default = field.default if field.default is not dataclasses.MISSING else {}
+        properties[field.name] = {
+            **_json_type(kinds[field.name]),
+            "default": list(default) if isinstance(default, tuple) else default,
+            "description": descriptions[field.name],
+        }
+    # one stop string may come without its list
+    properties["stop"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} | {
+        key: properties["stop"][key] for key in ("default", "description")
+    }
+    return properties
+
+
+JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
+
+
+def _json_type(kind: Any) -> dict[str, Any]:
+    arguments = typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return {"anyOf": [_json_type(one) for one in arguments]}
+    match typing.get_origin(kind) or kind:
+        case origin if origin is Sequence:
+            return {"type": "array", "items": _json_type(arguments[0])}
+        case origin if origin is Mapping:  # JSON has no integer keys
+            return {"type": "object", "additionalProperties": _json_type(arguments[1])}
+        case simple:
+            return {"type": JSON_TYPES[simple]}
+
+
+def _descriptions(docstring: str) -> dict[str, str]:
+    """`name, name: what it means` paragraphs of a docstring, by name."""
+    found = re.findall(r"^ +((?:\w+, )*\w+): (.+(?:\n     +.+)*)", docstring, re.MULTILINE)
+    in_json = {names: re.sub(r"\bNone\b", "null", " ".join(text.split())) for names, text in found}
+    return {name: text for names, text in in_json.items() for name in names.split(", ")}

@@ -1,0 +1,209 @@
+"""The process: bind, load, serve, drain, leave, with an exit code that means something.
+
+The socket is bound first, so that a busy port is known before minutes of loading; HTTP answers while the model loads,
+so that whoever watches /health sees "loading" and not a refused connection.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gradus.errors import ConfigError
+from gradus.server.app import create_app
+from gradus.server.client import EngineClient
+from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
+from gradus.server.engine_thread import ModelInfo, SteppedEngine
+
+log = logging.getLogger(__name__)
+
+# How long connections get, once nothing runs any more, to take the bytes that are still on their way to them.
+LAST_BYTES_S = 2
+
+
+def serve(config: ServerConfig, load: Callable[[], SteppedEngine] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
+
+    load: makes the engine, on its own thread; the LLM that `config` describes when None.
+    Raises ConfigError (the port is busy) and whatever `load` raises; nothing is left running then.
+    """
+    _set_up_logging(config.log_level)
+    listening = bind(config)
+    client = EngineClient(load or (lambda: load_llm(config)), config)
+    server = Server(config, client)
+    if not _is_loopback(listening):
+        log.warning("listening on %s, where others can reach it: there is no authentication yet", config.host)
+    server.run(sockets=[listening])
+    if server.load_error is not None:
+        raise server.load_error
+    code = 1 if client.state == "failed" else 0
+    if not client.stopped:
+        # A thread inside a kernel can be neither interrupted nor, at interpreter exit, safely left behind.
+        log.warning("leaving without waiting for the engine's current step")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(code)
+    return code
+
+
+def load_llm(config: ServerConfig) -> SteppedEngine:
+    from gradus.engine.llm import LLM  # torch comes with it
+
+    return LLM(
+        config.model,
+        phase=config.phase,
+        device=config.device,
+        dtype=config.dtype,
+        context_length=config.context_length,
+    )
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket. Raises ConfigError when the address is taken or not this machine's."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {reason.lower()}; choose another --host or --port"
+        ) from error
+    return bound
+
+
+def _is_loopback(bound: socket.socket) -> bool:
+    host = bound.getsockname()[0]
+    return host.startswith("127.") or host == "::1"
+
+
+def _set_up_logging(level: str) -> None:
+    """One format, on stderr. uvicorn's chatter about itself is for debugging."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name in ("uvicorn.error", "uvicorn.access", "asyncio"):
+        logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with our answer to signals: the first one drains, the second one ends what runs at once."""
+
+    def __init__(self, config: ServerConfig, client: EngineClient) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(client, config),
+                http=protocol_with_deadline(config.receive_timeout),
+                loop="asyncio",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=config.log_level == "debug",
+                server_header=False,
+                proxy_headers=False,  # nothing here believes a client about where it comes from
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                timeout_graceful_shutdown=LAST_BYTES_S,
+            )
+        )
+        self.client = client
+        self.load_error: Exception | None = None
+        self._announcing: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens, once started: the port is a real one even when 0 was asked for."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return host, port
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.loop = asyncio.get_running_loop()
+        self._announcing = self.loop.create_task(self._announce())
+
+    async def _announce(self) -> None:
+        try:
+            info = await self.client.loaded()
+        except Exception as error:
+            self.load_error = error
+            self.should_exit = True
+        else:
+            print(ready_line(info, *self.address), flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came. uvicorn's own handler would stop listening at once, and end the process by the same signal."""
+        if self.started:
+            self.loop.call_soon_threadsafe(self.stop)
+        else:
+            self.should_exit = True
+
+    def stop(self) -> None:
+        """Drain and leave. Called again: end what runs now, with last words. A third time: without."""
+        if self._draining is None:
+            log.info("draining for at most %g s; one more signal stops at once", self.client.config.drain_timeout)
+            self._draining = self.loop.create_task(self._drain())
+        elif not self.client.hurried:
+            self.client.hurry()
+        else:
+            self.force_exit = self.should_exit = True
+
+    async def _drain(self) -> None:
+        """Go on listening meanwhile: those who come now are told so, instead of finding nobody."""
+        await self.client.drain(self.client.config.drain_timeout)
+        self.should_exit = True
+
+
+def ready_line(info: ModelInfo, host: str, port: int) -> str:
+    """Everything needed to try it, in one line."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
+    return (
+        f"gradus: serving {info.model} (phase {info.phase}, {info.device}, {info.dtype}) at {url} · try: "
+        f"curl -s {url}/generate -H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
+    """uvicorn's HTTP/1.1, which on its own waits forever for headers that never end, with a deadline for those.
+
+    It also hands the application a way to cut its connection: `scope["state"]["abort_connection"]`.
+    """
+
+    class DeadlineProtocol(H11Protocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.app_state = {**self.app_state, "abort_connection": transport.abort}
+            self._deadline = self.loop.call_later(seconds, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            # While the application waits for a body, the time is the application's to limit. Otherwise the client is
+            # sending what nobody looks at yet (headers), or any more (a body whose answer has gone out).
+            nobody_waits = self.cycle is None or self.cycle.response_complete
+            if nobody_waits and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+                self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)
+            else:
+                self._relax()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._relax()
+            super().connection_lost(exc)
+
+        def _relax(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return DeadlineProtocol

@@ -1,0 +1,92 @@
+"""`gradus doctor`: each check is really run, and says what to do when it fails."""
+
+import json
+import socket
+import sys
+
+import pytest
+
+from gradus import doctor
+from gradus.doctor import FAILED, NOTE, OK, WARNING, Finding, Report
+
+
+def finding(name: str) -> Finding:
+    return next(found for found in doctor.examine().findings if found.name == name)
+
+
+def test_on_this_machine_everything_essential_works(gradus, models_folder):
+    done = gradus("doctor")
+    assert done.code == 0, done.out
+    for name in ("torch", "tokenizers", "phases", "instruction sets", "memory", "GFLOP/s"):
+        assert name in done.out
+
+
+def test_json_is_the_whole_report(gradus, models_folder):
+    report = json.loads(gradus("doctor", "--json").out)
+    assert report["healthy"] is True
+    assert report["versions"]["torch"].startswith("2.")
+    assert int(report["hardware"]["cores"]) >= 1
+    assert {found["name"]: found["status"] for found in report["findings"]}["torch"] == OK
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "status"),
+    [("tokenizers", "tokenizers", FAILED), ("gguf", "gguf", WARNING), ("triton", "triton", NOTE)],
+)
+def test_a_missing_package_is_named_with_what_to_do(monkeypatch, module, name, status):
+    monkeypatch.setitem(sys.modules, module, None)
+    found = finding(name)
+    assert found.status == status
+    assert module in found.detail
+    assert found.advice
+
+
+def test_only_what_is_essential_makes_it_fail(gradus, monkeypatch):
+    def report(status: str) -> Report:
+        return Report({}, {}, [Finding("torch", status, "broken", "mend it")])
+
+    for status, code in [(OK, 0), (NOTE, 0), (WARNING, 0), (FAILED, 1)]:
+        monkeypatch.setattr(doctor, "examine", lambda status=status: report(status))
+        done = gradus("doctor")
+        assert done.code == code
+        assert "mend it" in done.out
+
+
+def test_a_port_in_use_is_noticed(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(doctor, "SERVER_PORT", server.getsockname()[1])
+        assert "--port" in finding(f"port {doctor.SERVER_PORT}").advice
+
+
+def test_an_empty_and_a_full_model_cache(models_folder, monkeypatch):
+    assert finding("models").advice == "gradus pull smollm2-135m"
+    assert finding("model cache").status == OK
+    monkeypatch.setattr(doctor, "FREE_DISK_WANTED", 2**80)
+    assert "free" in finding("model cache").advice
+
+
+def test_a_model_cache_that_cannot_be_made_is_noticed(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GRADUS_HOME", str(tmp_path / "file" / "cache"))
+    assert finding("model cache").status == WARNING
+
+
+@pytest.mark.parametrize("setting", ["1", "true", "YES"])
+def test_each_unsafe_environment_setting_is_named(setting):
+    found = doctor.unsafe_settings({"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": setting})
+    assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in found[0].detail
+
+
+def test_a_model_cache_that_others_may_write_to_is_named(models_folder):
+    models_folder.mkdir(parents=True)
+    models_folder.chmod(0o777)
+    assert [found for found in doctor.unsafe_settings({}) if str(models_folder) in found.detail]
+    models_folder.chmod(0o755)
+    assert not [found for found in doctor.unsafe_settings({}) if str(models_folder) in found.detail]
+
+
+def test_running_as_root_is_named(monkeypatch, models_folder):
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert [found for found in doctor.unsafe_settings({}) if "root" in found.detail]
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert [found.status for found in doctor.unsafe_settings({})] == [OK]

@@ -1,0 +1,301 @@
+"""A configuration is read as transformers reads it, or refused in one line that names the key."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gradus.errors import ConfigError
+from gradus.models.config import (
+    LinearScaling,
+    Llama3Scaling,
+    ModelConfig,
+    Rope,
+    kv_bytes_per_token,
+    parameter_count,
+)
+from gradus.models.shapes import SHAPES
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "bos_token_id": 256,
+    "eos_token_id": [257, 258],
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 320,
+    "n_positions": 512,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": 256,
+    "eos_token_id": 256,
+}
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 24, "rope_scaling": None, "use_sliding_window": True}
+MISTRAL = LLAMA | {"model_type": "mistral", "rope_scaling": None, "sliding_window": 16}
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "max_position_embeddings": 512,
+    "sliding_window": 16,
+    "sliding_window_pattern": 2,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+ALL = [LLAMA, GPT2, QWEN3, MISTRAL, GEMMA3, {"model_type": "gemma3", "text_config": GEMMA3}]
+
+
+def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in raw.items() if name != key}
+
+
+# ---- What is read ----------------------------------------------------------------------------------------------------
+
+
+def test_both_spellings_of_rope_mean_the_same() -> None:
+    parameters = LLAMA["rope_scaling"] | {"rope_theta": 500000.0}
+    newer = without(without(LLAMA, "rope_scaling"), "rope_theta") | {"rope_parameters": parameters}
+    older = LLAMA | {"rope_scaling": without(LLAMA["rope_scaling"], "rope_type") | {"type": "llama3"}}
+    wanted = Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
+    assert [ModelConfig.from_hf(raw).rope for raw in (LLAMA, newer, older)] == [wanted] * 3
+
+
+def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
+    nested = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    newer = {key: value for key, value in GEMMA3.items() if not key.startswith("rope")} | {"rope_parameters": nested}
+    config = ModelConfig.from_hf(newer)
+    assert config == ModelConfig.from_hf(GEMMA3)
+    assert (config.rope, config.local_rope) == (Rope(1e6, LinearScaling(8.0)), Rope(1e4))
+
+
+def test_absent_head_dim_and_kv_heads_follow_the_query_heads() -> None:
+    config = ModelConfig.from_hf(without(LLAMA, "num_key_value_heads"))
+    assert (config.num_kv_heads, config.head_dim, config.attention_scale) == (4, 16, 0.25)
+    assert ModelConfig.from_hf(LLAMA | {"num_key_value_heads": None}).num_kv_heads == 4
+
+
+def test_head_dim_need_not_divide_the_hidden_size() -> None:
+    assert ModelConfig.from_hf(LLAMA | {"hidden_size": 66, "head_dim": 24}).head_dim == 24
+
+
+@pytest.mark.parametrize(("raw", "wanted"), [(7, (7,)), ([7, 8, 7], (7, 8)), (None, ()), ([], ())])
+def test_end_tokens_may_be_one_several_or_none(raw: object, wanted: tuple[int, ...]) -> None:
+    assert ModelConfig.from_hf(LLAMA | {"eos_token_id": raw}).eos_token_ids == wanted
+
+
+def test_the_architecture_class_stands_in_for_an_absent_model_type() -> None:
+    raw = without(LLAMA, "model_type") | {"architectures": ["LlamaForCausalLM"]}
+    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(LLAMA)
+
+
+def test_code_in_a_configuration_is_ignored() -> None:
+    raw = LLAMA | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}
+    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(LLAMA)
+
+
+def test_mistral_has_a_window_in_every_layer_unless_null() -> None:
+    assert ModelConfig.from_hf(MISTRAL).windows == (16, 16)
+    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": None}).windows == (None, None)
+    assert ModelConfig.from_hf(MISTRAL | {"sliding_window": 512}).windows == (None, None)  # hides nothing
+    longer = without(MISTRAL, "sliding_window") | {"max_position_embeddings": 8192}
+    assert ModelConfig.from_hf(longer).windows == (4096, 4096)
+
+
+def test_qwen3_windows_follow_their_three_keys() -> None:
+    raw = QWEN3 | {"sliding_window": 16, "max_window_layers": 1}
+    assert ModelConfig.from_hf(raw).windows == (None, 16)
+    assert ModelConfig.from_hf(raw | {"use_sliding_window": False}).windows == (None, None)
+    types = ["sliding_attention", "full_attention"]
+    assert ModelConfig.from_hf(raw | {"layer_types": types}).windows == (16, None)
+
+
+def test_gemmas_pattern_leaves_every_so_many_layers_global() -> None:
+    assert ModelConfig.from_hf(GEMMA3).windows == (16, None, 16, None)
+    usual = without(GEMMA3, "sliding_window_pattern") | {"num_hidden_layers": 7}
+    assert ModelConfig.from_hf(usual).windows == (16, 16, 16, 16, 16, None, 16)
+
+
+def test_the_text_part_of_a_multimodal_gemma_is_taken() -> None:
+    raw = {"model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"x": 1}, "text_config": GEMMA3}
+    assert ModelConfig.from_hf(raw) == ModelConfig.from_hf(GEMMA3 | {"eos_token_id": [1, 106]})
+
+
+def test_unscaled_gpt2_scores() -> None:
+    assert ModelConfig.from_hf(GPT2).attention_scale == 0.25
+    assert ModelConfig.from_hf(GPT2 | {"scale_attn_weights": False}).attention_scale == 1.0
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[object, str]] = [
+    ([1, 2], "it must be a JSON object, got [1, 2]"),
+    ({}, "model_type is missing"),
+    (LLAMA | {"model_type": "falcon"}, "'falcon' is not supported; supported model types are gemma3, gemma3_text, gpt"),
+    (LLAMA | {"model_type": ["llama"]}, "['llama'] is not supported"),
+    ({"architectures": ["BertModel"]}, "'BertModel' is not supported"),
+    (without(LLAMA, "hidden_size"), "hidden_size is missing (expected an integer between 1 and"),
+    (LLAMA | {"hidden_size": None}, "hidden_size is missing"),
+    (LLAMA | {"hidden_size": "64"}, "hidden_size must be an integer between 1 and 16777216, got '64'"),
+    (LLAMA | {"hidden_size": 64.0}, "hidden_size must be an integer between 1 and 16777216, got 64.0"),
+    (LLAMA | {"num_hidden_layers": True}, "num_hidden_layers must be an integer between 1 and 4096, got True"),
+    (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers must be an integer between 1 and 4096, got 0"),
+    (LLAMA | {"vocab_size": -1}, "vocab_size must be an integer between 1 and 16777216, got -1"),
+    (LLAMA | {"vocab_size": 10**5000}, "vocab_size must be an integer between 1 and 16777216, got an integer of 16610"),
+    (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps must be a number above 0 and below 1e12, got 0"),
+    (LLAMA | {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a number above 0 and below 1e12, got nan"),
+    (LLAMA | {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
+    (LLAMA | {"hidden_act": "relu6"}, "hidden_act must be one of gelu, gelu_fast"),
+    (LLAMA | {"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads evenly"),
+    (LLAMA | {"num_attention_heads": 6}, "hidden_size 64 is not a multiple of num_attention_heads 6"),
+    (LLAMA | {"head_dim": 15}, "head_dim must be even for rotary positions, got 15"),
+    (LLAMA | {"eos_token_id": 320}, "eos_token_id 320 is not in the vocabulary of 320 tokens"),
+    (LLAMA | {"bos_token_id": 999}, "bos_token_id 999 is not in the vocabulary of 320 tokens"),
+    (LLAMA | {"bos_token_id": -1}, "bos_token_id must be an integer between 0 and"),
+    (LLAMA | {"eos_token_id": [1, "2"]}, "eos_token_id must be a token id or a list of them, got [1, '2']"),
+    (LLAMA | {"rope_scaling": [8]}, "rope_scaling must be a JSON object, got [8]"),
+    (
+        LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        "rope scaling 'yarn' is not supported; supported are default, linear and llama3",
+    ),
+    (LLAMA | {"rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type is missing"),
+    (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+    (LLAMA | {"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor must be a number above 0"),
+    (LLAMA | {"rope_parameters": {"rope_theta": "big"}}, "rope_parameters.rope_theta must be a number above 0"),
+    (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor other than 1 is not supp"),
+    (
+        LLAMA | {"rope_scaling": LLAMA["rope_scaling"] | {"high_freq_factor": 1.0}},
+        "high_freq_factor must be above low_freq_factor 1.0, got 1.0",
+    ),
+    (QWEN3 | {"layer_types": ["full_attention"]}, "1 layer types are given for 2 layers"),
+    (QWEN3 | {"layer_types": ["full_attention", "linear"]}, "layer_types must be a list of 'full_attention' and"),
+    (
+        QWEN3 | {"use_sliding_window": False, "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types has sliding attention, but no window is set",
+    ),
+    (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is set, but"),
+    (GPT2 | {"n_head": 5}, "n_embd 64 is not a multiple of n_head 5"),
+    (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention is set, but"),
+    ({"model_type": "gemma3"}, "text_config is missing"),
+    ({"model_type": "gemma3", "text_config": GEMMA3 | {"head_dim": 0}}, "text_config.head_dim must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("raw", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
+def test_each_mistake_has_its_line(raw: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ModelConfig.from_hf(raw)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("model configuration: ") and "\n" not in str(caught.value)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from([0, -1, 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def paths(raw: dict[str, Any]) -> list[tuple[str, ...]]:
+    inside = [(key, *rest) for key, value in raw.items() if isinstance(value, dict) for rest in paths(value)]
+    return [(key,) for key in raw] + inside
+
+
+def damaged(raw: dict[str, Any], path: tuple[str, ...], junk: object) -> dict[str, Any]:
+    return raw | {path[0]: junk if len(path) == 1 else damaged(raw[path[0]], path[1:], junk)}
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), raw=st.sampled_from(ALL))
+def test_one_junk_value_gives_a_configuration_or_one_line(data: st.DataObject, raw: dict[str, Any]) -> None:
+    read_or_refused(damaged(raw, data.draw(st.sampled_from(paths(raw))), data.draw(JUNK)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(raw=JUNK, model_type=st.sampled_from(["llama", "gpt2", "mistral", "qwen3", "gemma3_text", "gemma3"]))
+@example(raw={"text_config": {}}, model_type="gemma3")
+def test_anything_at_all_gives_a_configuration_or_one_line(raw: object, model_type: str) -> None:
+    read_or_refused(raw)
+    if isinstance(raw, dict):
+        read_or_refused(raw | {"model_type": model_type})
+
+
+def read_or_refused(raw: Any) -> None:
+    try:
+        assert isinstance(ModelConfig.from_hf(raw), ModelConfig)
+    except ConfigError as error:
+        assert str(error) and "\n" not in str(error) and len(str(error)) < 400
+
+
+# ---- The named shapes ------------------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "gpt2-124m": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-xl": 1_557_611_200,
+    "smollm2-135m": 134_515_008,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "gemma3-270m": 268_098_176,
+    "gemma3-1b": 999_885_952,
+}
+
+
+def test_named_shapes_have_the_published_parameter_counts() -> None:
+    real = {name: config for name, config in SHAPES.items() if not name.startswith("tiny-")}
+    assert {name: parameter_count(config) for name, config in real.items()} == PUBLISHED
+
+
+def test_a_token_of_smollm2_takes_23040_bytes_of_kv_cache() -> None:
+    assert kv_bytes_per_token(SHAPES["smollm2-135m"], bytes_per_value=2) == 2 * 30 * 3 * 64 * 2 == 23040
+
+
+def test_tiny_shapes_have_every_trait_that_a_backend_could_miss() -> None:
+    tiny = {name: config for name, config in SHAPES.items() if name.startswith("tiny-")}
+    assert {config.family for config in tiny.values()} == {"gpt2", "llama", "qwen3", "gemma3"}
+    for config in tiny.values():
+        assert config.vocab_size > 256 and config.eos_token_ids and config.context_length == 512
+    assert SHAPES["tiny-llama"].num_heads > SHAPES["tiny-llama"].num_kv_heads > 1
+    assert SHAPES["tiny-llama"].head_dim * SHAPES["tiny-llama"].num_heads != SHAPES["tiny-llama"].hidden_size
+    assert SHAPES["tiny-mistral"].windows == (16,) * 4
+    assert SHAPES["tiny-gemma3"].windows == (16, None, 16, None)
+
+
+def test_shapes_survive_json() -> None:
+    """What tests write into a config.json is read back the same."""
+    assert ModelConfig.from_hf(json.loads(json.dumps(GEMMA3))) == ModelConfig.from_hf(GEMMA3)

@@ -1,0 +1,198 @@
+"""Servers over real sockets: uvicorn in a thread of the test process, or a process of its own where signals matter."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gradus.server.client import EngineClient
+from gradus.server.config import ServerConfig
+from gradus.server.serve import Server, bind
+from tests.server.scripted import ScriptedLLM
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Running:
+    """A server that answers. `engine` is the very object that its engine thread runs."""
+
+    url: str
+    port: int
+    engine: Any
+    client: EngineClient
+    server: Server
+    http: httpx.Client
+
+    def generate(self, **body):
+        return self.http.post("/generate", json=body)
+
+    def stats(self):
+        return self.http.get("/stats").json()
+
+    def health(self):
+        return self.http.get("/health").status_code
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def send(self, body: bytes, headers=(), path="/generate"):
+        """A POST as raw bytes on a connection of its own; the socket, nothing read yet."""
+        connection = self.connect()
+        lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json", *headers]
+        if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
+            lines.append(f"Content-Length: {len(body)}")
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        return connection
+
+    def leave(self, connection, reset):
+        """Close a connection, politely (FIN) or not (RST)."""
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    def on_loop(self, function):
+        """Run `function` on the server's event loop, as everything of the client's must be."""
+        done = threading.Event()
+        self.server.loop.call_soon_threadsafe(lambda: (function(), done.set()))
+        assert done.wait(10)
+
+    def idle(self):
+        """The engine has nothing to do, and the client remembers nobody."""
+        return not self.client._streams and not self.engine.has_work and self.client.waiting == 0
+
+
+def eventually(condition, seconds=10.0):
+    """Wait until `condition()` holds; its last value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.005)
+    return value
+
+
+@contextlib.contextmanager
+def running(load=None, **settings):
+    """A server on a free port in this process; `load` makes its engine (scripted when None)."""
+    config = ServerConfig(port=0, **settings)
+    made = []
+    client = EngineClient(lambda: made.append((load or ScriptedLLM)()) or made[0], config)
+    server, listening = Server(config, client), bind(config)
+    port = listening.getsockname()[1]
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            assert eventually(lambda: server.started)
+            assert eventually(lambda: client.state != "loading", 60)
+            yield Running(url, port, made[0] if made else None, client, server, http)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture
+def serving():
+    """Start servers: `serving(load, **settings)`; all are stopped at the end of the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda load=None, **settings: stack.enter_context(running(load, **settings))
+
+
+def tiny_llm():
+    from gradus.engine.llm import LLM
+
+    return LLM("random:tiny-llama", phase="p01", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def real():
+    """The real engine with a tiny random model, shared: tests must leave it idle."""
+    with running(tiny_llm, receive_timeout=5) as server:
+        yield server
+
+
+def events(response):
+    """The JSON of each `data:` line, and whether [DONE] came last."""
+    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    done = bool(lines) and lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines if line != "[DONE]"], done
+
+
+def read_answer(connection, seconds=20):
+    """(status, headers as text, body) of one answer on a raw connection that the server may keep open."""
+    connection.settimeout(seconds)
+    data = b""
+    while b"\r\n\r\n" not in data:
+        more = connection.recv(65536)
+        if not more:
+            return None
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    text = head.decode().lower()
+    length = next((int(line.split(":")[1]) for line in text.split("\r\n") if line.startswith("content-length:")), None)
+    while length is not None and len(body) < length:
+        body += connection.recv(65536)
+    return int(text.split()[1]), text, body
+
+
+class Process:
+    """`serve` in a process of its own. engine: an expression that makes the engine, evaluated by the loader there."""
+
+    def __init__(self, engine="ScriptedLLM()", **settings):
+        source = (
+            "import sys, time\n"
+            "from gradus.errors import GradusError, ConfigError\n"
+            "from gradus.server.config import ServerConfig\n"
+            "from gradus.server.serve import serve\n"
+            "from tests.server.scripted import ScriptedLLM\n"
+            "def fail(error):\n"
+            "    raise error\n"
+            "try:\n"
+            f"    sys.exit(serve(ServerConfig(**{settings!r}), lambda: {engine}))\n"
+            "except GradusError as error:\n"
+            "    print(f'gradus: {error}', file=sys.stderr)\n"
+            "    sys.exit(2)\n"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+
+    def ready(self):
+        """Wait for the ready line; the server's address."""
+        line = self.process.stdout.readline()
+        assert line, self.process.stderr.read()
+        self.ready_line = line
+        return line.split(" at ")[1].split()[0]
+
+    def signal(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
+
+    def end(self, seconds=20):
+        """(exit code, stderr)."""
+        _, errors = self.process.communicate(timeout=seconds)
+        return self.process.returncode, errors
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()

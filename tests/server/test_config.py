@@ -1,0 +1,107 @@
+"""A server's configuration: each mistake is one line that names the key, and reading it costs nothing."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus.errors import ConfigError
+from gradus.server.config import ServerConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def written(tmp_path, text):
+    path = tmp_path / "server.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", ["cpu.yaml", "gpu.yaml"])
+def test_the_configurations_that_ship_load(name):
+    config = ServerConfig.from_yaml(ROOT / "configs" / name)
+    assert config != ServerConfig()
+    assert config.host == "127.0.0.1"
+
+
+def test_a_file_sets_what_it_names_and_keeps_the_other_defaults(tmp_path):
+    config = ServerConfig.from_yaml(written(tmp_path, "port: 9000\nrequest_timeout: 5\nphase: p01\n"))
+    assert config == ServerConfig(port=9000, request_timeout=5, phase="p01")
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    assert ServerConfig.from_yaml(written(tmp_path, "# nothing\n")) == ServerConfig()
+
+
+def test_flags_win_over_the_file_and_absent_flags_change_nothing():
+    config = ServerConfig(port=9000, phase="p01").merge({"port": 9001, "phase": None, "model": None})
+    assert config == ServerConfig(port=9001, phase="p01")
+
+
+def test_by_default_only_this_machine_can_reach_it():
+    assert ServerConfig().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 9000", "unknown key 'prot'; did you mean 'port'?"),
+        ("zzz: 1", "unknown key 'zzz'"),
+        ("1: 1", "unknown key '1'"),
+        ("port: many", "port must be a whole number, got 'many'"),
+        ("port: yes", "port must be a whole number, got True"),
+        ("port: null", "port must be a whole number, got None"),
+        ("port: 65536", "port must be between 0 and 65535, got 65536"),
+        ("phase: 1", "phase must be text or null, got 1"),
+        ("max_waiting: 0", "max_waiting must be 1 or more, got 0"),
+        ("context_length: 0", "context_length must be 1 or more, got 0"),
+        ("request_timeout: 0", "request_timeout must be a number of seconds above 0, got 0"),
+        ("step_timeout: .inf", "step_timeout must be a number of seconds above 0, got inf"),
+        ("step_timeout: .nan", "step_timeout must be a number of seconds above 0, got nan"),
+        ("drain_timeout: -1", "drain_timeout must be 0 or more, got -1"),
+        ("log_level: loud", "log_level must be one of debug, info, warning, error, got 'loud'"),
+        ("- a list", "must hold `key: value` lines, found a list"),
+        ("port: [", "is not YAML"),
+        ("!!python/object/apply:os.getpid []", "is not YAML"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_that_names_file_key_and_value(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig.from_yaml(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be read \(No such file or directory\)"):
+        ServerConfig.from_yaml(tmp_path / "absent.yaml")
+
+
+def test_a_file_that_is_not_text_is_one_line(tmp_path):
+    path = tmp_path / "binary.yaml"
+    path.write_bytes(b"port: \xff\xfe")
+    with pytest.raises(ConfigError, match="binary.yaml: cannot be read"):
+        ServerConfig.from_yaml(path)
+
+
+def test_flags_are_checked_like_files():
+    with pytest.raises(ConfigError, match="port must be between 0 and 65535, got -1"):
+        ServerConfig().merge({"port": -1})
+
+
+def test_every_field_is_documented():
+    for field in dataclasses.fields(ServerConfig):
+        assert f"{field.name}" in ServerConfig.__doc__
+        assert f"`{field.name}`" in (ROOT / "docs" / "serving.md").read_text()
+
+
+def test_reading_a_configuration_imports_neither_torch_nor_the_web_server():
+    code = (
+        "import sys; from gradus.server.config import ServerConfig; ServerConfig.from_yaml('configs/cpu.yaml');"
+        "print([name for name in ('torch', 'fastapi', 'uvicorn', 'starlette') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,187 @@
+"""Parts that break: one request's fault stays its own, and an engine that is gone says so everywhere."""
+
+import json
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from gradus.errors import CapacityError, ConfigError
+from tests.server.conftest import eventually, events, read_answer
+from tests.server.scripted import ScriptedLLM
+
+SLOW = partial(ScriptedLLM, step_s=0.01)
+
+
+def in_thread(function):
+    box = []
+    thread = threading.Thread(target=lambda: box.append(function()))
+    thread.start()
+
+    def result():
+        thread.join(20)
+        return box[0]
+
+    return result
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_requests_fault_is_its_own(serving, caplog, stream):
+    server = serving(partial(ScriptedLLM, step_s=0.01, poison=13))
+    neighbor = in_thread(lambda: server.generate(prompt="a", max_tokens=30))
+    assert eventually(lambda: server.engine.running)
+    answer = server.generate(prompt=[7, 13], max_tokens=30, stream=stream)
+    error = events(answer)[0][-1]["error"] if stream else answer.json()["error"]
+    assert answer.status_code == (200 if stream else 500)
+    assert error["code"] == 500 and error["type"] == "internal_error"
+    assert "secret detail" not in answer.text
+    assert neighbor().json()["token_ids"] == list(range(30))
+    assert server.health() == 200
+    assert server.stats()["failed"] == 1
+
+
+def test_a_sample_that_fails_leaves_its_siblings_streams_alone(serving):
+    class OneBad(ScriptedLLM):
+        def _advance(self, sample):
+            return self._end(sample, (), "", "error") if sample.index == 1 else super()._advance(sample)
+
+    frames, done = events(serving(OneBad).generate(prompt="a", max_tokens=3, n=3, stream=True))
+    endings = {frame["index"]: frame["finish_reason"] for frame in frames if "finish_reason" in frame}
+    assert endings == {0: "length", 1: "error", 2: "length"}
+    assert done
+
+
+def test_a_submission_that_breaks_the_tokenizer_breaks_nothing_else(serving, caplog):
+    class Fragile(ScriptedLLM):
+        def submit(self, prompt, params, *, request_id):
+            if prompt == "break":
+                raise ZeroDivisionError("secret detail")
+            return super().submit(prompt, params, request_id=request_id)
+
+    server = serving(Fragile)
+    answer = server.generate(prompt="break", max_tokens=1)
+    assert answer.status_code == 500
+    assert "secret detail" not in answer.text and "ZeroDivision" not in answer.text
+    assert "secret detail" in caplog.text  # the log has it
+    assert server.generate(prompt="a", max_tokens=1).status_code == 200
+
+
+def test_an_engine_that_is_full_is_an_overload(serving):
+    class Full(ScriptedLLM):
+        def submit(self, prompt, params, *, request_id):
+            raise CapacityError("no room")
+
+    answer = serving(Full).generate(prompt="a", max_tokens=1)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_when_the_engine_breaks_everybody_is_told_within_a_second(serving, caplog):
+    server = serving(partial(ScriptedLLM, slots=2, step_s=0.05, faults={10: RuntimeError("secret detail")}))
+    whole = [in_thread(lambda: server.generate(prompt="a", max_tokens=100)) for _ in range(3)]
+    stream = in_thread(lambda: server.generate(prompt="a", max_tokens=100, stream=True))
+    assert eventually(lambda: server.client.state == "failed")
+    start = time.monotonic()
+    answers = [result() for result in whole]
+    frames, done = events(stream())
+    assert time.monotonic() - start < 1
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert frames[-1]["error"]["type"] == "failed" and done
+
+    health = server.http.get("/health")
+    assert health.status_code == 503
+    assert health.json()["status"] == "failed" and "RuntimeError" in health.json()["reason"]
+    assert server.http.get("/health/live").status_code == 503  # only a restart helps now
+    assert server.generate(prompt="a", max_tokens=1).status_code == 503
+    assert server.stats()["state"] == "failed"
+    for answer in (*answers, health):
+        assert "secret detail" not in answer.text and "Traceback" not in answer.text
+    assert "secret detail" in caplog.text and "Traceback" in caplog.text
+
+
+def test_a_step_that_hangs_is_noticed(serving):
+    server = serving(partial(ScriptedLLM, hang={3: 3.0}), step_timeout=0.4)
+    start = time.monotonic()
+    answer = server.generate(prompt="a", max_tokens=10)
+    assert 0.4 < time.monotonic() - start < 1.5
+    assert answer.status_code == 503
+    assert server.health() == 503
+    assert "hangs" in server.http.get("/health").json()["reason"]
+    assert server.generate(prompt="a", max_tokens=1).status_code == 503
+    # when the step does come back, nothing runs after it
+    assert eventually(lambda: not server.client._thread.is_alive())
+    assert server.engine.totals.steps == 3
+
+
+def test_slow_steps_below_the_limit_are_no_alarm(serving):
+    server = serving(partial(ScriptedLLM, step_s=0.3), step_timeout=1.0)
+    assert server.generate(prompt="a", max_tokens=5).status_code == 200
+    assert server.health() == 200
+
+
+def test_while_the_model_loads_http_answers(serving):
+    gate = threading.Event()
+
+    def load():
+        gate.wait(10)
+        return ScriptedLLM()
+
+    import httpx
+
+    from gradus.server.client import EngineClient
+    from gradus.server.config import ServerConfig
+    from gradus.server.serve import Server, bind
+
+    config = ServerConfig(port=0)
+    client = EngineClient(load, config)
+    server, listening = Server(config, client), bind(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", trust_env=False) as http:
+        health = http.get("/health")
+        assert health.status_code == 503 and health.json()["status"] == "loading"
+        assert http.get("/health/live").status_code == 200
+        refused = http.post("/generate", json={"prompt": "a"})
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "loading"
+        assert http.get("/stats").json()["state"] == "loading"
+        gate.set()
+        assert eventually(lambda: http.get("/health").status_code == 200)
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error():
+    from gradus.server.client import EngineClient
+    from gradus.server.config import ServerConfig
+    from gradus.server.serve import Server, bind
+
+    def load():
+        raise ConfigError("no such phase")
+
+    config = ServerConfig(port=0)
+    server = Server(config, EngineClient(load, config))
+    server.run(sockets=[bind(config)])
+    assert str(server.load_error) == "no such phase"
+
+
+def test_an_unexpected_error_of_the_server_itself_is_json_without_detail(serving, monkeypatch):
+    server = serving()
+    monkeypatch.setattr(server.client, "stats", lambda: 1 / 0)
+    answer = server.http.get("/stats")
+    assert answer.status_code == 500
+    assert json.loads(answer.text)["error"]["code"] == 500
+    assert "division" not in answer.text
+
+
+def test_a_request_cancelled_before_it_was_accepted_leaves_nothing(serving):
+    server = serving(partial(ScriptedLLM, slots=1, step_s=0.3))
+    first = server.send(b'{"prompt": "a", "max_tokens": 3}')
+    assert eventually(lambda: server.engine.running)
+    second = server.send(b'{"prompt": "a", "max_tokens": 3}')  # arrives in the middle of a step
+    assert eventually(lambda: server.client._samples_sent == 2)
+    server.leave(second, reset=True)
+    assert read_answer(first)[0] == 200
+    assert eventually(server.idle)
+    assert server.engine.seen == ["gen-1"]

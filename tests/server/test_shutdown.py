@@ -1,0 +1,203 @@
+"""Signals: what runs gets its time, then its last word; the exit code says how it went. Real processes, real signals."""
+
+import signal
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.server.conftest import Process, eventually, events
+
+STREAM = {"prompt": "a", "max_tokens": 100, "stream": True}
+
+
+def stream_in_background(url, body=STREAM):
+    """Start a streaming request; returns (its first frame has come, its frames once it has ended)."""
+    begun, box = threading.Event(), []
+
+    def run():
+        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60, trust_env=False) as answer:
+            lines = []
+            for line in answer.iter_lines():
+                lines.append(line)
+                begun.set()
+
+        class Lines:
+            def iter_lines(self):
+                return lines
+
+        box.append(events(Lines()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result():
+        thread.join(30)
+        return box[0]
+
+    return begun, result
+
+
+def get(url, path="/health"):
+    return httpx.get(url + path, timeout=5, trust_env=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_runs_is_finished_before_leaving(number):
+    with Process("ScriptedLLM(step_s=0.01)", port=0, drain_timeout=20) as server:
+        url = server.ready()
+        begun, result = stream_in_background(url)
+        assert begun.wait(10)
+        server.signal(number)
+        assert eventually(lambda: get(url).status_code == 503, 0.5)
+        assert get(url).json()["status"] == "draining"
+        assert get(url, "/health/live").status_code == 200
+        refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, trust_env=False)
+        assert refused.status_code == 503 and 1 <= int(refused.headers["retry-after"]) <= 20
+        frames, done = result()
+        ended = time.monotonic()
+        assert frames[-1]["finish_reason"] == "length" and done
+        assert frames[-1]["usage"]["completion_tokens"] == 100
+        code, errors = server.end()
+        assert time.monotonic() - ended < 1.5
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+def test_what_does_not_finish_in_time_gets_a_last_frame():
+    with Process("ScriptedLLM(step_s=0.05, slots=1)", port=0, drain_timeout=0.5) as server:
+        url = server.ready()
+        begun, running = stream_in_background(url)
+        assert begun.wait(10)
+        _, waiting = stream_in_background(url)
+        assert eventually(lambda: get(url, "/stats").json()["waiting"] == 1)
+        start = time.monotonic()
+        server.signal()
+        for result in (running, waiting):
+            frames, done = result()
+            assert frames[-1]["finish_reason"] == "cancelled" and done
+            assert frames[-1]["error"]["type"] == "draining"
+        code, errors = server.end()
+        assert 0.5 <= time.monotonic() - start < 3
+        assert code == 0
+        assert "Traceback" not in errors
+
+
+def test_a_second_signal_stops_at_once_with_last_frames():
+    with Process("ScriptedLLM(step_s=0.05)", port=0, drain_timeout=60) as server:
+        url = server.ready()
+        begun, result = stream_in_background(url, STREAM | {"max_tokens": 4000})
+        assert begun.wait(10)
+        server.signal()
+        assert eventually(lambda: get(url).status_code == 503)
+        start = time.monotonic()
+        server.signal()
+        frames, done = result()
+        assert frames[-1]["finish_reason"] == "cancelled" and done
+        assert server.end()[0] == 0
+        assert time.monotonic() - start < 2
+
+
+def test_idle_it_leaves_at_once():
+    with Process(port=0) as server:
+        server.ready()
+        start = time.monotonic()
+        server.signal()
+        assert server.end()[0] == 0
+        assert time.monotonic() - start < 1.5
+
+
+def test_a_step_that_hangs_does_not_keep_the_process():
+    with Process("ScriptedLLM(hang={2: 600})", port=0, drain_timeout=0.2) as server:
+        url = server.ready()
+        begun, result = stream_in_background(url)
+        assert begun.wait(10)
+        server.signal()
+        frames, done = result()
+        assert frames[-1]["error"]["type"] == "draining" and done
+        code, errors = server.end()
+        assert code == 0
+        assert "leaving without waiting" in errors
+
+
+def test_a_client_that_reads_nothing_does_not_keep_the_process():
+    with Process("ScriptedLLM(piece='x' * 65536, step_s=0.001)", port=0, drain_timeout=0.2) as server:
+        url = server.ready()
+        with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as connection:
+            body = b'{"prompt": "a", "max_tokens": 4000, "stream": true}'
+            connection.sendall(
+                b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+            )
+            assert eventually(lambda: get(url, "/stats").json()["generated_tokens"] > 200)
+            server.signal()
+            assert server.end()[0] == 0
+
+
+def test_a_signal_while_loading_ends_it():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Process("time.sleep(600)", port=port) as server:
+        assert eventually(lambda: is_loading(port))
+        server.signal()
+        assert server.end()[0] == 0
+
+
+def is_loading(port):
+    try:
+        return get(f"http://127.0.0.1:{port}").json()["status"] == "loading"
+    except httpx.TransportError:
+        return False
+
+
+def test_the_ready_line_has_all_it_takes_to_try():
+    with Process(port=0) as server:
+        url = server.ready()
+        assert server.ready_line.startswith(f"gradus: serving scripted (phase p99, cpu, float32) at {url} ")
+        command = server.ready_line.split("try: ")[1]
+        assert command.startswith(f"curl -s {url}/generate -H 'Content-Type: application/json' -d '")
+        body = command.split("-d '")[1].rstrip("'\n")
+        answer = httpx.post(f"{url}/generate", content=body, headers={"content-type": "application/json"}, trust_env=False)
+        assert answer.status_code == 200
+
+
+def test_by_default_it_listens_on_loopback_only():
+    with Process(port=0) as server:
+        assert server.ready().startswith("http://127.0.0.1:")
+        server.signal()
+        assert "authentication" not in server.end()[1]
+
+
+def test_listening_beyond_loopback_comes_with_a_warning():
+    with Process(port=0, host="0.0.0.0") as server:
+        server.ready()
+        server.signal()
+        code, errors = server.end()
+        assert code == 0
+        assert "listening on 0.0.0.0" in errors and "no authentication" in errors
+
+
+def test_a_busy_port_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken, Process(port=taken.getsockname()[1]) as server:
+        code, errors = server.end()
+        assert code == 2
+        port = taken.getsockname()[1]
+        assert errors == (
+            f"gradus: cannot listen on 127.0.0.1 port {port}: address already in use; choose another --host or --port\n"
+        )
+
+
+def test_a_load_that_fails_is_one_line():
+    with Process("fail(ConfigError('phase must be one of p00, p01'))", port=0) as server:
+        code, errors = server.end()
+        assert code == 2
+        assert errors == "gradus: phase must be one of p00, p01\n"
+
+
+def test_a_defect_in_loading_keeps_its_traceback():
+    with Process("1 / 0", port=0) as server:
+        code, errors = server.end()
+        assert code == 1
+        assert "Traceback" in errors and "ZeroDivisionError" in errors
