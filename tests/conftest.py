@@ -63,7 +63,9 @@ def _has_gpu() -> bool:
 
 
 def _is_pulled(name: str) -> bool:
-    raise NotImplementedError
+    from gradus.loading import CATALOGUE
+
+    return name in CATALOGUE and CATALOGUE[name].pulled
 
 
 # -- no network ------------------------------------------------------------------------------------------------------

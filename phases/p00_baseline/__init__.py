@@ -1,0 +1,1 @@
+"""p00, the baseline: recompute everything for every token."""

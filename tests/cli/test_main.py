@@ -35,7 +35,7 @@ def test_version(gradus):
     ("arguments", "says"),
     [
         (["frobnicate"], "frobnicate"),
-        (["generate"], "PROMPT"),
+        (["generate"], "prompt"),
         (["generate", "x", "--max-tokens", "many"], "--max-tokens"),
         (["generate", "x", "--no-such-option"], "--no-such-option"),
         (["generate", "x", "--temperature", "-1"], "temperature must be"),

@@ -23,6 +23,7 @@ from gradus.errors import CapacityError, GradusError
 app = typer.Typer(
     name="gradus",
     rich_markup_mode="rich",
+    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,8 +52,8 @@ def gradus_command(
       gradus pull smollm2-135m              a small real model (98 MB)
       gradus generate "Once upon a time"    its text, as it comes
       gradus chat                           talk to it
-      gradus serve                          an OpenAI-compatible server on http://127.0.0.1:8000
-      gradus phases                         the course: every optimization, one at a time
+      gradus serve                          an OpenAI-compatible server on port 8000
+      gradus phases                         the course, one optimization at a time
       gradus doctor                         what works on this machine
 
     Each command explains itself: gradus generate --help

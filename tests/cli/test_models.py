@@ -1,0 +1,77 @@
+"""`gradus models` and `gradus pull`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gradus import loading
+from gradus.cli.progress import Bars
+
+
+def test_the_catalogue_is_listed_with_license_and_what_is_pulled(gradus, models_folder):
+    out = gradus("models").out
+    line = next(line for line in out.splitlines() if line.startswith("smollm2-135m"))
+    assert "Apache-2.0" in line and "98.4 MB" in line and " no " in line
+    assert "random:llama-3.2-1b" in out
+
+
+def test_json_has_the_same_and_the_shapes(gradus, models_folder):
+    listed = json.loads(gradus("models", "--json").out)
+    first = listed["catalogue"][0]
+    assert (first["name"], first["pulled"], first["path"]) == ("smollm2-135m", False, None)
+    shapes = {row["name"]: row for row in listed["random"]}
+    assert 1.2e9 < shapes["random:llama-3.2-1b"]["parameters"] < 1.3e9
+
+
+@pytest.fixture
+def fetching(monkeypatch, tmp_path):
+    """A `pull` that reports progress and fetches nothing."""
+
+    def pull(name, *, progress):
+        progress.note("comes under a license")
+        progress.begin(f"fetching {name}", 100)
+        progress.advance(40)
+        return tmp_path / "weights.gguf"
+
+    monkeypatch.setattr(loading, "pull", pull)
+    return tmp_path / "weights.gguf"
+
+
+def test_pull_says_where_the_model_is_and_under_which_license(gradus, fetching):
+    done = gradus("pull", "smollm2-135m")
+    assert done.code == 0
+    assert str(fetching) in done.out and "Apache-2.0" in done.out
+    assert "comes under a license" in done.err
+
+
+def test_pull_as_json_is_json_alone(gradus, fetching):
+    done = gradus("pull", "smollm2-135m", "--json")
+    assert json.loads(done.out) == {"name": "smollm2-135m", "path": str(fetching), "license": "Apache-2.0"}
+
+
+@pytest.mark.parametrize("name", ["random:tiny-llama", str(Path(__file__).parent)])
+def test_what_needs_no_fetching_is_left_alone(gradus, name):
+    done = gradus("pull", name)
+    assert (done.code, done.err) == (0, "")
+    assert "needs no fetching" in done.out
+
+
+def test_pulling_an_unknown_model_names_the_known_ones(gradus):
+    done = gradus("pull", "gpt-17")
+    assert done.code == 2
+    assert "smollm2-135m" in done.err
+
+
+def test_bars_appear_on_a_terminal_only(capsys, monkeypatch):
+    def shown() -> str:
+        with Bars() as bars:
+            bars.begin("first", 100)
+            bars.advance(50)
+            bars.begin("second", None)
+            bars._bars.refresh()
+        return capsys.readouterr().err
+
+    assert shown() == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "first" in shown() and "second" in shown()
