@@ -155,11 +155,11 @@ def _torch() -> str:
     single, half = _matmul_gflops(torch.float32), _matmul_gflops(torch.bfloat16)
     return (
         f"{torch.__version__}, {torch.get_num_threads()} threads, "
-        f"a 512 × 512 product at {single:.0f} GFLOP/s in float32, {half:.0f} in bfloat16"
+        f"a 256 × 256 product at {single:.0f} GFLOP/s in float32, {half:.0f} in bfloat16"
     )
 
 
-def _matmul_gflops(dtype: "torch.dtype", size: int = 512) -> float:
+def _matmul_gflops(dtype: "torch.dtype", size: int = 256) -> float:
     """Billions of floating-point operations a second of a square product. Raises if the product is wrong."""
     import torch
 

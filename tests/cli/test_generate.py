@@ -44,10 +44,10 @@ def test_json_says_what_ran_and_how_it_went(gradus):
 
 
 def test_json_lines_stream_the_same_tokens(gradus):
-    done = gradus("generate", "Hello", *TINY, "--json", "--stream", "--max-tokens", "6", "--n", "2", "--temperature", "1",
-                  "--seed", "3")  # fmt: skip
+    drawn = ["--max-tokens", "6", "--n", "2", "--temperature", "1", "--seed", "3"]
+    done = gradus("generate", "Hello", *TINY, "--json", "--stream", *drawn)
     lines = [json.loads(line) for line in done.out.splitlines()]
-    whole = completions(gradus, "--max-tokens", "6", "--n", "2", "--temperature", "1", "--seed", "3")
+    whole = completions(gradus, *drawn)
     for index in range(2):
         pieces = [token for line in lines if line["index"] == index for token in line.get("token_ids", [])]
         assert pieces == whole[index]["token_ids"]

@@ -17,18 +17,23 @@ def plan(gradus, *arguments: str) -> dict:
 
 
 def test_a_dry_run_says_what_serving_would_take(gradus):
-    shown = plan(gradus, "--context-length", "100")
-    memory, model = shown["memory"], shown["model"]
-    # 4 layers, 2 key heads of 16, keys and values, 4 bytes each: checked by hand against the shape in gradus.models
-    assert memory["kv_bytes_of_a_full_context"] == 100 * memory["kv_bytes_per_token"]
-    assert memory["weight_bytes"] == 4 * model["parameters"]
-    assert (model["context_length"], shown["engine"]["weights"]) == (100, "float32")
+    memory = plan(gradus, "--context-length", "100")["memory"]
+    # tiny-llama has 4 layers with 2 key-value heads of 16: keys and values, 4 bytes each
+    assert memory["cache_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
+    assert (memory["context_length"], memory["dtype"]) == (100, "float32")
 
 
-def test_a_dry_run_for_people_has_the_same_numbers(gradus):
+def test_a_dry_run_knows_how_many_sequences_the_phase_runs(gradus, monkeypatch):
+    from gradus import phases
+
+    monkeypatch.setattr(phases.load("p00"), "CAPACITY", 3, raising=False)
+    assert plan(gradus, "--phase", "p00")["memory"]["phase_capacity"] == 3
+
+
+def test_a_dry_run_for_people_says_the_same(gradus):
     done = gradus("serve", *TINY, "--dry-run")
     assert done.code == 0
-    assert "random:tiny-llama" in done.out and "context of 512 tokens" in done.out
+    assert "random:tiny-llama" in done.out and "context 512 tokens" in done.out
 
 
 @pytest.mark.parametrize(
@@ -46,8 +51,16 @@ def test_a_dry_run_for_people_has_the_same_numbers(gradus):
 )
 def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_path, option, value, setting):
     file = tmp_path / "settings.yaml"
-    other = {"phase": "p01", "device": "auto", "context_length": 128, "host": "127.0.0.1", "max_waiting": 5,
-             "request_timeout": 20, "drain_timeout": 3, "log_level": "debug"}  # fmt: skip
+    other = {
+        "phase": "p01",
+        "device": "auto",
+        "context_length": 128,
+        "host": "127.0.0.1",
+        "max_waiting": 5,
+        "request_timeout": 20,
+        "drain_timeout": 3,
+        "log_level": "debug",
+    }
     file.write_text(f"{setting}: {other[setting]}\n")
     assert plan(gradus, "--config", str(file))["settings"][setting] == other[setting]
     assert plan(gradus, "--config", str(file), option, str(value))["settings"][setting] == value

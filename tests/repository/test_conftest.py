@@ -23,9 +23,11 @@ def test_a_bare_socket_is_guarded_too(method):
 
 
 def test_this_machine_can_be_reached():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(("localhost", server.getsockname()[1]), timeout=5) as client:
-            assert client.getpeername()[0] == "127.0.0.1"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(("localhost", server.getsockname()[1]), timeout=5) as client,
+    ):
+        assert client.getpeername()[0] == "127.0.0.1"
 
 
 MARKED = """

@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path):
 def test_a_file_that_is_not_text_is_one_line(tmp_path):
     path = tmp_path / "binary.yaml"
     path.write_bytes(b"port: \xff\xfe")
-    with pytest.raises(ConfigError, match="binary.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read"):
         ServerConfig.from_yaml(path)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from gradus.errors import CapacityError, ConfigError
-from tests.server.conftest import eventually, events, read_answer
+from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedLLM
 
 SLOW = partial(ScriptedLLM, step_s=0.01)
@@ -101,7 +101,7 @@ def test_when_the_engine_breaks_everybody_is_told_within_a_second(serving, caplo
 
 
 def test_a_step_that_hangs_is_noticed(serving):
-    server = serving(partial(ScriptedLLM, hang={3: 3.0}), step_timeout=0.4)
+    server = serving(partial(ScriptedLLM, hang={3: 1.5}), step_timeout=0.4)
     start = time.monotonic()
     answer = server.generate(prompt="a", max_tokens=10)
     assert 0.4 < time.monotonic() - start < 1.5

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from gradus.server.client import ServiceRate
-from tests.server.conftest import eventually, events, read_answer
+from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedLLM
 
 SLOW = partial(ScriptedLLM, slots=1, step_s=0.05)
@@ -141,21 +141,23 @@ def test_the_servers_own_timeout_holds_where_a_request_names_none(serving):
     assert server.generate(prompt="a", max_tokens=1000).status_code == 504
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 1e9, True, "5", [1]])
-def test_a_timeout_beyond_the_servers_is_refused(serving, timeout):
-    answer = serving(request_timeout=20).generate(prompt="a", max_tokens=1, timeout=timeout)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "timeout"
-    assert "at most 20" in answer.json()["error"]["limit"]
+def test_a_timeout_beyond_the_servers_is_refused(serving):
+    server = serving(request_timeout=20)
+    for timeout in (0, -1, 20.1, 1e9, True, "5", [1]):
+        answer = server.generate(prompt="a", max_tokens=1, timeout=timeout)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "timeout"
+        assert "at most 20" in answer.json()["error"]["limit"]
+    assert server.generate(prompt="a", max_tokens=1, timeout=20).status_code == 200
 
 
 def test_an_idle_engine_uses_no_time_and_wakes_at_once(serving):
     server = serving()
     server.generate(prompt="a", max_tokens=1)
-    steps, used = server.stats()["steps"], time.thread_time
+    steps = server.stats()["steps"]
     before = time.process_time()
     time.sleep(0.5)
-    assert time.process_time() - before < 0.2, used
+    assert time.process_time() - before < 0.2
     assert server.stats()["steps"] == steps
     start = time.monotonic()
     server.generate(prompt="a", max_tokens=1)

@@ -1,4 +1,4 @@
-"""Signals: what runs gets its time, then its last word; the exit code says how it went. Real processes, real signals."""
+"""Signals: what runs gets its time, then its last word; the exit code says how it went. The processes are real."""
 
 import signal
 import socket
@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from tests.server.conftest import Process, eventually, events
+from tests.server.conftest import Process, events, eventually
 
 STREAM = {"prompt": "a", "max_tokens": 100, "stream": True}
 
@@ -100,15 +100,6 @@ def test_a_second_signal_stops_at_once_with_last_frames():
         assert time.monotonic() - start < 2
 
 
-def test_idle_it_leaves_at_once():
-    with Process(port=0) as server:
-        server.ready()
-        start = time.monotonic()
-        server.signal()
-        assert server.end()[0] == 0
-        assert time.monotonic() - start < 1.5
-
-
 def test_a_step_that_hangs_does_not_keep_the_process():
     with Process("ScriptedLLM(hang={2: 600})", port=0, drain_timeout=0.2) as server:
         url = server.ready()
@@ -152,22 +143,22 @@ def is_loading(port):
         return False
 
 
-def test_the_ready_line_has_all_it_takes_to_try():
+def test_by_default_it_is_on_loopback_says_how_to_try_it_and_leaves_at_once_when_idle():
     with Process(port=0) as server:
         url = server.ready()
+        assert url.startswith("http://127.0.0.1:")
         assert server.ready_line.startswith(f"gradus: serving scripted (phase p99, cpu, float32) at {url} ")
         command = server.ready_line.split("try: ")[1]
         assert command.startswith(f"curl -s {url}/generate -H 'Content-Type: application/json' -d '")
         body = command.split("-d '")[1].rstrip("'\n")
-        answer = httpx.post(f"{url}/generate", content=body, headers={"content-type": "application/json"}, trust_env=False)
-        assert answer.status_code == 200
-
-
-def test_by_default_it_listens_on_loopback_only():
-    with Process(port=0) as server:
-        assert server.ready().startswith("http://127.0.0.1:")
+        headers = {"content-type": "application/json"}
+        assert httpx.post(f"{url}/generate", content=body, headers=headers, trust_env=False).status_code == 200
+        start = time.monotonic()
         server.signal()
-        assert "authentication" not in server.end()[1]
+        code, errors = server.end()
+        assert code == 0
+        assert time.monotonic() - start < 1.5
+        assert "authentication" not in errors
 
 
 def test_listening_beyond_loopback_comes_with_a_warning():

@@ -1,5 +1,6 @@
 """What counts as JSON, and that nothing a stranger sends costs more than time in proportion to its size."""
 
+import contextlib
 import json
 import time
 
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from gradus.server.body import BodyError, strict_json
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -88,8 +93,6 @@ def test_brackets_inside_strings_are_not_nesting():
 )
 def test_a_mebibyte_made_to_be_slow_costs_little(body):
     start = time.perf_counter()
-    try:
+    with contextlib.suppress(BodyError):
         strict_json(body)
-    except BodyError:
-        pass
     assert time.perf_counter() - start < 1.5  # measured: under 0.2 s; anything quadratic takes minutes

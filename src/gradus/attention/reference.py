@@ -22,32 +22,22 @@ def attend_causal(
     softcap: scores become softcap * tanh(score / softcap) before the mask (Gemma 2).
     """
     n, m = q.shape[0], keys.shape[1]
-    if n == 1:
-        seen = 0 if window is None else max(0, m - window)  # what a lone query cannot see need not be read
-        return _attend_one(q, keys[:, seen:], values[:, seen:], scale, softcap)
+    if n == 1 and window is not None and m > window:
+        keys, values = keys[:, -window:], values[:, -window:]  # what a lone query cannot see need not be read
+        start, m = window - 1, window
     if softcap is not None:
         return _attend_capped(q, keys, values, causal_mask(n, m, start, window, q.device), scale, softcap)
-    bare = start == 0 and (window is None or window >= m)
+    aligned = start == 0 and (window is None or window >= m)  # then torch's own causal mask is the right one
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
         keys.unsqueeze(0),
         values.unsqueeze(0),
-        attn_mask=None if bare else causal_mask(n, m, start, window, q.device),
-        is_causal=bare,
+        attn_mask=None if aligned or n == 1 else causal_mask(n, m, start, window, q.device),
+        is_causal=aligned and n > 1,
         scale=scale,
         enable_gqa=q.shape[1] != keys.shape[0],
     )
     return out.squeeze(0).transpose(0, 1)
-
-
-def _attend_one(q: Tensor, keys: Tensor, values: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """A decode: one query sees every key, so there is nothing to mask. The query heads that share a key head are the
-    rows of one small product, and no key is copied for them."""
-    heads, _, head_dim = keys.shape
-    scores = torch.bmm(q.view(heads, -1, head_dim) * scale, keys.transpose(1, 2)).float()  # [Hkv, Hq // Hkv, m]
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    return torch.bmm(scores.softmax(-1).to(values.dtype), values).view(1, -1, head_dim)
 
 
 def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.device) -> Tensor:

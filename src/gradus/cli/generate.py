@@ -83,7 +83,7 @@ def generate(
 
 
 def _stream_text(deltas: Iterable[Delta]) -> list[Completion]:
-    completions = []
+    completions: list[Completion] = []
     for delta in deltas:
         terminal.print_text(delta.text)
         completions += _finished(delta)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -75,7 +75,7 @@ def serve(
         }
     )
     if dry_run:
-        _show(_plan(settings), json)
+        _plan(settings, json)
         return 0
     if json:
         raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
@@ -84,67 +84,31 @@ def serve(
     return run(settings)
 
 
-def _plan(settings: "ServerConfig") -> dict[str, Any]:
-    """What serving would take, found out without reading a weight. Raises what serving would raise."""
+def _plan(settings: "ServerConfig", json: bool) -> None:
+    """Show what serving would take, found out without reading a weight. Raises what serving would raise."""
     from gradus import phases
-    from gradus.engine.llm import _context as resolve_context
+    from gradus.engine.memory import memory_plan
     from gradus.loading import open_checkpoint
-    from gradus.models import kv_bytes_per_token, parameter_count
-    from gradus.models.precision import resolve_device, resolve_precision
     from gradus.server.serve import bind
 
     bind(settings).close()
     phase = settings.phase or phases.highest().name
-    phases.load(phase)
+    capacity = getattr(phases.load(phase), "CAPACITY", None)  # a phase that runs only so many sequences at once says so
     checkpoint = open_checkpoint(settings.model)
-    device = resolve_device(settings.device)
-    precision = resolve_precision(settings.dtype, device, checkpoint.config)
-    context = resolve_context(settings.context_length, checkpoint.config.context_length)
-    parameters = parameter_count(checkpoint.config)
-    token_bytes = kv_bytes_per_token(checkpoint.config, precision.activations.itemsize)
-    return {
-        "settings": asdict(settings),
-        "model": {
-            "name": checkpoint.name,
-            "family": checkpoint.config.family,
-            "parameters": parameters,
-            "license": checkpoint.license,
-            "context_length": context,
-        },
-        "engine": {
-            "phase": phase,
-            "device": str(device),
-            "weights": str(precision.weights).removeprefix("torch."),
-            "activations": str(precision.activations).removeprefix("torch."),
-            "why": precision.reason,
-        },
-        "memory": {
-            "weight_bytes": parameters * precision.weights.itemsize,
-            "kv_bytes_per_token": token_bytes,
-            "kv_bytes_of_a_full_context": token_bytes * context,
-        },
-    }
-
-
-def _show(plan: dict[str, Any], json: bool) -> None:
+    memory = memory_plan(
+        checkpoint.config,
+        device=settings.device,
+        dtype=settings.dtype,
+        context_length=settings.context_length,
+        phase_capacity=capacity,
+    )
     if json:
-        terminal.print_json(plan)
+        model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
+        terminal.print_json({"settings": asdict(settings), "model": model, "phase": phase, "memory": memory.as_dict()})
         return
-    model, engine, memory, settings = plan["model"], plan["engine"], plan["memory"], plan["settings"]
-    terminal.print_table(
-        ["would serve", model["name"]],
-        [
-            ["model", f"{model['family']}, {model['parameters'] / 1e6:.0f} M parameters, license {model['license']}"],
-            ["engine", f"{engine['phase']} on {engine['device']}"],
-            ["numbers", f"weights {engine['weights']}, activations {engine['activations']} ({engine['why']})"],
-            ["weights take", f"{terminal.size(memory['weight_bytes'])}"],
-            ["a token takes", f"{terminal.size(memory['kv_bytes_per_token'])} of keys and values"],
-            [
-                "a sequence takes",
-                f"{terminal.size(memory['kv_bytes_of_a_full_context'])} when its context of "
-                f"{model['context_length']} tokens is full",
-            ],
-            ["at", f"http://{settings['host']}:{settings['port']}"],
-            ["limits", f"{settings['max_waiting']} waiting samples, {settings['request_timeout']:g} s a request"],
-        ],
+    terminal.print_text(
+        f"{'model':<20}{checkpoint.name} ({checkpoint.config.family}), license {checkpoint.license}\n"
+        f"{'phase':<20}{phase}\n"
+        f"{memory.render()}\n"
+        f"{'would listen at':<20}http://{settings.host}:{settings.port}\n"
     )

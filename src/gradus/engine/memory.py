@@ -120,7 +120,9 @@ def _host_available() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError as error:
-        raise ConfigError("free memory is not known here: /proc/meminfo, which tells it on Linux, is missing") from error
+        raise ConfigError(
+            "free memory is not known here: /proc/meminfo, which tells it on Linux, is missing"
+        ) from error
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 

@@ -2,7 +2,7 @@
 
 `open_checkpoint(name)` reads headers only; `load_model(checkpoint, …)` then reads the weights, all or nothing. Read
 checkpoint.py first; then folder.py and safetensors.py (Hugging Face's layout), gguf.py and its two companions
-(llama.cpp's), tokenizer.py and chat.py (text), catalogue.py and packages.py (models that Python packages carry), hub.py.
+(llama.cpp's), tokenizer.py and chat.py (text), catalogue.py and packages.py (models carried by packages), hub.py.
 
 Files of a model are data from strangers. Every number in them is checked before it is used, nothing is unpickled,
 nothing is executed, and whatever is wrong ends in one line that names the file. The names below are looked up when

@@ -15,9 +15,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
@@ -44,14 +46,24 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, ValueError) as error:
             raise CheckpointError(f"{where}: not a valid template: {_short(error)}") from error
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, bos_token: str) -> str:
-        """Raises RequestError when the template refuses the conversation, or its text has no end."""
+    def render(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, bos_token: str, eos_token: str
+    ) -> str:
+        """The conversation as one text; bos_token and eos_token are for the template to write.
+
+        Raises RequestError when the template refuses the conversation, or its text has no end.
+        """
         pieces, length = [], 0
-        variables = {"tools": None, "documents": None, "bos_token": bos_token, "eos_token": ""}
+        texts = self._template.generate(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            tools=None,
+            documents=None,
+        )
         try:
-            for piece in self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, **variables
-            ):
+            for piece in texts:
                 pieces.append(piece)
                 length += len(piece)
                 if length > LARGEST_RENDERED:
@@ -83,7 +95,7 @@ class Cutter:
         if not places:
             return text
         edges = [0, *places, len(text)]
-        return self.mark.join(text[start:end] for start, end in zip(edges, edges[1:], strict=False))
+        return self.mark.join(text[start:end] for start, end in pairwise(edges))
 
     def _inside(self, text: str) -> Iterable[int]:
         for match in self._first.finditer(text) if self._first else ():
@@ -141,7 +153,9 @@ def _treat_all(value: Any, where: str, treat: Callable[[str], str], depth: int) 
     if isinstance(value, str):
         return treat(value)
     if isinstance(value, Mapping):
-        return {_treat_all(k, where, treat, depth - 1): _treat_all(v, where, treat, depth - 1) for k, v in value.items()}
+        return {
+            _treat_all(k, where, treat, depth - 1): _treat_all(v, where, treat, depth - 1) for k, v in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [_treat_all(item, where, treat, depth - 1) for item in value]
     if value is None or isinstance(value, (bool, int, float)):
@@ -167,7 +181,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         sizes = [len(side) if isinstance(side, (str, list, tuple)) else abs(side) for side in (left, right)]
         size = sizes[0] * sizes[1] if operator == "*" else max(sizes[0], 1) ** min(sizes[1], 64)
         if size > LARGEST_RENDERED:
-            raise jinja2.sandbox.SecurityError(f"a result of {operator} is too large")
+            raise jinja2.exceptions.SecurityError(f"a result of {operator} is too large")
         return super().call_binop(context, operator, left, right)
 
 

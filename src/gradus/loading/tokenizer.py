@@ -156,12 +156,14 @@ class Tokenizer:
                 limit="a model with a chat template",
             )
         return self._template.render(
-            check_messages(messages, treat), add_generation_prompt=add_generation_prompt, bos_token=self._spelling()
+            check_messages(messages, treat),
+            add_generation_prompt=add_generation_prompt,
+            bos_token=self._spelling(self.bos_token_id),
+            eos_token=self._spelling(next(iter(self.eos_token_ids), None)),
         )
 
-    def _spelling(self) -> str:
-        """The beginning-of-sequence token, which templates write themselves."""
-        return "" if self.bos_token_id is None else self._backend.id_to_token(self.bos_token_id) or ""
+    def _spelling(self, token_id: int | None) -> str:
+        return "" if token_id is None else self._backend.id_to_token(token_id) or ""
 
     def _token_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:
@@ -201,8 +203,10 @@ def _decoding(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bo
     kinds = {step["type"] for step in steps}
     unknown = kinds - {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
     if unknown:
-        raise CheckpointError(f"tokenizer: decoding by {min(unknown)} is not supported (byte-level BPE and "
-                              "SentencePiece-style tokenizers are)")
+        raise CheckpointError(
+            f"tokenizer: decoding by {min(unknown)} is not supported (byte-level BPE and "
+            "SentencePiece-style tokenizers are)"
+        )
     if "ByteLevel" in kinds:
         return _byte_level, False
     drops = any(

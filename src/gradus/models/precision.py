@@ -36,9 +36,9 @@ class Precision:
 
 
 class NarrowLinear(Linear):
-    """Weights kept in bfloat16, activations in and out in the wider type that they came in.
+    """Weights kept in bfloat16, activations in and out in float32.
 
-    widen_from: with that many rows or more, the whole matrix is widened first and multiplied in the wide type.
+    widen_from: with that many rows or more, the whole matrix is widened first and multiplied in float32.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class NarrowLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] >= self.widen_from:
-            return F.linear(x, self.weight.to(x.dtype), self.bias)
-        out = torch.mm(x.bfloat16(), self.transposed).to(x.dtype)
+            return F.linear(x, self.weight.float(), self.bias)
+        out = torch.mm(x.bfloat16(), self.transposed).float()
         return out if self.bias is None else out + self.bias
 
 

@@ -26,7 +26,7 @@ from gradus.server.engine_thread import ModelInfo, SteppedEngine
 log = logging.getLogger(__name__)
 
 # How long connections get, once nothing runs any more, to take the bytes that are still on their way to them.
-LAST_BYTES_S = 2
+LAST_BYTES_S = 1
 
 
 def serve(config: ServerConfig, load: Callable[[], SteppedEngine] | None = None) -> int:

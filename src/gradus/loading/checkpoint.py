@@ -1,0 +1,211 @@
+"""A name becomes a checkpoint, and a checkpoint a model.
+
+smollm2-135m              a model of the catalogue, once it is pulled
+./folder                  safetensors with config.json and tokenizer.json, as Hugging Face saves them
+./model.gguf              a file of llama.cpp
+org/name                  the same folder, from the hub
+random:llama-3.2-1b       real shapes, random weights, one token a byte
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradus.errors import CheckpointError, ConfigError
+from gradus.loading.catalogue import CATALOGUE, Entry
+from gradus.loading.progress import Progress, Silent
+from gradus.loading.tokenizer import Tokenizer
+from gradus.models.config import ModelConfig, parameter_count
+from gradus.models.shapes import SHAPES
+
+if TYPE_CHECKING:
+    import torch
+
+    from gradus.models import LinearFactory, Model, TensorSource
+
+RANDOM = "random:"
+RANDOM_SEED = 0
+BYTES_PER_RANDOM_WEIGHT = 2  # as if it were stored in bfloat16, like the model whose shape it has
+
+
+@dataclass
+class Checkpoint:
+    """A model that has been found and looked at: all but its weights is in memory.
+
+    source: the folder or file it lies in; None for random weights. tensors: None for random weights.
+    tokenizer: None where none came with it; the model then speaks token ids alone.
+    license: as far as it is known. size_bytes: of the weights, as they are stored.
+    """
+
+    name: str
+    source: Path | None
+    config: ModelConfig
+    tensors: "TensorSource | None"
+    tokenizer: Tokenizer | None
+    license: str | None
+    size_bytes: int
+
+
+def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoint:
+    """Find a model by name and read everything but its weights. A hub id is downloaded if it is not there yet.
+
+    Raises ConfigError for a name or an architecture that is not known, CheckpointError for damaged or missing files.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"model must be a name, a path or a hub id, got {ascii(name)[:80]}")
+    if name in CATALOGUE:
+        return _open_entry(CATALOGUE[name])
+    if name.startswith(RANDOM):
+        return _open_random(name)
+    path = Path(name).expanduser()
+    try:
+        if path.is_dir():
+            return _open_folder(name, path)
+        if path.is_file():
+            return _open_file(name, path)
+    except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
+        raise CheckpointError(f"{name[:80]}: cannot be read: {error}") from error
+    return _open_from_hub(name, progress)
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: "torch.dtype",
+    device: "torch.device | str",
+    linear: "LinearFactory | None" = None,
+    progress: Progress | None = None,
+) -> "Model":
+    """The model with its weights: all of them, or CheckpointError.
+
+    dtype: of activations, norms and embeddings. linear: how matrices are kept; None keeps them in `dtype`.
+    """
+    from gradus.models import Linear, create_model, load_weights, randomize
+
+    progress = progress or Silent()
+    tensors = checkpoint.tensors
+    if tensors is not None:
+        _check_size(checkpoint.config, tensors)
+    progress.begin(f"loading {checkpoint.name}", None if tensors is None else _values(tensors))
+    model = create_model(checkpoint.config, dtype=dtype, device=device, linear=linear or Linear)
+    if tensors is None:
+        randomize(model, RANDOM_SEED)
+    else:
+        load_weights(model, tensors, on_tensor=_counting(tensors, progress.advance))
+    return model
+
+
+# -- by kind of name ---------------------------------------------------------------------------------------------------
+
+
+def _open_entry(entry: Entry) -> Checkpoint:
+    if not entry.pulled:
+        changed = " (what is there has changed since it was verified)" if entry.path.exists() else ""
+        raise CheckpointError(
+            f"{entry.name} is not pulled yet{changed}: run `gradus pull {entry.name}` "
+            f"({entry.size_bytes / 1e6:.0f} MB, {entry.license.name})"
+        )
+    checkpoint = _open_file(entry.name, entry.path)
+    checkpoint.license = entry.license.name
+    return checkpoint
+
+
+def _open_random(name: str) -> Checkpoint:
+    shape = name.removeprefix(RANDOM)
+    if shape not in SHAPES:
+        raise ConfigError(f"no shape named {shape[:80]!r}{_near(shape, SHAPES)}; known shapes are {', '.join(SHAPES)}")
+    config = SHAPES[shape]
+    return Checkpoint(
+        name=name,
+        source=None,
+        config=config,
+        tensors=None,
+        tokenizer=Tokenizer.of_bytes(),
+        license=None,
+        size_bytes=parameter_count(config) * BYTES_PER_RANDOM_WEIGHT,
+    )
+
+
+def _open_folder(name: str, folder: Path) -> Checkpoint:
+    from gradus.loading import folder as hugging_face
+    from gradus.loading.safetensors import SafetensorsFolder
+
+    tensors = SafetensorsFolder(folder)
+    return Checkpoint(
+        name=name,
+        source=folder,
+        config=hugging_face.read_config(folder),
+        tensors=tensors,
+        tokenizer=hugging_face.read_tokenizer(folder),
+        license=None,
+        size_bytes=tensors.size_bytes,
+    )
+
+
+def _open_file(name: str, path: Path) -> Checkpoint:
+    if path.suffix == ".safetensors":
+        raise CheckpointError(f"{name}: give the folder it lies in, with its config.json")
+    if path.suffix in (".bin", ".pt", ".pth"):
+        raise CheckpointError(
+            f"{name}: pickled weights can run code when they are opened, so Gradus never does: convert them to "
+            "safetensors where you trust them, with transformers' save_pretrained"
+        )
+    from gradus.loading.gguf import GGUFFile
+    from gradus.loading.gguf_model import GGUFTensors, hugging_face_config
+    from gradus.loading.gguf_tokenizer import read_tokenizer
+
+    file = GGUFFile(path)
+    try:
+        config = ModelConfig.from_hf(hugging_face_config(file))
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+    found = file.metadata.get("general.license")
+    return Checkpoint(
+        name=name,
+        source=path,
+        config=config,
+        tensors=GGUFTensors(file),
+        tokenizer=read_tokenizer(file),
+        license=found if isinstance(found, str) else None,
+        size_bytes=path.stat().st_size,
+    )
+
+
+def _open_from_hub(name: str, progress: Progress | None) -> Checkpoint:
+    from gradus.loading import hub
+
+    if not hub.is_hub_id(name):
+        raise ConfigError(
+            f"no model named {name[:80]!r}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
+            "folder of safetensors, a .gguf file, a hub id (org/name), or random:<shape>"
+        )
+    return _open_folder(name, hub.download(name, progress=progress))
+
+
+def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+def _check_size(config: ModelConfig, tensors: "TensorSource") -> None:
+    """Before memory is taken for a model, see that the files could fill it: a configuration may say anything."""
+    needed, found = parameter_count(config), _values(tensors)
+    if needed > found:
+        raise CheckpointError(
+            f"the configuration calls for {needed} weights, the files hold {found}: they do not belong together"
+        )
+
+
+def _values(tensors: "TensorSource") -> int:
+    return sum(math.prod(tensors.shape(name)) for name in tensors.names())
+
+
+def _counting(tensors: "TensorSource", advance: Callable[[int], None]) -> Callable[[str, int], None]:
+    """Progress in values, not in bytes: a quantized tensor is another size in the file than in memory."""
+    return lambda name, _: advance(math.prod(tensors.shape(name)))

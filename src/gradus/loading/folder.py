@@ -1,0 +1,129 @@
+"""A folder in Hugging Face's layout: its configuration and its tokenizer, from whichever files it has.
+
+    config.json              the architecture                        generation_config.json   more ends of text
+    tokenizer.json           all of the tokenizer …                  vocab.json, merges.txt   … or GPT-2's two files
+    tokenizer_config.json    special tokens, chat template           chat_template.jinja      the template in newer ones
+
+Only data is read. Code that a configuration points to (`auto_map`) and pickled files are never looked at.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from gradus.errors import CheckpointError, ConfigError
+from gradus.loading.chat import ChatTemplate
+from gradus.loading.json_file import read_object, read_object_if_there, read_text
+from gradus.loading.tokenizer import Tokenizer, begin_texts_with, read_tokenizer_json
+from gradus.models.config import ModelConfig
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Raises ConfigError or CheckpointError, naming the file and the key."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: has no config.json")
+    raw = read_object(path)
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"]
+        method = method.get("quant_method") if isinstance(method, dict) else method
+        raise ConfigError(
+            f"{path.name}: these weights are quantized already ({ascii(method)[:40]}), which is not supported; "
+            "load the unquantized model, or a GGUF file of it"
+        )
+    more_ends = read_object_if_there(folder / "generation_config.json").get("eos_token_id")
+    if more_ends is not None:
+        raw["eos_token_id"] = [*_as_list(raw.get("eos_token_id")), *_as_list(more_ends)]
+    try:
+        return ModelConfig.from_hf(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path.name}: {error}") from error
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """None where the folder has none: the model then works with token ids. Raises CheckpointError for a broken one."""
+    settings = read_object_if_there(folder / "tokenizer_config.json")
+    backend = _backend(folder)
+    if backend is None:
+        return None
+    bos, eos = (_special_id(backend, settings.get(name), name) for name in ("bos_token", "eos_token"))
+    wanted = settings.get("add_bos_token")
+    if isinstance(wanted, bool) and bos is not None and wanted != (backend.encode("a").ids[:1] == [bos]):
+        begin_texts_with(backend, bos if wanted else None, None)
+    return Tokenizer(
+        backend,
+        bos_token_id=bos,
+        eos_token_ids=() if eos is None else (eos,),
+        chat_template=_chat_template(folder, settings),
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _backend(folder: Path) -> tokenizers.Tokenizer | None:
+    whole = folder / "tokenizer.json"
+    if whole.is_file():
+        return read_tokenizer_json(read_text(whole), whole.name)
+    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+    if vocabulary.is_file() and merges.is_file():
+        return _gpt2_backend(vocabulary, merges)
+    if (folder / "tokenizer.model").is_file():
+        raise CheckpointError(
+            f"{folder}: has tokenizer.model only; make a tokenizer.json of it with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return None
+
+
+def _gpt2_backend(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:
+    """The two files that came before tokenizer.json; all else about this tokenizer is fixed."""
+    vocab = read_object(vocabulary)
+    count = len(vocab)
+    if not all(type(index) is int and 0 <= index < count for index in vocab.values()):
+        raise CheckpointError(f"{vocabulary.name}: must give its {count} tokens the numbers 0 to {count - 1}")
+    pairs: list[Any] = [
+        tuple(line.split(" "))
+        for line in read_text(merges).split("\n")
+        if line.strip() and not line.startswith("#version")
+    ]
+    for pair in pairs:
+        if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
+            raise CheckpointError(f"{merges.name}: {' '.join(pair)[:60]!r} does not join two tokens into one")
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    if "<|endoftext|>" in vocab:
+        backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
+    return backend
+
+
+def _special_id(backend: tokenizers.Tokenizer, entry: object, name: str) -> int | None:
+    """A special token is named by its text, or by an object that holds it."""
+    content = entry.get("content") if isinstance(entry, dict) else entry
+    if content is None:
+        return None
+    if not isinstance(content, str):
+        raise CheckpointError(f"tokenizer_config.json: {name} must be a text, got {ascii(content)[:60]}")
+    return backend.token_to_id(content)
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+    """From a file of its own, or from tokenizer_config.json: a text, or a list of named ones with a default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(read_text(path), path.name)
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError("tokenizer_config.json: chat_template must be a text, or a list with a default one")
+    return ChatTemplate(source, "tokenizer_config.json: chat_template")

@@ -1,0 +1,289 @@
+"""A GGUF file as a checkpoint like any other: its metadata as a Hugging Face configuration, its tensors by their
+Hugging Face names, with what llama.cpp's conversion changed in them changed back.
+
+Three such changes matter, and each gives fluent nonsense when it is missed: Llama's q and k rows are interleaved for
+another layout of rotary positions, Gemma's norm scales have the one added that the model adds, and GPT-2's matrices
+are transposed.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradus.errors import CheckpointError
+from gradus.loading.gguf import GGUFFile
+
+NUMBERS = (int, float)
+
+_LLAMA = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "attn_norm": "model.layers.{}.input_layernorm",
+    "attn_q": "model.layers.{}.self_attn.q_proj",
+    "attn_k": "model.layers.{}.self_attn.k_proj",
+    "attn_v": "model.layers.{}.self_attn.v_proj",
+    "attn_output": "model.layers.{}.self_attn.o_proj",
+    "ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "ffn_up": "model.layers.{}.mlp.up_proj",
+    "ffn_down": "model.layers.{}.mlp.down_proj",
+}
+_QWEN3 = _LLAMA | {
+    "attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "attn_k_norm": "model.layers.{}.self_attn.k_norm",
+}
+_GEMMA3 = _QWEN3 | {
+    "post_attention_norm": "model.layers.{}.post_attention_layernorm",
+    "ffn_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "post_ffw_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_GPT2 = {
+    "token_embd.weight": "wte.weight",
+    "position_embd.weight": "wpe.weight",
+    "output_norm.weight": "ln_f.weight",
+    "output_norm.bias": "ln_f.bias",
+    "output.weight": "lm_head.weight",
+    "attn_norm": "h.{}.ln_1",
+    "attn_qkv": "h.{}.attn.c_attn",
+    "attn_output": "h.{}.attn.c_proj",
+    "ffn_norm": "h.{}.ln_2",
+    "ffn_up": "h.{}.mlp.c_fc",
+    "ffn_down": "h.{}.mlp.c_proj",
+}
+NAMES = {"llama": _LLAMA, "qwen3": _QWEN3, "gemma3": _GEMMA3, "gpt2": _GPT2}  # llama.cpp's → Hugging Face's
+
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
+
+
+class GGUFTensors:
+    """The tensors under their Hugging Face names: a TensorSource."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._file = file
+        self._family = architecture(file)
+        self._stored = {self._hugging_face_name(stored): stored for stored in file.tensors if stored != ROPE_FACTORS}
+
+    def names(self) -> Iterable[str]:
+        return self._stored
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._file.tensors[self._stored[name]].shape
+        return shape[::-1] if self._is_transposed(name) else shape
+
+    def read(self, name: str) -> Tensor:
+        stored = self._stored[name]
+        value = self._file.read(stored)
+        if self._family == "llama" and re.search(r"\.attn_[qk]\.", stored):
+            return _uninterleave(value, self._heads(stored))
+        if self._family == "gemma3" and stored.endswith("norm.weight"):
+            return value.float() - 1.0
+        return value.T.contiguous() if self._is_transposed(name) else value
+
+    def where(self, name: str) -> str:
+        return self._file.path.name
+
+    def _hugging_face_name(self, stored: str) -> str:
+        names = NAMES[self._family]
+        if stored in names:
+            return names[stored]
+        block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
+        if block and block[2] in names:
+            return f"{names[block[2]].format(int(block[1]))}.{block[3]}"
+        return stored  # unknown: whoever assigns the weights says that it has no place, under the name it has here
+
+    def _is_transposed(self, name: str) -> bool:
+        return self._family == "gpt2" and re.fullmatch(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight", name) is not None
+
+    def _heads(self, stored: str) -> int:
+        reader = _Metadata(self._file)
+        heads = reader.integer("attention.head_count")
+        heads = heads if ".attn_q." in stored else reader.integer("attention.head_count_kv", heads)
+        rows = self._file.tensors[stored].shape[0]
+        if rows % (2 * heads):
+            raise CheckpointError(
+                f"{self._file.path.name}: tensor {stored!r} has {rows} rows, which {heads} heads cannot share evenly"
+            )
+        return heads
+
+
+def architecture(file: GGUFFile) -> str:
+    """Raises CheckpointError if it is none of those known here."""
+    found = file.metadata.get("general.architecture")
+    if not isinstance(found, str) or found not in NAMES:
+        raise CheckpointError(
+            f"{file.path.name}: architecture {_shown(found)} is not supported; supported are {', '.join(NAMES)}"
+        )
+    return found
+
+
+def hugging_face_config(file: GGUFFile) -> dict[str, Any]:
+    """The model's hyperparameters, in the words of a config.json."""
+    read = _Metadata(file)
+    return _CONFIGS[architecture(file)](read) | read.special_tokens()
+
+
+class _Metadata:
+    """The pairs of one architecture, `<architecture>.<key>`, read strictly."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.label = file.path.name
+        self.prefix = architecture(file)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if type(value) is not int:
+            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be an integer, got {_shown(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if type(value) not in NUMBERS:
+            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be a number, got {_shown(value)}")
+        return float(value)
+
+    def get(self, key: str, default: Any) -> Any:
+        value = self.file.metadata.get(f"{self.prefix}.{key}", default)
+        if value is None:
+            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} is missing")
+        return value
+
+    def has(self, key: str) -> bool:
+        return f"{self.prefix}.{key}" in self.file.metadata
+
+    def rows(self, tensor: str) -> int:
+        entry = self.file.tensors.get(tensor)
+        if entry is None:
+            raise CheckpointError(f"{self.label}: tensor {tensor!r} is missing")
+        return entry.shape[0]
+
+    def special_tokens(self) -> dict[str, Any]:
+        ids = {name: self.file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+        return {f"{name}_token_id": token for name, token in ids.items()}
+
+
+def _gpt2(read: _Metadata) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "vocab_size": read.rows("token_embd.weight"),
+        "n_embd": read.integer("embedding_length"),
+        "n_inner": read.integer("feed_forward_length"),
+        "n_layer": read.integer("block_count"),
+        "n_head": read.integer("attention.head_count"),
+        "n_positions": read.rows("position_embd.weight"),
+        "layer_norm_epsilon": read.number("attention.layer_norm_epsilon"),
+        "tie_word_embeddings": "output.weight" not in read.file.tensors,
+    }
+
+
+def _rotary(read: _Metadata) -> dict[str, Any]:
+    """What every family with rotary positions has."""
+    if read.has("expert_count") and read.integer("expert_count"):
+        raise CheckpointError(f"{read.label}: mixtures of experts are not supported")
+    hidden, heads = read.integer("embedding_length"), read.integer("attention.head_count")
+    head_dim = read.integer("attention.key_length", hidden // heads if heads > 0 else 0)
+    turned = read.integer("rope.dimension_count", head_dim)
+    if turned != head_dim or read.integer("attention.value_length", head_dim) != head_dim:
+        raise CheckpointError(
+            f"{read.label}: keys of {head_dim} values with {turned} of them rotated, and values of "
+            f"{read.integer('attention.value_length', head_dim)}: only equal widths are supported"
+        )
+    return {
+        "vocab_size": read.rows("token_embd.weight"),
+        "hidden_size": hidden,
+        "intermediate_size": read.integer("feed_forward_length"),
+        "num_hidden_layers": read.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": read.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": read.integer("context_length"),
+        "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": read.number("rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(read, head_dim),
+        "tie_word_embeddings": "output.weight" not in read.file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in read.file.tensors,
+    }
+
+
+def _llama(read: _Metadata) -> dict[str, Any]:
+    return _rotary(read) | {"model_type": "llama", "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors}
+
+
+def _qwen3(read: _Metadata) -> dict[str, Any]:
+    return _rotary(read) | {"model_type": "qwen3"}
+
+
+def _gemma3(read: _Metadata) -> dict[str, Any]:
+    config = _rotary(read)
+    # One size of Gemma 3, recognized by its depth as llama.cpp does, scales by hidden size over heads instead.
+    scaled_by_width = config["num_hidden_layers"] == 62
+    width = config["hidden_size"] // config["num_attention_heads"] if scaled_by_width else config["head_dim"]
+    return config | {
+        "model_type": "gemma3_text",
+        "rope_theta": read.number("rope.freq_base", 1e6),
+        "rope_local_base_freq": read.number("rope.freq_base_swa", 1e4),
+        "sliding_window": read.integer("attention.sliding_window"),
+        "query_pre_attn_scalar": width,
+        "attn_logit_softcapping": read.number("attn_logit_softcapping") if read.has("attn_logit_softcapping") else None,
+        "final_logit_softcapping": (
+            read.number("final_logit_softcapping") if read.has("final_logit_softcapping") else None
+        ),
+    }
+
+
+_CONFIGS: dict[str, Callable[[_Metadata], dict[str, Any]]] = {
+    "llama": _llama,
+    "qwen3": _qwen3,
+    "gemma3": _gemma3,
+    "gpt2": _gpt2,
+}
+
+
+def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:
+    if ROPE_FACTORS in read.file.tensors:
+        return _llama3_scaling(read, head_dim)
+    kind = read.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": read.number("rope.scaling.factor")}
+    raise CheckpointError(f"{read.label}: rope scaling {_shown(kind)} is not supported; supported are none and linear")
+
+
+def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
+    """Llama 3's parameters from the factors that they lead to, with the constants that every Llama 3 was given.
+
+    The factor of the slowest rotation is `factor` itself; the others must come out as the file has them.
+    """
+    from gradus.models.config import Llama3Scaling, Rope
+    from gradus.models.rope import frequencies
+
+    factors = read.file.read(ROPE_FACTORS).float()
+    theta, factor = read.number("rope.freq_base", 10000.0), factors.max().item()
+    known = factors.shape == (head_dim // 2,) and 1.0 <= factor < 1e6
+    if known:
+        scaled = frequencies(Rope(theta, Llama3Scaling(factor, 1.0, 4.0, 8192)), head_dim)
+        known = torch.allclose(frequencies(Rope(theta), head_dim) / scaled, factors, rtol=1e-3)
+    if not known:
+        raise CheckpointError(f"{read.label}: tensor {ROPE_FACTORS!r} does not hold the factors of Llama 3's scaling")
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+def _uninterleave(value: Tensor, heads: int) -> Tensor:
+    """Rows 0, 2, 4, … of a head first, then 1, 3, 5, …: partners from side by side to half a head apart."""
+    return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(value.shape)
+
+
+def _shown(value: object) -> str:
+    shown = ascii(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,0 +1,207 @@
+"""The tokenizer inside a GGUF file, rebuilt with the `tokenizers` library.
+
+Two kinds. Byte-level BPE ("gpt2") comes with its merges; what the file only names is how text is cut into words first
+(`tokenizer.ggml.pre`), and a wrong cut gives plausible, wrong tokens, so an unknown name is refused. SentencePiece
+style ("llama") comes with scores and no merges: pieces merge whenever their union is a token, the best score first. So
+every way to make a token of two others is a merge, ranked by the score of what it makes.
+"""
+
+from typing import Any, NoReturn
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from gradus.errors import CheckpointError
+from gradus.loading.chat import ChatTemplate
+from gradus.loading.gguf import GGUFFile
+from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
+    """None if the file has none. Raises CheckpointError if it has one that is damaged or not known here."""
+    if "tokenizer.ggml.model" not in file.metadata:
+        return None
+    parts = _Parts(file)
+    match parts.kind:
+        case "gpt2":
+            backend = _byte_level(parts)
+        case "llama":
+            backend = _sentencepiece(parts)
+        case other:
+            parts.refuse(f"tokenizer model {other!r} is not supported (gpt2 and llama are)")
+    _add_special(backend, parts)
+    begin_texts_with(
+        backend,
+        parts.bos_token_id if parts.flag("add_bos_token", parts.kind == "llama" or parts.pre == "llama-bpe") else None,
+        parts.eos_token_id if parts.flag("add_eos_token", False) else None,
+    )
+    source = parts.text("tokenizer.chat_template")
+    template = ChatTemplate(source, f"{file.path.name}: chat template") if source else None
+    return Tokenizer(
+        backend,
+        bos_token_id=parts.bos_token_id,
+        eos_token_ids=_ends(parts, source or ""),
+        chat_template=template,
+    )
+
+
+class _Parts:
+    """What the file says about its tokenizer, checked."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.metadata = file.metadata
+        self.label = file.path.name
+        self.kind = self.text("tokenizer.ggml.model")
+        self.pre = self.text("tokenizer.ggml.pre")
+        self.tokens: list[str] = self.items("tokens", str)
+        self.types: list[int] = self.items("token_type", int)
+        if not self.tokens or len(self.types) != len(self.tokens):
+            self.refuse(f"tokenizer has {len(self.tokens)} tokens and {len(self.types)} types, expected as many")
+        self.vocabulary = {token: index for index, token in enumerate(self.tokens)}
+        if len(self.vocabulary) != len(self.tokens):
+            self.refuse(f"tokenizer lists {len(self.tokens) - len(self.vocabulary)} tokens twice")
+        self.bos_token_id = self.token_id("bos")
+        self.eos_token_id = self.token_id("eos")
+
+    def items(self, key: str, kind: type) -> list[Any]:
+        value = self.metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            self.refuse(f"metadata tokenizer.ggml.{key} must be a list of {kind.__name__}")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self.metadata.get(key)
+        if value is not None and not isinstance(value, str):
+            self.refuse(f"metadata {key} must be a text")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, bool):
+            self.refuse(f"metadata tokenizer.ggml.{key} must be true or false")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if value is not None and not (type(value) is int and 0 <= value < len(self.tokens)):
+            self.refuse(f"metadata tokenizer.ggml.{name}_token_id must be below {len(self.tokens)}, got {value!r}")
+        return value
+
+    def of_type(self, *types: int) -> list[str]:
+        return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.label}: {problem}")
+
+
+# -- byte-level BPE ----------------------------------------------------------------------------------------------------
+
+
+def _byte_level(parts: _Parts) -> tokenizers.Tokenizer:
+    merges = [tuple(merge.split(" ")) for merge in parts.items("merges", str)]
+    for merge in merges:
+        if len(merge) != 2 or not {*merge, "".join(merge)} <= parts.vocabulary.keys():
+            parts.refuse(f"tokenizer merge {' '.join(merge)[:60]!r} does not join two tokens into one")
+    # Llama 3 takes a word that is a token whole, even where its merges would lead elsewhere
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=parts.vocabulary, merges=merges, ignore_merges=parts.pre == "llama-bpe")
+    )
+    if parts.pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _words(parts)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _words(parts: _Parts) -> pre_tokenizers.PreTokenizer:
+    """How text is cut into words, inside which merges stay, and then into bytes."""
+    split = {"llama-bpe": _LLAMA3_WORDS, "qwen2": _QWEN2_WORDS}
+    if parts.pre in split:
+        words = pre_tokenizers.Split(Regex(split[parts.pre]), behavior="isolated")
+        return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if parts.pre == "gpt-2":
+        return gpt2
+    if parts.pre == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    parts.refuse(
+        f"pre-tokenizer {parts.pre!r} is not known (gpt-2, smollm, llama-bpe and qwen2 are): text would be cut wrongly"
+    )
+
+
+# -- SentencePiece style -----------------------------------------------------------------------------------------------
+
+
+def _sentencepiece(parts: _Parts) -> tokenizers.Tokenizer:
+    scores: list[float] = parts.items("scores", float)
+    if len(scores) != len(parts.tokens):
+        parts.refuse(f"tokenizer has {len(parts.tokens)} tokens and {len(scores)} scores, expected as many")
+    has_bytes = len(parts.of_type(BYTE)) == 256
+    unknown = next(iter(parts.of_type(UNKNOWN)), None) or _unknown_by_id(parts)
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=parts.vocabulary,
+            merges=_merges(parts, scores),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+        )
+    )
+    prefixed = parts.flag("add_space_prefix", True)
+    steps: list[normalizers.Normalizer] = [normalizers.Prepend(SPACE)] if prefixed else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    spoken: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*spoken, decoders.Strip(" ", 1, 0)] if prefixed else spoken)
+    return backend
+
+
+def _merges(parts: _Parts, scores: list[float]) -> list[tuple[str, str]]:
+    """Every pair of tokens whose union is a token, the union with the best score first.
+
+    Only normal tokens take part: the others match as a whole, or not at all.
+    """
+    normal = [index for index, kind in enumerate(parts.types) if kind == NORMAL]
+    pieces = {parts.tokens[index] for index in normal}
+    normal.sort(key=lambda index: -scores[index])
+    return [
+        (token[:cut], token[cut:])
+        for token in (parts.tokens[index] for index in normal)
+        for cut in range(1, len(token))
+        if token[:cut] in pieces and token[cut:] in pieces
+    ]
+
+
+def _unknown_by_id(parts: _Parts) -> str | None:
+    token = parts.token_id("unknown")
+    return None if token is None else parts.tokens[token]
+
+
+# -- special tokens ----------------------------------------------------------------------------------------------------
+
+
+def _add_special(backend: tokenizers.Tokenizer, parts: _Parts) -> None:
+    """Control tokens, and the plain ones that a vocabulary's author wants whole wherever their text occurs."""
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in parts.of_type(CONTROL) if token]
+    )
+    # llama.cpp writes their spaces as spaces, and looks for them before spaces are replaced
+    whole = [token for token in parts.of_type(USER_DEFINED) if token]
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in whole])
+
+
+def _ends(parts: _Parts, template: str) -> list[int]:
+    """What ends a text: the ids that the file names, and the control tokens that its chat template ends a turn with."""
+    named = [parts.token_id(name) for name in ("eos", "eot", "eom")]
+    spelled = [token for token in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>") if token in template]
+    controls = set(parts.of_type(CONTROL))
+    ids = [token for token in named if token is not None]
+    ids += [parts.vocabulary[token] for token in spelled if token in controls]
+    return list(dict.fromkeys(ids))

@@ -1,0 +1,42 @@
+"""JSON from files that strangers wrote: bounded, and every fault of it one line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import CheckpointError
+
+LARGEST_JSON = 1 << 28  # bytes; tokenizer.json reaches 40 MB
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file of reasonable size. Raises CheckpointError naming it."""
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_JSON:
+            raise CheckpointError(f"{path.name}: {size} bytes, at most {LARGEST_JSON} are allowed")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path.name}: not UTF-8 (byte {error.start})") from error
+
+
+def read_json(text: str | bytes, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: not valid JSON: {str(error)[:120]}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object."""
+    value = read_json(read_text(path), path.name)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name}: must be a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_object_if_there(path: Path) -> dict[str, Any]:
+    """The object, or an empty one where the file is not there."""
+    return read_object(path) if path.is_file() else {}
