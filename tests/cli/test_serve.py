@@ -18,8 +18,8 @@ def plan(gradus, *arguments: str) -> dict:
 
 def test_a_dry_run_says_what_serving_would_take(gradus):
     memory = plan(gradus, "--context-length", "100")["memory"]
-    # tiny-llama has 4 layers with 2 key-value heads of 16: keys and values, 4 bytes each
-    assert memory["cache_bytes_per_token"] == 2 * 4 * 2 * 16 * 4
+    # tiny-llama has 4 layers with 2 key-value heads of 24: keys and values, 4 bytes each
+    assert memory["cache_bytes_per_token"] == 2 * 4 * 2 * 24 * 4
     assert (memory["context_length"], memory["dtype"]) == (100, "float32")
 
 
@@ -94,7 +94,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
     ready = child.stdout.readline()  # "gradus: serving … at http://127.0.0.1:41234 …"
     url = ready.split(" at ")[1].split()[0]
     request = urllib.request.Request(
-        f"{url}/v1/completions",
+        f"{url}/generate",
         data=json.dumps({"prompt": "Hello", "max_tokens": 3}).encode(),
         headers={"Content-Type": "application/json"},
     )

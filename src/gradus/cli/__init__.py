@@ -52,7 +52,7 @@ def gradus_command(
       gradus pull smollm2-135m              a small real model (98 MB)
       gradus generate "Once upon a time"    its text, as it comes
       gradus chat                           talk to it
-      gradus serve                          an OpenAI-compatible server on port 8000
+      gradus serve                          serve it on http://127.0.0.1:8000
       gradus phases                         the course, one optimization at a time
       gradus doctor                         what works on this machine
 

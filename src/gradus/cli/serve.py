@@ -46,7 +46,7 @@ def serve(
     ] = False,
     json: Annotated[bool, Option("--json", help="With --dry-run: JSON on stdout, for programs.")] = False,
 ) -> int:
-    """Serve a model over HTTP: the OpenAI-compatible /v1 routes, health, metrics.
+    """Serve a model over HTTP, until Ctrl-C or SIGTERM.
 
     There is no authentication yet: keep to loopback, or put a proxy that authenticates in front.
 
@@ -55,7 +55,7 @@ def serve(
       gradus serve
       gradus serve --model gemma3-270m --port 9000
       gradus serve --config configs/cpu.yaml --dry-run
-      curl http://127.0.0.1:8000/v1/models
+      curl http://127.0.0.1:8000/    what is where
     """
     from gradus.server.config import ServerConfig
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import huggingface_hub
 from huggingface_hub import errors
-from huggingface_hub.utils import tqdm
+from huggingface_hub.utils.tqdm import tqdm
 
 from gradus.errors import CheckpointError
 from gradus.loading.progress import Progress, Silent

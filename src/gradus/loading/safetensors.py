@@ -133,8 +133,8 @@ def _check_entry(label: str, name: str, entry: Any, begin: int) -> int:
 
 def _claimed(entry: Any) -> tuple[int, int]:
     """Where an entry says that it lies, for sorting; malformed ones come first, and are refused first."""
-    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
-    return tuple(offsets) if _is_counts(offsets) and len(offsets) == 2 else (-1, -1)
+    offsets: Any = entry.get("data_offsets") if isinstance(entry, dict) else None
+    return (offsets[0], offsets[1]) if _is_counts(offsets) and len(offsets) == 2 else (-1, -1)
 
 
 def _refuse(label: str, problem: str) -> NoReturn:
