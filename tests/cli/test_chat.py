@@ -1,7 +1,12 @@
 """`gradus chat`: a conversation that remembers, forgets when told, and survives Ctrl-C."""
 
+import contextlib
 import os
+import pty
+import select
 import signal
+import sys
+import time
 
 import pytest
 
@@ -88,3 +93,73 @@ def test_an_unknown_command_is_not_sent_to_the_model(gradus):
     done = gradus("chat", *TINY, stdin=b"/frob\n")
     assert (done.code, done.out) == (0, "")
     assert "/frob" in done.err and "/reset" in done.err
+
+
+# -- on a terminal -----------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """`gradus chat` on a terminal of its own: type to it, wait until it shows something."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execv(sys.executable, [sys.executable, "-m", "gradus", "chat", *TINY, *arguments])
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        """Read on until `text` has appeared since the last wait."""
+        deadline = time.monotonic() + seconds
+        while text not in self.shown:
+            ready, _, _ = select.select([self.fd], [], [], deadline - time.monotonic())
+            assert ready, f"{text!r} did not appear, only {self.shown!r}"
+            self.shown += os.read(self.fd, 4096).decode(errors="replace")
+        self.shown = self.shown.split(text, 1)[1]
+
+    def exit_code(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal():
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str) -> Terminal:
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+        os.close(one.fd)
+
+
+def test_on_a_terminal_it_prompts_explains_itself_and_forgives(terminal):
+    chat = terminal("--max-tokens", "4", "--context-length", "64")
+    chat.wait_for("/reset")
+    chat.wait_for("> ")
+    chat.type("Hello\r")
+    chat.wait_for("generated")
+    chat.wait_for("> ")
+    chat.type("far too long " * 10 + "\r")
+    chat.wait_for("(/reset makes room)")
+    chat.wait_for("> ")
+    chat.type("\x04")  # Ctrl-D
+    assert chat.exit_code() == 0
+
+
+def test_ctrl_c_cancels_an_answer_and_at_the_prompt_leaves(terminal):
+    chat = terminal("--max-tokens", "450", "--phase", "p00")  # greedy, and this answer has no early end
+    chat.wait_for("> ")
+    chat.type("Hello\r")
+    chat.wait_for("Hello\r\n")
+    time.sleep(0.3)
+    chat.type("\x03")
+    chat.wait_for("cancelled")
+    chat.wait_for("> ")
+    chat.type("\x03")
+    assert chat.exit_code() == 130

@@ -1,7 +1,6 @@
 """`gradus models` and `gradus pull`."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -50,11 +49,18 @@ def test_pull_as_json_is_json_alone(gradus, fetching):
     assert json.loads(done.out) == {"name": "smollm2-135m", "path": str(fetching), "license": "Apache-2.0"}
 
 
-@pytest.mark.parametrize("name", ["random:tiny-llama", str(Path(__file__).parent)])
-def test_what_needs_no_fetching_is_left_alone(gradus, name):
-    done = gradus("pull", name)
+def test_random_weights_are_ready_at_once(gradus):
+    done = gradus("pull", "random:tiny-llama")
     assert (done.code, done.err) == (0, "")
-    assert "needs no fetching" in done.out
+    assert "random:tiny-llama is ready" in done.out
+
+
+def test_what_is_not_in_the_catalogue_is_opened_which_fetches_it(gradus, monkeypatch, tmp_path):
+    opened = loading.open_checkpoint("random:tiny-llama")
+    opened.source, opened.license = tmp_path, "MIT"
+    monkeypatch.setattr(loading, "open_checkpoint", lambda name, *, progress: opened)
+    done = gradus("pull", "someone/some-model", "--json")
+    assert json.loads(done.out) == {"name": "someone/some-model", "path": str(tmp_path), "license": "MIT"}
 
 
 def test_pulling_an_unknown_model_names_the_known_ones(gradus):

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from tests.server.conftest import eventually, read_answer
+from gradus.engine.completion import Delta
+from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedLLM
 
 SLOW = partial(ScriptedLLM, step_s=0.01)
@@ -112,6 +113,19 @@ def test_a_quiet_stream_is_kept_alive_by_comments(serving):
         text = answer.read().decode()
     assert ": ping\n\n" in text
     assert text.endswith("data: [DONE]\n\n")
+
+
+def test_steps_that_only_advance_the_prompt_are_no_frames(serving):
+    class Chunked(ScriptedLLM):
+        def _advance(self, sample):
+            if self.totals.steps <= 3:
+                return Delta(sample.request.id, 0, sample.index, "", (), ())
+            return super()._advance(sample)
+
+    answer = serving(Chunked).generate(prompt="a", max_tokens=2, stream=True)
+    frames, done = events(answer)
+    assert [frame["token_ids"] for frame in frames] == [[0], [1]] and done
+    assert ": ping" not in answer.text
 
 
 def test_headers_that_never_end_are_not_waited_for(serving):

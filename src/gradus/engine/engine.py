@@ -21,6 +21,7 @@ class Metrics:
 
     completed: ended by a stop token, a stop string or their length. failed: ended by an error.
     batch_total, max_batch: spans, summed over all steps, and the most in one.
+    rows, padding_rows: what the model computed, and what of it nobody had asked for.
     """
 
     completed: int = 0
@@ -31,6 +32,8 @@ class Metrics:
     steps: int = 0
     batch_total: int = 0
     max_batch: int = 0
+    rows: int = 0
+    padding_rows: int = 0
     waiting: int = 0
     active: int = 0
 
@@ -58,7 +61,7 @@ class Engine:
             return []
         result = self.runner.run(plan)  # one forward pass over all of them
         outputs = self.scheduler.commit(plan, result)  # append tokens, finish, free
-        self._count_step(plan, outputs)
+        self._count_step(plan, result, outputs)
         return outputs
 
     def submit(self, request: Request) -> None:
@@ -83,11 +86,13 @@ class Engine:
         """A snapshot; later steps do not change it."""
         return replace(self._totals, waiting=self.scheduler.waiting_count, active=self.scheduler.active_count)
 
-    def _count_step(self, plan: Plan, outputs: Iterable[Output]) -> None:
+    def _count_step(self, plan: Plan, result: Result, outputs: Iterable[Output]) -> None:
         totals = self._totals
         totals.steps += 1
         totals.batch_total += len(plan.spans)
         totals.max_batch = max(totals.max_batch, len(plan.spans))
+        totals.rows += result.rows
+        totals.padding_rows += result.rows - sum(len(span.tokens) for span in plan.spans)
         totals.generated_tokens += sum(len(output.tokens) for output in outputs)
         self._count_endings(outputs)
 

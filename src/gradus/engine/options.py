@@ -7,6 +7,10 @@ from gradus.engine.request import ModelLimits
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """limits: what requests must respect; `limits.context_length` is also the longest sequence the cache must hold."""
+    """limits: what requests must respect; `limits.context_length` is also the longest sequence the cache must hold.
+
+    max_sequences: most sequences that run at once, in the phases that batch (p02 and later).
+    """
 
     limits: ModelLimits
+    max_sequences: int = 8

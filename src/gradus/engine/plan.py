@@ -64,7 +64,12 @@ class Plan:
 
 
 class Result(Protocol):
-    """A step under way. The runner returns it at once; only `get` waits for the device."""
+    """A step under way. The runner returns it at once; only `get` waits for the device.
+
+    rows: how many rows the model computed, padding included.
+    """
+
+    rows: int
 
     def get(self) -> list[SpanResult]:
         """One result a span, in the plan's order. The only host sync of a step."""

@@ -28,14 +28,15 @@ class ModelRunner:
         self.attention.prepare(batch)
         hidden = self.model(batch.token_ids, batch.positions, self.attention)
         logits = self.model.logits(hidden[batch.logits_rows])
-        return StepResult(len(plan.spans), batch.row_spans, self.sampler.sample(logits, sampled_rows(batch)))
+        return StepResult(batch, self.sampler.sample(logits, sampled_rows(batch)))
 
 
 class StepResult:
     """The tokens of a step, still on the device until `get`."""
 
-    def __init__(self, span_count: int, row_spans: list[int], sampled: Sampled) -> None:
-        self._span_count, self._row_spans, self._sampled = span_count, row_spans, sampled
+    def __init__(self, batch: Batch, sampled: Sampled) -> None:
+        self.rows = len(batch.token_ids)
+        self._span_count, self._row_spans, self._sampled = len(batch.slots), batch.row_spans, sampled
 
     def get(self) -> list[SpanResult]:
         results = [SpanResult() for _ in range(self._span_count)]

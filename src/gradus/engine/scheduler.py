@@ -1,29 +1,92 @@
-"""What every scheduler promises the loop. The schedulers themselves grow with the phases. No torch here."""
+"""The queue, the running sequences and their endings. Who starts when is each phase's own decision. No torch here."""
 
+from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
-from gradus.engine.plan import Plan, Result
+from gradus.cache import CacheManager
+from gradus.engine.plan import Admission, Plan, Result, Span, admit
 from gradus.engine.sequence import Output, Sequence
+from gradus.errors import RequestError
 
 
-class Scheduler(Protocol):
-    """Decides who runs and for how many tokens; keeps the queue, and nothing on the device."""
+class Scheduler:
+    """First come, first served. A phase adds `schedule`: it takes sequences from `waiting` and plans those `running`.
 
-    waiting_count: int
-    active_count: int
+    Keeps nothing on the device; what is stored where is the cache manager's.
+    """
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queue the samples of one request, all or none. Raises RequestError for what could never be served."""
+    def __init__(self, cache: CacheManager) -> None:
+        self.cache = cache
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in the order they started
 
     def schedule(self) -> Plan | None:
         """The next step's work, or None when there is none. Room in the cache is taken here, before the step runs."""
+        raise NotImplementedError
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Queue the samples of one request, all or none. Raises RequestError for what could never be served."""
+        sequences = list(sequences)
+        longest = max(sequence.request.longest for sequence in sequences)
+        if not self.cache.fits(longest, longest):
+            raise RequestError(f"{longest} tokens are more than the cache can ever hold", param="max_tokens", got=longest)
+        self.waiting.extend(sequences)
+
+    def start(self, slot: int) -> Admission:
+        """The longest waiting sequence begins to run in `slot`."""
+        sequence = self.waiting.popleft()
+        self.running.append(sequence)
+        return admit(sequence, slot)
+
+    def span(self, sequence: Sequence) -> Span:
+        """All that is known of the sequence but not stored: its prompt first, then the newest token, step by step.
+
+        Without a cache nothing is ever stored, so this is the whole sequence every time.
+        """
+        start = self.cache.stored(sequence.id)
+        reserved = self.cache.reserve(sequence.id, len(sequence.tokens))
+        assert reserved, "`add` refuses what does not fit"
+        return Span(
+            sequence, sequence.slot, start, sequence.tokens[start:], logits=1, pages=self.cache.tables(sequence.id)
+        )
 
     def commit(self, plan: Plan, result: Result) -> list[Output]:
         """Wait for the step, append its tokens, finish and free what ended."""
+        outputs = []
+        for span, sampled in zip(plan.spans, result.get(), strict=True):
+            assert span.sequence is not None
+            outputs.append(span.sequence.accept(sampled))
+            if span.sequence.finish_reason:
+                self.release(span.sequence)
+        return outputs
 
     def cancel(self, request_id: str, index: int | None, reason: str) -> list[Output]:
         """End the request's samples (or one of them) wherever they are; [] if they ended before."""
+        meant = [s for s in (*self.running, *self.waiting) if s.request.id == request_id and index in (None, s.index)]
+        for sequence in meant:
+            if sequence in self.running:
+                self.release(sequence)
+            else:
+                self.waiting.remove(sequence)
+        return [sequence.end(reason) for sequence in meant]
+
+    def release(self, sequence: Sequence) -> None:
+        """It runs no more: its slot and its room in the cache are free for the next."""
+        self.running.remove(sequence)
+        self.cache.release(sequence.id)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def active_count(self) -> int:
+        return len(self.running)
 
     def check(self) -> None:
-        """Assert the invariants of queue and cache."""
+        """Assert the invariants of queue and cache: tests call it after every step, the server when it is idle."""
+        self.cache.check()
+        everybody = [*self.running, *self.waiting]
+        assert all(sequence.finish_reason is None for sequence in everybody)
+        assert len({sequence.id for sequence in everybody}) == len(everybody)
+        assert len({sequence.slot for sequence in self.running}) == len(self.running)

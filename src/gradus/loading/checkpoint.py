@@ -54,7 +54,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
 
     Raises ConfigError for a name or an architecture that is not known, CheckpointError for damaged or missing files.
     """
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or "\0" in name:
         raise ConfigError(f"model must be a name, a path or a hub id, got {ascii(name)[:80]}")
     if name in CATALOGUE:
         return _open_entry(CATALOGUE[name])
@@ -66,8 +66,8 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
             return _open_folder(name, path)
         if path.is_file():
             return _open_file(name, path)
-    except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
-        raise CheckpointError(f"{name[:80]}: cannot be read: {error}") from error
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise CheckpointError(f"{name[:80]}: cannot be read: {error.strerror or error}") from error
     return _open_from_hub(name, progress)
 
 
@@ -89,12 +89,12 @@ def load_model(
     tensors = checkpoint.tensors
     if tensors is not None:
         _check_size(checkpoint.config, tensors)
-    progress.begin(f"loading {checkpoint.name}", None if tensors is None else _values(tensors))
+    progress.begin(f"loading {checkpoint.name}", None if tensors is None else checkpoint.size_bytes)
     model = create_model(checkpoint.config, dtype=dtype, device=device, linear=linear or Linear)
     if tensors is None:
         randomize(model, RANDOM_SEED)
     else:
-        load_weights(model, tensors, on_tensor=_counting(tensors, progress.advance))
+        load_weights(model, tensors, on_tensor=_counting(checkpoint.size_bytes, tensors, progress.advance))
     return model
 
 
@@ -206,6 +206,7 @@ def _values(tensors: "TensorSource") -> int:
     return sum(math.prod(tensors.shape(name)) for name in tensors.names())
 
 
-def _counting(tensors: "TensorSource", advance: Callable[[int], None]) -> Callable[[str, int], None]:
-    """Progress in values, not in bytes: a quantized tensor is another size in the file than in memory."""
-    return lambda name, _: advance(math.prod(tensors.shape(name)))
+def _counting(size_bytes: int, tensors: "TensorSource", advance: Callable[[int], None]) -> Callable[[str, int], None]:
+    """Reports a tensor's share of the files' bytes: quantized, it is another size there than in memory."""
+    bytes_per_value = size_bytes / max(_values(tensors), 1)
+    return lambda name, _: advance(round(math.prod(tensors.shape(name)) * bytes_per_value))

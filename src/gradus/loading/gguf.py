@@ -67,8 +67,10 @@ class GGUFFile:
         try:
             with open(path, "rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
-            raise CheckpointError(f"{path.name}: cannot be read: {error}") from error
+        except ValueError:  # of mmap
+            raise CheckpointError(f"{path.name}: the file is empty") from None
+        except OSError as error:
+            raise CheckpointError(f"{path.name}: cannot be read: {error.strerror or error}") from error
         parser = _Parser(self._bytes, path.name)
         self.metadata, self.tensors = parser.parse()
 

@@ -259,7 +259,8 @@ class EngineClient:
         """
         self._check_state()
         self._check_room(params.n)
-        stream = Stream(f"gen-{next(self._numbers)}", params, timeout or self.config.request_timeout, self)
+        timeout = self.config.request_timeout if timeout is None else timeout
+        stream = Stream(f"gen-{next(self._numbers)}", params, timeout, self)
         stream.timer = self._loop.call_later(stream.timeout, self._expire, stream)
         self._streams[stream.id] = stream
         self._nothing_runs.clear()

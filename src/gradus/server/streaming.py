@@ -79,15 +79,17 @@ class EventStream(Response):
             except GradusError as error:  # too late for a status: the last frame says it
                 await self._write(send, event(error_of(error)[1]))
                 return
+            news = [delta for delta in deltas if delta.token_ids or delta.completion]  # part of a prompt is no news
             events = []
-            for delta in deltas:
+            for delta in news:
                 content = frame(delta, wants_logprobs=self.stream.params.logprobs is not None)
                 if delta.completion is not None:
                     self._completions.append(delta.completion)
                 if len(self._completions) == self.stream.params.n:
                     content |= {"model": self.model, "usage": usage(self._completions)}
                 events.append(event(content))
-            await self._write(send, b"".join(events) or PING)
+            if events or not deltas:
+                await self._write(send, b"".join(events) or PING)
 
     async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
         """Raises TimeoutError when the client has not made room for `data` in time."""

@@ -1,0 +1,178 @@
+"""Tiny checkpoints, written the way that others write them: safetensors as transformers, GGUF as llama.cpp."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import tokenizers
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+
+from gradus.models import ModelConfig, create_model
+from gradus.models.weights import plan
+
+VOCABULARY = 320
+CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _COMMON | {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": False},
+    "qwen3": _COMMON | {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
+    "gemma3": _COMMON
+    | {"model_type": "gemma3_text", "sliding_window": 32, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": VOCABULARY,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    },
+}
+FAMILIES = tuple(CONFIGS)
+
+
+def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """Random values under the names and in the shapes that the checkpoint of this configuration has."""
+    generator = torch.Generator().manual_seed(seed)
+    pieces = plan(create_model(ModelConfig.from_hf(config)))
+    return {
+        piece.stored.name: torch.randn(piece.stored.file_shape(piece.shape), generator=generator) for piece in pieces
+    }
+
+
+def backend() -> tokenizers.Tokenizer:
+    """A byte-level BPE of 320 tokens, three of them control tokens."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=CONTROLS, initial_alphabet=sorted(alphabet), show_progress=False
+    )
+    made.train_from_iterator(["the cat sat on the mat, and the hat was on the cat: that is a fact"] * 4, trainer)
+    made.add_special_tokens([AddedToken(control, normalized=False, special=True) for control in CONTROLS])
+    return made
+
+
+def write_folder(folder: Path, family: str = "llama", *, shards: int = 1, dtype: torch.dtype = torch.float32) -> Path:
+    """A complete checkpoint, as transformers would save it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.to(dtype) for name, value in tensors_of(CONFIGS[family]).items()}
+    write_json(folder / "config.json", CONFIGS[family])
+    write_json(folder / "generation_config.json", {"eos_token_id": [2, 0]})
+    (folder / "tokenizer.json").write_text(backend().to_str())
+    settings = {"bos_token": "<|endoftext|>", "eos_token": {"content": "<|im_end|>"}, "chat_template": CHATML}
+    write_json(folder / "tokenizer_config.json", settings)
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+    names = list(tensors)
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        save_file({name: tensors[name] for name in names[shard::shards]}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names[shard::shards], file)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+    return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value))
+
+
+# -- GGUF, as llama.cpp's convert_hf_to_gguf.py writes it ----------------------------------------------------------------
+
+
+def write_gguf(path: Path, family: str = "llama", *, quantize: dict[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+    """quantize: Hugging Face name → type; the others stay float32."""
+    config = CONFIGS[family]
+    writer = gguf.GGUFWriter(path, family)
+    _write_metadata(writer, family, config)
+    write_bpe_tokenizer(writer)
+    for name, value in tensors_of(config).items():
+        stored, values = as_llama_cpp(family, config, name, value)
+        kind = (quantize or {}).get(name)
+        if kind is None:
+            writer.add_tensor(stored, values)
+        else:
+            writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) -> tuple[str, np.ndarray]:
+    """A tensor's name and values after llama.cpp's conversion."""
+    architecture = getattr(gguf.MODEL_ARCH, family.upper())
+    stored = gguf.get_tensor_name_map(architecture, 2).get_name(name, try_suffixes=(".weight", ".bias"))
+    assert stored is not None, name
+    values = value.numpy()
+    if family == "llama" and (".q_proj." in name or ".k_proj." in name):
+        heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+        # verbatim from its LlamaModel.permute
+        values = (
+            values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        )
+    if family == "gemma3" and name.endswith("norm.weight"):
+        values = values + 1
+    if family == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        values = values.T
+    return stored, np.ascontiguousarray(values)
+
+
+def _write_metadata(writer: gguf.GGUFWriter, family: str, config: dict[str, Any]) -> None:
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_head_count(4)
+    writer.add_license("apache-2.0")
+    if family == "gpt2":
+        writer.add_feed_forward_length(256)
+        writer.add_layer_norm_eps(1e-5)
+        return
+    writer.add_feed_forward_length(96)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_rope_freq_base(config.get("rope_theta", 1e6))
+    if family == "gemma3":
+        writer.add_sliding_window(32)
+
+
+def write_bpe_tokenizer(writer: gguf.GGUFWriter, pre: str = "gpt-2") -> None:
+    described = json.loads(backend().to_str())["model"]
+    tokens = sorted(described["vocab"], key=described["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token in CONTROLS else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(CHATML)

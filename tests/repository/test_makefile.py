@@ -1,0 +1,133 @@
+"""`make` sets up once, with a Python that really runs, and says so in one line when there is none.
+
+The Makefile runs here in an empty folder with stand-ins for Python that only write down what they were asked.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# `-c` is the Makefile's question whether it will do; `-m venv` leaves what venv would, with itself as its python.
+WORKING = """#!/bin/sh
+case "$1 $2" in
+  "-c "*) exit 0 ;;
+  --version*) echo Python 3.12.1 ;;
+  "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; touch "$3/bin/pip" ;;
+esac
+echo "$(basename "$0") $*" >> "$LOG"
+"""
+SHIM = "#!/bin/sh\necho 'command not found' >&2\nexit 127\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of what `make` reads, and a place for commands that comes first on its path."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "commands").mkdir()
+    return tmp_path
+
+
+def command(folder: Path, name: str, script: str) -> Path:
+    path = folder / "commands" / name
+    path.write_text(script)
+    path.chmod(0o755)
+    return path
+
+
+def make(folder: Path, *arguments: str, path: str = "/usr/bin:/bin") -> tuple[subprocess.CompletedProcess, list[str]]:
+    """Run make; returns what it did, and what the stand-ins were asked, in order."""
+    log = folder / "log"
+    log.write_text("")
+    environment = {"PATH": f"{folder / 'commands'}:{path}", "LOG": str(log), "HOME": os.environ.get("HOME", "/")}
+    done = subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    return done, [line for line in log.read_text().splitlines() if " -c " not in line and "--version" not in line]
+
+
+def test_without_a_target_it_explains_itself(folder):
+    done, _ = make(folder)
+    assert done.returncode == 0
+    assert all(f"make {target}" in done.stdout for target in ("serve", "test", "lint", "stress", "clean"))
+
+
+def test_a_python_that_does_not_run_is_passed_over(folder):
+    command(folder, "python3.11", SHIM)
+    command(folder, "python3.12", WORKING)
+    _, asked = make(folder, ".venv/bin/pip")
+    assert asked == ["python3.12 -m venv .venv"]
+
+
+def test_without_any_it_says_what_to_do_in_one_line(folder):
+    for name in ("python3.11", "python3.12", "python3", "python"):
+        command(folder, name, SHIM)
+    done, asked = make(folder, "test")
+    assert (done.returncode, asked) == (2, [])
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("gradus:")]
+    assert "3.11 or 3.12" in line and "make PYTHON=" in line
+
+
+def test_a_named_python_is_used_or_refused_by_name(folder):
+    command(folder, "python3.11", WORKING)
+    done, asked = make(folder, ".venv/bin/pip", "PYTHON=/no/such/python")
+    assert (done.returncode, asked) == (2, [])
+    assert "/no/such/python" in done.stderr
+    mine = command(folder, "mine", WORKING)
+    assert make(folder, ".venv/bin/pip", f"PYTHON={mine}")[1] == ["mine -m venv .venv"]
+
+
+def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
+    command(folder, "python3.11", WORKING)
+    _, asked = make(folder, "serve", "MODEL=gemma3-270m", "PHASE=p01", "ARGS=--port 9000")
+    assert asked == [
+        "python3.11 -m venv .venv",
+        "python -m pip install --quiet --constraint constraints.txt --editable .",
+        "python -m gradus pull gemma3-270m",
+        "python -m gradus serve --model gemma3-270m --phase p01 --port 9000",
+    ]
+    _, again = make(folder, "serve")
+    assert again == ["python -m gradus pull smollm2-135m", "python -m gradus serve --model smollm2-135m"]
+
+
+def test_test_lints_and_tests_and_sets_up_once(folder):
+    command(folder, "python3.11", WORKING)
+    _, asked = make(folder, "test", "ARGS=-x")
+    assert asked[1] == "python -m pip install --quiet --constraint constraints.txt --editable .[dev]"
+    checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
+    assert asked[2:] == [*checks, "python -m pytest --durations=15 -x"]
+    assert make(folder, "test")[1] == [*checks, "python -m pytest --durations=15"]
+    assert "pip install" not in " ".join(make(folder, "serve")[1]), "what tests need includes what serving needs"
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "setup.py"])
+def test_a_change_of_dependencies_installs_anew(folder, changed):
+    command(folder, "python3.11", WORKING)
+    make(folder, "lint")
+    later = (folder / ".venv" / ".ready-to-test").stat().st_mtime + 10
+    os.utime(folder / changed, (later, later))
+    assert any("pip install" in line for line in make(folder, "lint")[1])
+
+
+def test_an_installation_that_failed_is_tried_again(folder):
+    command(folder, "python3.11", WORKING)
+    make(folder, ".venv/bin/pip")
+    python = folder / ".venv" / "bin" / "python"
+    python.write_text(SHIM)
+    assert make(folder, "lint")[0].returncode == 2
+    python.write_text(WORKING)
+    assert "pip install" in make(folder, "lint")[1][0]
+
+
+def test_ci_runs_what_a_developer_runs_and_passes_its_exit_code_on(folder):
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
+    for name in ("python3.11", "python3.12", "python3", "python"):
+        command(folder, name, SHIM)
+    environment = {"PATH": f"{folder / 'commands'}:/usr/bin:/bin"}
+    done = subprocess.run([folder / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "gradus:" in done.stderr
