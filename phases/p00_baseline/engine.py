@@ -8,6 +8,8 @@ from gradus.models import Model
 from phases.p00_baseline.no_cache import NoCache, Recompute
 from phases.p00_baseline.scheduler import OneAtATime
 
+CAPACITY = 1  # sequences that run at once, whatever the options allow
+
 
 def build(model: Model, options: EngineOptions) -> Engine:
     sampler = Sampler(model.config.vocab_size, model.device)

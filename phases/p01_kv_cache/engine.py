@@ -8,6 +8,8 @@ from gradus.models import Model
 from phases.p00_baseline.scheduler import OneAtATime
 from phases.p01_kv_cache.contiguous import Contiguous, ContiguousAttention
 
+CAPACITY = 1  # sequences that run at once, whatever the options allow
+
 
 def build(model: Model, options: EngineOptions) -> Engine:
     capacity = options.limits.context_length

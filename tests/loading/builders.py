@@ -106,7 +106,9 @@ def write_json(path: Path, value: Any) -> None:
 # -- GGUF, as llama.cpp's convert_hf_to_gguf.py writes it ----------------------------------------------------------------
 
 
-def write_gguf(path: Path, family: str = "llama", *, quantize: dict[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+def write_gguf(
+    path: Path, family: str = "llama", *, quantize: dict[str, gguf.GGMLQuantizationType] | None = None
+) -> Path:
     """quantize: Hugging Face name → type; the others stay float32."""
     config = CONFIGS[family]
     writer = gguf.GGUFWriter(path, family)
@@ -136,7 +138,9 @@ def as_llama_cpp(family: str, config: dict[str, Any], name: str, value: Tensor) 
         heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
         # verbatim from its LlamaModel.permute
         values = (
-            values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+            values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+            .swapaxes(1, 2)
+            .reshape(values.shape)
         )
     if family == "gemma3" and name.endswith("norm.weight"):
         values = values + 1

@@ -202,7 +202,11 @@ def test_nothing_in_a_model_folder_is_executed(tmp_path):
     code = f"open({str(tmp_path / 'ran')!r}, 'w').close()"
     for name in ("modeling_llama.py", "configuration.py", "__init__.py", "tokenization.py"):
         (folder / name).write_text(code)
-    auto = {"AutoConfig": "configuration.C", "AutoModelForCausalLM": "modeling_llama.M", "AutoTokenizer": "tokenization.T"}
+    auto = {
+        "AutoConfig": "configuration.C",
+        "AutoModelForCausalLM": "modeling_llama.M",
+        "AutoTokenizer": "tokenization.T",
+    }
     write_json(folder / "config.json", CONFIGS["llama"] | {"auto_map": auto, "trust_remote_code": True})
     write_json(folder / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": "tokenization.T"}})
     load(folder)

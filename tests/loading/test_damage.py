@@ -6,13 +6,12 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import load_model, open_checkpoint
-from tests.loading.builders import CONFIGS, write_folder, write_gguf
+from tests.loading.builders import write_folder, write_gguf
 
 INDEX = "model.safetensors.index.json"
 NORM = "model.norm.weight"
@@ -81,7 +80,10 @@ SAFETENSORS_DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no data": (lambda path: write_header(path, header_of(path)[0], b""), "truncated"),
     "one byte short": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated"),
     "one byte long": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "more than tensors"),
-    "header of 2**63": (lambda path: path.write_bytes(struct.pack("<Q", 2**63) + path.read_bytes()[8:]), "header of 922"),
+    "header of 2**63": (
+        lambda path: path.write_bytes(struct.pack("<Q", 2**63) + path.read_bytes()[8:]),
+        "header of 922",
+    ),
     "header of -1": (lambda path: path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:]), "header of 184"),
     "no JSON": (lambda path: write_header(path, "not json", b""), "not valid JSON"),
     "a list": (lambda path: write_header(path, [], b""), "must be a JSON object"),
@@ -94,13 +96,19 @@ SAFETENSORS_DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown type": (edited(lambda header: header[NORM].update(dtype="F31")), "'F31', which does not exist"),
     "a type of a list": (edited(lambda header: header[NORM].update(dtype=[])), "which does not exist"),
     "another width": (edited(lambda header: header[NORM].update(dtype="F16")), "needs 128 bytes"),
-    "integers": (edited(lambda header: header[NORM].update(dtype="I32")), "is stored as I32, expected one of F16, BF16"),
+    "integers": (
+        edited(lambda header: header[NORM].update(dtype="I32")),
+        "is stored as I32, expected one of F16, BF16",
+    ),
     "negative shape": (edited(lambda header: header[NORM].update(shape=[-64])), "shape"),
     "fractional shape": (edited(lambda header: header[NORM].update(shape=[64.0])), "shape"),
     "huge shape": (edited(lambda header: header[NORM].update(shape=[2**62, 2**62])), "needs"),
     "shape of 2**200": (edited(lambda header: header[NORM].update(shape=[2**200])), "shape"),
     "many dimensions": (edited(lambda header: header[NORM].update(shape=[1] * 63 + [64])), "shape of at most 8"),
-    "another shape": (edited(lambda header: header[NORM].update(shape=[8, 8])), f"'{NORM}' has shape (8, 8), the config"),
+    "another shape": (
+        edited(lambda header: header[NORM].update(shape=[8, 8])),
+        f"'{NORM}' has shape (8, 8), the config",
+    ),
     "offsets reversed": (edited(lambda header: header[NORM]["data_offsets"].reverse()), "must begin at byte"),
     "three offsets": (edited(lambda header: header[NORM]["data_offsets"].append(0)), "must begin at byte"),
     "boolean offsets": (edited(lambda header: header[NORM].update(data_offsets=[False, True])), "must begin at byte"),
@@ -139,7 +147,10 @@ def shards(folder: Path) -> list[Path]:
 
 INDEX_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (lambda folder: shards(folder)[1].unlink(), "shard model-00002-of-00003.safetensors is missing"),
-    "parent folder": (reindex(lambda names: names.update({NORM: "../model.safetensors"})), "'../model.safetensors' is not"),
+    "parent folder": (
+        reindex(lambda names: names.update({NORM: "../model.safetensors"})),
+        "'../model.safetensors' is not",
+    ),
     "absolute path": (reindex(lambda names: names.update({NORM: "/etc/passwd"})), "'/etc/passwd' is not the name"),
     "subfolder": (reindex(lambda names: names.update({NORM: "a/b.safetensors"})), "is not the name"),
     "backslash": (reindex(lambda names: names.update({NORM: "..\\b.safetensors"})), "is not the name"),
@@ -150,7 +161,8 @@ INDEX_DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong shard": (reindex(lambda names: names.update({NORM: shards_name(names, NORM)})), "says is in"),
     "not listed": (reindex(lambda names: names.pop(NORM)), "says is nowhere"),
     "listed, not there": (reindex(lambda names: names.update(ghost=names[NORM])), "lacks tensor 'ghost'"),
-    "twice": (lambda folder: duplicate(folder), "is also in"),
+    "twice, first": (lambda folder: duplicate(shards(folder)[0]), "says is in"),
+    "twice, last": (lambda folder: duplicate(shards(folder)[2]), "is also in"),
     "no object": (lambda folder: (folder / INDEX).write_text("[]"), "must be a JSON object"),
     "cut shard": (lambda folder: cut(300)(shards(folder)[0]), "model-00001-of-00003.safetensors: truncated"),
 }
@@ -161,14 +173,12 @@ def shards_name(names: dict[str, str], tensor: str) -> str:
     return next(file for file in names.values() if file != names[tensor])
 
 
-def duplicate(folder: Path) -> None:
-    """The final norm a second time, in another shard."""
-    for path in shards(folder):
-        header, data = header_of(path)
-        if NORM not in header:
-            header[NORM] = {"dtype": "F32", "shape": [64], "data_offsets": [len(data), len(data) + 256]}
-            write_header(path, header, data + bytes(256))
-            return
+def duplicate(path: Path) -> None:
+    """The final norm a second time: it is in the second shard."""
+    header, data = header_of(path)
+    assert NORM not in header
+    header[NORM] = {"dtype": "F32", "shape": [64], "data_offsets": [len(data), len(data) + 256]}
+    write_header(path, header, data + bytes(256))
 
 
 @pytest.mark.parametrize("case", INDEX_DAMAGES)
@@ -220,9 +230,12 @@ GGUF_DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a tensor too many": (at(8, "<Q", 30), "gguf"),
     "key of 2**63 bytes": (at(24, "<Q", 2**63), "a metadata key of 9223372036854775808 bytes"),
     "key is not UTF-8": (replaced(b"general.license", b"general.licens\xff"), "is not UTF-8"),
-    "key twice": (replaced(b"llama.context_length", b"llama.rope.freq_base"), "type"),
+    "key twice": (replaced(b"llama.context_length", b"llama.rope.freq_base"), "occurs twice"),
     "unknown value type": (after("general.architecture", "<I", 77), "has type 77, which does not exist"),
-    "unknown architecture": (replaced(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"), "'mamba' is not supported"),
+    "unknown architecture": (
+        replaced(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba"),
+        "'mamba' is not supported",
+    ),
     "missing key": (replaced(b"llama.block_count", b"llama.black_count"), "llama.block_count is missing"),
     "key of the wrong type": (after("llama.block_count", "<I", 6), "llama.block_count must be an integer"),
     "no layers": (after("llama.block_count", "<I", 0, skip=4), "num_hidden_layers must be an integer between 1"),
@@ -230,11 +243,17 @@ GGUF_DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a layer too many": (after("llama.block_count", "<I", 1, skip=4), "has no place"),
     "no heads": (after("llama.attention.head_count", "<I", 0, skip=4), "num_attention_heads"),
     "odd heads": (after("llama.attention.head_count", "<I", 3, skip=4), "heads"),
-    "more vocabulary": (after("tokenizer.ggml.eos_token_id", "<I", 9999, skip=4), "must be below 320"),
+    "more vocabulary": (
+        after("tokenizer.ggml.eos_token_id", "<I", 9999, skip=4),
+        "eos_token_id 9999 is not in the vocabulary of 320",
+    ),
     "2**60 tokens": (after("tokenizer.ggml.tokens", "<Q", 2**60, skip=8), "claims"),
-    "tokens of numbers": (replaced(b"tokenizer.ggml.token_type", b"tokenizer.ggml.token_tipe"), "token_type must be a list"),
+    "tokens of numbers": (
+        replaced(b"tokenizer.ggml.token_type", b"tokenizer.ggml.token_tipe"),
+        "token_type must be a list",
+    ),
     "unknown words": (replaced(b"\x05\0\0\0\0\0\0\0gpt-2", b"\x05\0\0\0\0\0\0\0gpt-9"), "'gpt-9' is not known"),
-    "unknown tokenizer": (after("tokenizer.ggml.model", "<5s", b"bert2", skip=12), "model 'bert"),
+    "unknown tokenizer": (after("tokenizer.ggml.model", "<4s", b"bert", skip=12), "tokenizer model 'bert'"),
     "no dimensions": (after(TENSOR, "<I", 0), "has 0 dimensions"),
     "five dimensions": (after(TENSOR, "<I", 5), "has 5 dimensions"),
     "a huge dimension": (after(TENSOR, "<Q", 2**62, skip=4), "(truncated?)"),
@@ -262,10 +281,7 @@ def test_damaged_gguf_gets_one_line(tmp_path, sound_gguf, case):
     damage, words = GGUF_DAMAGES[case]
     path = tmp_path / "tiny.gguf"
     path.write_bytes(damage(sound_gguf))
-    if words == "(truncated?)" or words == "gguf":
-        assert words in refused(path)
-    else:
-        assert words in refused(path), refused(path)
+    assert words in refused(path)
 
 
 # -- random damage -----------------------------------------------------------------------------------------------------
@@ -302,7 +318,7 @@ def try_loading(path: Path, expected: dict[str, tuple[int, ...]]) -> bool:
             return True
         found = shapes(load_model(checkpoint, dtype=torch.float32, device="cpu"))
     except (CheckpointError, ConfigError) as error:
-        assert "\n" not in str(error)
+        assert "\n" not in str(error) and len(str(error)) < 500
         return False
     assert {name: shape for name, shape in found.items() if "rope" not in name} == {
         name: shape for name, shape in expected.items() if "rope" not in name
@@ -346,4 +362,3 @@ def test_the_sound_files_of_this_module_do_load(tmp_path, sound_gguf):
     path = tmp_path / "tiny.gguf"
     path.write_bytes(sound_gguf)
     assert shapes(load(path)) == shapes(load(write_folder(tmp_path / "tiny")))
-    assert CONFIGS["llama"]["vocab_size"] == 320 and gguf.GGUF_MAGIC == 0x46554747

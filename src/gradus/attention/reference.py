@@ -26,7 +26,8 @@ def attend_causal(
         keys, values = keys[:, -window:], values[:, -window:]  # what a lone query cannot see need not be read
         start, m = window - 1, window
     if softcap is not None:
-        return _attend_capped(q, keys, values, causal_mask(n, m, start, window, q.device), scale, softcap)
+        visible = causal_mask(n, m, start, window, q.device)[None]
+        return attend_masked(q[None], keys[None], values[None], visible, scale=scale, softcap=softcap)[0]
     aligned = start == 0 and (window is None or window >= m)  # then torch's own causal mask is the right one
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
@@ -48,9 +49,21 @@ def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.de
     return visible if window is None else visible & (keys > queries - window)
 
 
-def _attend_capped(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float) -> Tensor:
-    """The formula written out: torch's fused attention has no soft cap."""
-    grouped = q.unflatten(1, (keys.shape[0], -1))  # [n, Hkv, Hq // Hkv, Dh]
-    scores = torch.einsum("nhgd,hmd->hgnm", grouped, keys).float() * scale
-    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~mask, float("-inf"))
-    return torch.einsum("hgnm,hmd->nhgd", scores.softmax(-1).to(values.dtype), values).flatten(1, 2)
+def attend_masked(
+    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, *, scale: float, softcap: float | None = None
+) -> Tensor:
+    """Softmax attention of B sequences side by side, each over keys of its own.
+
+    q: [B, n, Hq, Dh]; keys, values: [B, Hkv, m, Dh]; visible: bool [B, n, m], with at least one key for each query.
+    Returns [B, n, Hq, Dh].
+    """
+    heads, group = keys.shape[1], q.shape[2] // keys.shape[1]
+    # The query heads that share a key head become more queries of it, so no key is copied for them: [B, Hkv, n · group, Dh]
+    grouped = q.unflatten(2, (heads, group)).transpose(1, 2).flatten(2, 3)
+    mask = visible.repeat_interleave(group, dim=1).unsqueeze(1)
+    if softcap is None:
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    else:  # torch's fused attention has no soft cap: the formula written out
+        scores = softcap * torch.tanh((grouped @ keys.transpose(-2, -1)).float() * scale / softcap)
+        out = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(values.dtype) @ values
+    return out.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Batch:
-    """The flat batch of one step: N tokens of S spans, one after the other. No Sequence, no Span.
+    """The flat batch of one step: N rows, of which S spans have some each. No Sequence, no Span.
 
     token_ids, positions: [N] int64, on the model's device.
     slots: the S spans' slots.
-    query_start: S + 1 offsets: span i is rows query_start[i] to query_start[i + 1].
+    query_start, counts: span i is the counts[i] rows from query_start[i] on. Rows of no span are padding.
     starts, lengths: for each span the position of its first token, and the positions stored after this step.
     tables: for each span its block table, one tuple of pages a layer group.
     logits_rows: [R] int64, the rows that get logits; row_spans says whose they are.
@@ -21,6 +21,7 @@ class Batch:
     positions: Tensor
     slots: list[int]
     query_start: list[int]
+    counts: list[int]
     starts: list[int]
     lengths: list[int]
     tables: list[tuple[tuple[int, ...], ...]]

@@ -24,11 +24,15 @@ class ModelRunner:
     def run(self, plan: Plan) -> "StepResult":
         for admission in plan.admissions:
             self.sampler.admit(admission)
-        batch = lay_out(plan, self.model.device)
+        batch = self.prepare(plan)
         self.attention.prepare(batch)
         hidden = self.model(batch.token_ids, batch.positions, self.attention)
         logits = self.model.logits(hidden[batch.logits_rows])
         return StepResult(batch, self.sampler.sample(logits, sampled_rows(batch)))
+
+    def prepare(self, plan: Plan) -> Batch:
+        """The plan on the device. A phase that pads overrides this: padding is the runner's affair alone."""
+        return lay_out(plan, self.model.device)
 
 
 class StepResult:
@@ -49,13 +53,9 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
     """The plan's spans as one flat batch, in their order."""
     spans = plan.spans
     counts = [len(span.tokens) for span in spans]
-    query_start = [0, *accumulate(counts)]
+    ends = list(accumulate(counts))
     # the last `logits` rows of each span
-    rows = [
-        (index, row)
-        for index, span in enumerate(spans)
-        for row in range(query_start[index + 1] - span.logits, query_start[index + 1])
-    ]
+    rows = [(index, row) for index, span in enumerate(spans) for row in range(ends[index] - span.logits, ends[index])]
     token_ids = [token for span in spans for token in span.tokens]
     positions = [
         position
@@ -66,7 +66,8 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
         token_ids=torch.tensor(token_ids, device=device),
         positions=torch.tensor(positions, device=device),
         slots=[span.slot for span in spans],
-        query_start=query_start,
+        query_start=[end - count for end, count in zip(ends, counts, strict=True)],
+        counts=counts,
         starts=[span.start for span in spans],
         lengths=[span.start + count for span, count in zip(spans, counts, strict=True)],
         tables=[span.pages for span in spans],

@@ -26,6 +26,7 @@ import jinja2.parser
 import jinja2.sandbox
 
 from gradus.errors import CheckpointError, RequestError
+from gradus.loading.quoting import quoted
 
 Message = Mapping[str, Any]
 
@@ -164,8 +165,7 @@ def _treat_all(value: Any, where: str, treat: Callable[[str], str], depth: int) 
 
 
 def _refuse(param: str, limit: str, got: object) -> NoReturn:
-    shown = ascii(got)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    shown = quoted(got)
     raise RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
 
 

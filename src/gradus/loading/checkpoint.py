@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.catalogue import CATALOGUE, Entry
 from gradus.loading.progress import Progress, Silent
+from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer
 from gradus.models.config import ModelConfig, parameter_count
 from gradus.models.shapes import SHAPES
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 RANDOM = "random:"
 RANDOM_SEED = 0
+FEW_WEIGHTS = 1 << 24
 BYTES_PER_RANDOM_WEIGHT = 2  # as if it were stored in bfloat16, like the model whose shape it has
 
 
@@ -55,7 +57,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
     Raises ConfigError for a name or an architecture that is not known, CheckpointError for damaged or missing files.
     """
     if not isinstance(name, str) or not name or "\0" in name:
-        raise ConfigError(f"model must be a name, a path or a hub id, got {ascii(name)[:80]}")
+        raise ConfigError(f"model must be a name, a path or a hub id, got {quoted(name)}")
     if name in CATALOGUE:
         return _open_entry(CATALOGUE[name])
     if name.startswith(RANDOM):
@@ -67,7 +69,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
         if path.is_file():
             return _open_file(name, path)
     except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise CheckpointError(f"{name[:80]}: cannot be read: {error.strerror or error}") from error
+        raise CheckpointError(f"{quoted(name)}: cannot be read: {error.strerror or error}") from error
     return _open_from_hub(name, progress)
 
 
@@ -116,7 +118,7 @@ def _open_entry(entry: Entry) -> Checkpoint:
 def _open_random(name: str) -> Checkpoint:
     shape = name.removeprefix(RANDOM)
     if shape not in SHAPES:
-        raise ConfigError(f"no shape named {shape[:80]!r}{_near(shape, SHAPES)}; known shapes are {', '.join(SHAPES)}")
+        raise ConfigError(f"no shape named {quoted(shape)}{_near(shape, SHAPES)}; known shapes are {', '.join(SHAPES)}")
     config = SHAPES[shape]
     return Checkpoint(
         name=name,
@@ -179,7 +181,7 @@ def _open_from_hub(name: str, progress: Progress | None) -> Checkpoint:
 
     if not hub.is_hub_id(name):
         raise ConfigError(
-            f"no model named {name[:80]!r}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
+            f"no model named {quoted(name)}{_near(name, CATALOGUE)}; a model is {', '.join(CATALOGUE)}, an existing "
             "folder of safetensors, a .gguf file, a hub id (org/name), or random:<shape>"
         )
     return _open_folder(name, hub.download(name, progress=progress))
@@ -196,7 +198,7 @@ def _near(name: str, known: "dict[str, Entry] | dict[str, ModelConfig]") -> str:
 def _check_size(config: ModelConfig, tensors: "TensorSource") -> None:
     """Before memory is taken for a model, see that the files could fill it: a configuration may say anything."""
     needed, found = parameter_count(config), _values(tensors)
-    if needed > found:
+    if needed > 2 * found + FEW_WEIGHTS:  # what is nearly right gets a better message, about its first wrong tensor
         raise CheckpointError(
             f"the configuration calls for {needed} weights, the files hold {found}: they do not belong together"
         )

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.chat import ChatTemplate
 from gradus.loading.json_file import read_object, read_object_if_there, read_text
+from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer, begin_texts_with, read_tokenizer_json
 from gradus.models.config import ModelConfig
 
@@ -30,7 +31,7 @@ def read_config(folder: Path) -> ModelConfig:
         method = raw["quantization_config"]
         method = method.get("quant_method") if isinstance(method, dict) else method
         raise ConfigError(
-            f"{path.name}: these weights are quantized already ({ascii(method)[:40]}), which is not supported; "
+            f"{path.name}: these weights are quantized already ({quoted(method)}), which is not supported; "
             "load the unquantized model, or a GGUF file of it"
         )
     more_ends = read_object_if_there(folder / "generation_config.json").get("eos_token_id")
@@ -94,7 +95,7 @@ def _gpt2_backend(vocabulary: Path, merges: Path) -> tokenizers.Tokenizer:
     ]
     for pair in pairs:
         if len(pair) != 2 or not {*pair, "".join(pair)} <= vocab.keys():
-            raise CheckpointError(f"{merges.name}: {' '.join(pair)[:60]!r} does not join two tokens into one")
+            raise CheckpointError(f"{merges.name}: {quoted(' '.join(pair))} does not join two tokens into one")
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -109,7 +110,7 @@ def _special_id(backend: tokenizers.Tokenizer, entry: object, name: str) -> int 
     if content is None:
         return None
     if not isinstance(content, str):
-        raise CheckpointError(f"tokenizer_config.json: {name} must be a text, got {ascii(content)[:60]}")
+        raise CheckpointError(f"tokenizer_config.json: {name} must be a text, got {quoted(content)}")
     return backend.token_to_id(content)
 
 

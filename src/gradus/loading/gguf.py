@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradus.errors import CheckpointError
+from gradus.loading.quoting import quoted
 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
@@ -108,24 +109,26 @@ class _Parser:
 
     def pair(self) -> tuple[str, Any]:
         key = self.string("a metadata key", LARGEST_NAME)
-        return key, self.value(self.number("I", f"the type of {key!r}"), key, DEEPEST_ARRAY)
+        return key, self.value(self.number("I", f"the type of {quoted(key)}"), key, DEEPEST_ARRAY)
 
     def value(self, kind: int, key: str, depth: int) -> Any:
         if kind == STRING:
-            return self.string(f"the text of {key!r}")
+            return self.string(f"the text of {quoted(key)}")
         if kind in SCALARS:
-            return self.number(SCALARS[kind], f"the value of {key!r}")
+            return self.number(SCALARS[kind], f"the value of {quoted(key)}")
         if kind == ARRAY and depth:
             return self.array(key, depth - 1)
-        self.refuse(f"metadata {key!r} has type {kind}, which does not exist")
+        self.refuse(f"metadata {quoted(key)} has type {kind}, which does not exist")
 
     def array(self, key: str, depth: int) -> list[Any]:
-        kind = self.number("I", f"the item type of {key!r}")
+        kind = self.number("I", f"the item type of {quoted(key)}")
         if kind in SCALARS:
             size = struct.calcsize(SCALARS[kind])
-            count = self.count(f"item of {key!r}", least_bytes=size)
-            return list(struct.unpack(f"<{count}{SCALARS[kind]}", self.take(count * size, f"the items of {key!r}")))
-        count = self.count(f"item of {key!r}", least_bytes=8)
+            count = self.count(f"item of {quoted(key)}", least_bytes=size)
+            return list(
+                struct.unpack(f"<{count}{SCALARS[kind]}", self.take(count * size, f"the items of {quoted(key)}"))
+            )
+        count = self.count(f"item of {quoted(key)}", least_bytes=8)
         return [self.value(kind, key, depth) for _ in range(count)]
 
     # -- tensors -------------------------------------------------------------------------------------------------------
@@ -133,15 +136,18 @@ class _Parser:
     def tensor(self) -> tuple[str, tuple[int, ...], Type, int]:
         """Name, shape, type and offset, as the table has them."""
         name = self.string("a tensor name", LARGEST_NAME)
-        dimensions = self.number("I", f"the dimensions of {name!r}")
+        dimensions = self.number("I", f"the dimensions of {quoted(name)}")
         if not 1 <= dimensions <= MOST_DIMENSIONS:
-            self.refuse(f"tensor {name!r} has {dimensions} dimensions, expected 1 to {MOST_DIMENSIONS}")
-        shape = tuple(self.number("Q", f"the shape of {name!r}") for _ in range(dimensions))[::-1]
-        kind, offset = self.number("I", f"the type of {name!r}"), self.number("Q", f"the offset of {name!r}")
+            self.refuse(f"tensor {quoted(name)} has {dimensions} dimensions, expected 1 to {MOST_DIMENSIONS}")
+        shape = tuple(self.number("Q", f"the shape of {quoted(name)}") for _ in range(dimensions))[::-1]
+        kind, offset = (
+            self.number("I", f"the type of {quoted(name)}"),
+            self.number("Q", f"the offset of {quoted(name)}"),
+        )
         try:
             return name, shape, Type(kind), offset
         except ValueError:
-            self.refuse(f"tensor {name!r} has type {kind}, which does not exist")
+            self.refuse(f"tensor {quoted(name)} has type {kind}, which does not exist")
 
     def place(
         self, table: list[tuple[str, tuple[int, ...], Type, int]], metadata: dict[str, Any]
@@ -149,32 +155,32 @@ class _Parser:
         """Turn offsets into places in the file, and see that each tensor lies inside it, on bytes of its own."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            self.refuse(f"general.alignment must be a power of two up to {1 << 20}, got {alignment!r}")
+            self.refuse(f"general.alignment must be a power of two up to {1 << 20}, got {quoted(alignment)}")
         base = -(-self.at // alignment) * alignment
         entries = []
         for name, shape, kind, offset in table:
             size_bytes = self.size_bytes(name, shape, kind)
             if offset % alignment:
-                self.refuse(f"tensor {name!r} has offset {offset}, which is not a multiple of {alignment}")
+                self.refuse(f"tensor {quoted(name)} has offset {offset}, which is not a multiple of {alignment}")
             if base + offset + size_bytes > len(self.data):
                 self.refuse(
-                    f"tensor {name!r} of shape {shape} needs bytes {base + offset} to {base + offset + size_bytes}, "
+                    f"tensor {quoted(name)} of shape {shape} needs bytes {base + offset} to {base + offset + size_bytes}, "
                     f"the file has {len(self.data)} (truncated?)"
                 )
             entries.append((name, TensorEntry(name, shape, kind, base + offset, size_bytes)))
         in_order = sorted((entry for _, entry in entries), key=lambda entry: entry.start)
         for before, after in pairwise(in_order):
             if before.start + before.size_bytes > after.start:
-                self.refuse(f"tensors {before.name!r} and {after.name!r} overlap")
+                self.refuse(f"tensors {quoted(before.name)} and {quoted(after.name)} overlap")
         return entries
 
     def size_bytes(self, name: str, shape: tuple[int, ...], kind: Type) -> int:
         if kind not in QUANTIZED and kind not in PLAIN:
             supported = ", ".join(sorted(known.name for known in QUANTIZED | PLAIN.keys()))
-            self.refuse(f"tensor {name!r} is stored as {kind.name}, which is not supported ({supported} are)")
+            self.refuse(f"tensor {quoted(name)} is stored as {kind.name}, which is not supported ({supported} are)")
         block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         if not all(shape) or shape[-1] % block:
-            self.refuse(f"tensor {name!r} of shape {shape}: rows of {kind.name} are multiples of {block} values")
+            self.refuse(f"tensor {quoted(name)} of shape {shape}: rows of {kind.name} are multiples of {block} values")
         return prod(shape) // block * block_bytes
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
@@ -208,7 +214,7 @@ class _Parser:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                self.refuse(f"{what} {name!r} occurs twice")
+                self.refuse(f"{what} {quoted(name)} occurs twice")
             seen.add(name)
         return pairs
 

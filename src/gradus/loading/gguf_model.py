@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.gguf import GGUFFile
+from gradus.loading.quoting import quoted
 
 NUMBERS = (int, float)
 
@@ -105,7 +106,7 @@ class GGUFTensors:
         rows = self._file.tensors[stored].shape[0]
         if rows % (2 * heads):
             raise CheckpointError(
-                f"{self._file.path.name}: tensor {stored!r} has {rows} rows, which {heads} heads cannot share evenly"
+                f"{self._file.path.name}: tensor {quoted(stored)} has {rows} rows, which {heads} heads cannot share evenly"
             )
         return heads
 
@@ -115,7 +116,7 @@ def architecture(file: GGUFFile) -> str:
     found = file.metadata.get("general.architecture")
     if not isinstance(found, str) or found not in NAMES:
         raise CheckpointError(
-            f"{file.path.name}: architecture {_shown(found)} is not supported; supported are {', '.join(NAMES)}"
+            f"{file.path.name}: architecture {quoted(found)} is not supported; supported are {', '.join(NAMES)}"
         )
     return found
 
@@ -137,13 +138,13 @@ class _Metadata:
     def integer(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if type(value) is not int:
-            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be an integer, got {_shown(value)}")
+            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be an integer, got {quoted(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
         if type(value) not in NUMBERS:
-            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be a number, got {_shown(value)}")
+            raise CheckpointError(f"{self.label}: metadata {self.prefix}.{key} must be a number, got {quoted(value)}")
         return float(value)
 
     def get(self, key: str, default: Any) -> Any:
@@ -251,7 +252,7 @@ def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": read.number("rope.scaling.factor")}
-    raise CheckpointError(f"{read.label}: rope scaling {_shown(kind)} is not supported; supported are none and linear")
+    raise CheckpointError(f"{read.label}: rope scaling {quoted(kind)} is not supported; supported are none and linear")
 
 
 def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
@@ -282,8 +283,3 @@ def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
 def _uninterleave(value: Tensor, heads: int) -> Tensor:
     """Rows 0, 2, 4, … of a head first, then 1, 3, 5, …: partners from side by side to half a head apart."""
     return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(value.shape)
-
-
-def _shown(value: object) -> str:
-    shown = ascii(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from gradus.errors import CheckpointError
 from gradus.loading.chat import ChatTemplate
 from gradus.loading.gguf import GGUFFile
+from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -36,7 +37,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
         case "llama":
             backend = _sentencepiece(parts)
         case other:
-            parts.refuse(f"tokenizer model {other!r} is not supported (gpt2 and llama are)")
+            parts.refuse(f"tokenizer model {quoted(other)} is not supported (gpt2 and llama are)")
     _add_special(backend, parts)
     begin_texts_with(
         backend,
@@ -92,7 +93,9 @@ class _Parts:
     def token_id(self, name: str) -> int | None:
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
         if value is not None and not (type(value) is int and 0 <= value < len(self.tokens)):
-            self.refuse(f"metadata tokenizer.ggml.{name}_token_id must be below {len(self.tokens)}, got {value!r}")
+            self.refuse(
+                f"metadata tokenizer.ggml.{name}_token_id must be below {len(self.tokens)}, got {quoted(value)}"
+            )
         return value
 
     def of_type(self, *types: int) -> list[str]:
@@ -109,7 +112,7 @@ def _byte_level(parts: _Parts) -> tokenizers.Tokenizer:
     merges = [tuple(merge.split(" ")) for merge in parts.items("merges", str)]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= parts.vocabulary.keys():
-            parts.refuse(f"tokenizer merge {' '.join(merge)[:60]!r} does not join two tokens into one")
+            parts.refuse(f"tokenizer merge {quoted(' '.join(merge))} does not join two tokens into one")
     # Llama 3 takes a word that is a token whole, even where its merges would lead elsewhere
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=parts.vocabulary, merges=merges, ignore_merges=parts.pre == "llama-bpe")
@@ -133,7 +136,7 @@ def _words(parts: _Parts) -> pre_tokenizers.PreTokenizer:
     if parts.pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     parts.refuse(
-        f"pre-tokenizer {parts.pre!r} is not known (gpt-2, smollm, llama-bpe and qwen2 are): text would be cut wrongly"
+        f"pre-tokenizer {quoted(parts.pre)} is not known (gpt-2, smollm, llama-bpe and qwen2 are): text would be cut wrongly"
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradus.errors import CheckpointError
 from gradus.loading.json_file import read_json, read_object
+from gradus.loading.quoting import quoted
 
 INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
@@ -56,7 +57,7 @@ class SafetensorsFolder:
         kind = self._headers[path][name]["dtype"]
         if kind not in SUPPORTED:
             raise CheckpointError(
-                f"{path.name}: tensor {name!r} is stored as {kind}, expected one of {', '.join(SUPPORTED)} "
+                f"{path.name}: tensor {quoted(name)} is stored as {kind}, expected one of {', '.join(SUPPORTED)} "
                 "(Gradus loads unquantized weights, and quantizes by itself)"
             )
         try:
@@ -64,7 +65,7 @@ class SafetensorsFolder:
                 self._open[path] = safetensors.safe_open(path, framework="pt", device="cpu")
             return self._open[path].get_tensor(name)
         except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(f"{path.name}: tensor {name!r} cannot be read: {error}") from error
+            raise CheckpointError(f"{path.name}: tensor {quoted(name)} cannot be read: {error}") from error
 
     def where(self, name: str) -> str:
         return self._file_of[name].name
@@ -76,14 +77,16 @@ class SafetensorsFolder:
         for path, header in self._headers.items():
             for name in header:
                 if name in seen:
-                    raise CheckpointError(f"{path.name}: tensor {name!r} is also in {seen[name].name}")
+                    raise CheckpointError(f"{path.name}: tensor {quoted(name)} is also in {seen[name].name}")
                 if weight_map.get(name) != path.name:
-                    said = f"in {weight_map[name]}" if name in weight_map else "nowhere"
-                    raise CheckpointError(f"{path.name}: holds tensor {name!r}, which {index.name} says is {said}")
+                    said = f"in {quoted(weight_map[name])}" if name in weight_map else "nowhere"
+                    raise CheckpointError(
+                        f"{path.name}: holds tensor {quoted(name)}, which {index.name} says is {said}"
+                    )
                 seen[name] = path
         for name, file in weight_map.items():
             if name not in seen:
-                raise CheckpointError(f"{file}: lacks tensor {name!r}, which {index.name} says is in it")
+                raise CheckpointError(f"{file}: lacks tensor {quoted(name)}, which {index.name} says is in it")
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -115,16 +118,16 @@ def read_header(path: Path) -> dict[str, Any]:
 
 def _check_entry(label: str, name: str, entry: Any, begin: int) -> int:
     """A tensor must begin where the one before it ended; returns where it ends."""
-    what = f"tensor {ascii(name)[:120]}"
+    what = f"tensor {quoted(name)}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         _refuse(label, f"{what} must have dtype, shape and data_offsets")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in BITS:
-        _refuse(label, f"{what} has type {ascii(kind)[:60]}, which does not exist")
+        _refuse(label, f"{what} has type {quoted(kind)}, which does not exist")
     if not _is_counts(shape) or len(shape) > MOST_DIMENSIONS:
-        _refuse(label, f"{what} must have a shape of at most {MOST_DIMENSIONS} sizes, got {ascii(shape)[:60]}")
+        _refuse(label, f"{what} must have a shape of at most {MOST_DIMENSIONS} sizes, got {quoted(shape)}")
     if not _is_counts(offsets) or len(offsets) != 2 or offsets[0] != begin:
-        _refuse(label, f"{what} must begin at byte {begin}, where the one before ends, got {ascii(offsets)[:60]}")
+        _refuse(label, f"{what} must begin at byte {begin}, where the one before ends, got {quoted(offsets)}")
     expected = -(-prod(shape) * BITS[kind] // 8)
     if offsets[1] - begin != expected:
         _refuse(label, f"{what} of {kind} {tuple(shape)} needs {expected} bytes, its offsets give {offsets[1] - begin}")
@@ -159,7 +162,7 @@ def _files(folder: Path) -> list[Path]:
     for name in names:
         # a plain name in this folder: an index must not make us open any other file
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+\.safetensors", name) or name.startswith("."):
-            raise CheckpointError(f"{index.name}: {ascii(name)[:80]} is not the name of a safetensors file beside it")
+            raise CheckpointError(f"{index.name}: {quoted(name)} is not the name of a safetensors file beside it")
     files = [folder / name for name in dict.fromkeys(names)]
     missing = [path.name for path in files if not path.is_file()]
     if missing:

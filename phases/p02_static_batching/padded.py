@@ -1,0 +1,95 @@
+"""One rectangle of tokens a step: S sequences, each padded to the width W of the widest.
+
+A rectangle needs no bookkeeping and runs as one large product, and that is why frameworks batch this way. The rows that
+fill it up cost what real ones cost: the shorter prompts' padding at first, and later the rows of sequences that ended
+before the last of their batch.
+"""
+
+import torch
+from torch import Tensor
+
+from gradus.attention.reference import attend_masked
+from gradus.engine.batch import Batch
+from gradus.engine.plan import Plan
+from gradus.engine.runner import ModelRunner, lay_out
+from gradus.models import ModelConfig
+from phases.p02_static_batching.slots import SlotTensors
+
+
+class PaddedRunner(ModelRunner):
+    """Lays each span out at slot * width, and pad tokens over the rest of its row, as long as its batch runs."""
+
+    batch_size = 0  # sequences that started together: their rows are computed until the last of them has ended
+
+    def prepare(self, plan: Plan) -> Batch:
+        if plan.admissions:
+            self.batch_size = len(plan.admissions)
+        return pad(lay_out(plan, self.model.device), self.batch_size)
+
+
+def pad(batch: Batch, batch_size: int) -> Batch:
+    """Spread a flat batch over a rectangle of batch_size rows. A pad token is token 0 at position 0, and belongs to no
+    span: it is stored nowhere, and what the model makes of it is ignored."""
+    counts = batch.counts
+    width = max(counts)
+    device = batch.token_ids.device
+    where = torch.tensor(
+        [slot * width + i for slot, count in zip(batch.slots, counts, strict=True) for i in range(count)], device=device
+    )
+    token_ids = torch.zeros(batch_size * width, dtype=torch.int64, device=device)
+    positions = torch.zeros_like(token_ids)
+    token_ids[where], positions[where] = batch.token_ids, batch.positions
+    return Batch(
+        token_ids=token_ids,
+        positions=positions,
+        slots=batch.slots,
+        query_start=[slot * width for slot in batch.slots],
+        counts=counts,
+        starts=batch.starts,
+        lengths=batch.lengths,
+        tables=batch.tables,
+        logits_rows=where[batch.logits_rows],
+        row_spans=batch.row_spans,
+    )
+
+
+class PaddedAttention:
+    """Attends over the whole rectangle at once: [S, W] queries, each slot's keys, and one mask for all layers."""
+
+    def __init__(self, config: ModelConfig, tensors: SlotTensors) -> None:
+        self.config = config
+        self.tensors = tensors
+
+    def prepare(self, batch: Batch) -> None:
+        self.width = max(batch.counts)
+        self.size = len(batch.token_ids) // self.width
+        self.length = max(batch.lengths)
+        device = batch.token_ids.device
+        # where the real tokens are stored; a pad token is stored nowhere
+        self.real = torch.tensor(
+            [start + i for start, count in zip(batch.query_start, batch.counts, strict=True) for i in range(count)],
+            device=device,
+        )
+        self.slots = self.real // self.width
+        self.positions = batch.positions[self.real]
+        queries = batch.positions.view(self.size, self.width, 1)
+        keys = torch.arange(self.length, device=device)
+        # a query sees its own slot up to its own position: never another's padding, never what a predecessor left
+        self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.tensors.store(layer, self.slots, self.positions, k[self.real], v[self.real])
+        out = attend_masked(
+            q.view(self.size, self.width, *q.shape[1:]),
+            *self.tensors.seen(layer, self.size, self.length),
+            self.masks[self.config.windows[layer]],
+            scale=self.config.attention_scale,
+            softcap=self.config.attention_softcap,
+        )
+        return out.flatten(0, 1)
+
+
+def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Which keys each query may see: positions queries [..., 1] and keys [m] → bool [..., m]."""
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)

@@ -1,0 +1,64 @@
+"""A cache of equal slots: each holds one sequence of up to the longest length there could be."""
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from gradus.models import ModelConfig
+
+
+class Slots:
+    """How many positions each sequence has stored. Which slot it has is the scheduler's choice."""
+
+    def __init__(self, capacity: int, count: int) -> None:
+        self.capacity = capacity
+        self.count = count
+        self.lengths: dict[Hashable, int] = {}
+
+    def fits(self, length: int, longest_span: int) -> bool:
+        return length <= self.capacity
+
+    def stored(self, id: Hashable) -> int:
+        return self.lengths.get(id, 0)
+
+    def reserve(self, id: Hashable, end: int) -> bool:
+        full = id not in self.lengths and len(self.lengths) == self.count
+        if full or end > self.capacity:
+            return False
+        self.lengths[id] = end
+        return True
+
+    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def release(self, id: Hashable) -> None:
+        self.lengths.pop(id, None)
+
+    def check(self) -> None:
+        assert len(self.lengths) <= self.count
+        assert all(0 < length <= self.capacity for length in self.lengths.values())
+
+
+class SlotTensors:
+    """The keys and values of all slots: [layers, slots, Hkv, capacity, Dh] each.
+
+    Allocated once: a slot changes owner by being overwritten. Zeros, not what memory happens to hold: attention gives
+    a position that a query may not see the weight 0, and 0 times an infinity would be NaN.
+    """
+
+    def __init__(
+        self, config: ModelConfig, count: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, count, config.num_kv_heads, capacity, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def store(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """slots, positions: [N]; k, v: [N, Hkv, Dh]: row i goes to position positions[i] of slot slots[i]."""
+        self.keys[layer, slots, :, positions] = k
+        self.values[layer, slots, :, positions] = v
+
+    def seen(self, layer: int, slots: int, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `slots` slots, up to `length` positions: [slots, Hkv, length, Dh] each, views."""
+        return self.keys[layer, :slots, :, :length], self.values[layer, :slots, :, :length]

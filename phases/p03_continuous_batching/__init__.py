@@ -1,0 +1,1 @@
+"""p03, continuous batching: a finished sequence leaves and a waiting one enters at every step."""

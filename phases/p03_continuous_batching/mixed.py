@@ -1,0 +1,78 @@
+"""Attention for steps in which some sequences read their prompts while others decode.
+
+The flat batch needs no rectangle: the model's rows are exactly the tokens of the plan. Only attention has to know which
+rows are whose. Prompts are attended to one by one, there are few in a step; the decodes, one row each, all at once, as
+a column of slots with a gap where no slot decodes.
+"""
+
+import torch
+from torch import Tensor
+
+from gradus.attention.reference import attend_causal, attend_masked
+from gradus.engine.batch import Batch
+from gradus.models import ModelConfig
+from phases.p02_static_batching.padded import visible
+from phases.p02_static_batching.slots import SlotTensors
+
+
+class MixedAttention:
+    """Prompts and decodes in one step, over the same slots that static batching used."""
+
+    def __init__(self, config: ModelConfig, tensors: SlotTensors) -> None:
+        self.config = config
+        self.tensors = tensors
+
+    def prepare(self, batch: Batch) -> None:
+        device = batch.token_ids.device
+        spans = list(zip(batch.slots, batch.query_start, batch.counts, batch.starts, strict=True))
+        self.row_slots = torch.tensor([slot for slot, _, count, _ in spans for _ in range(count)], device=device)
+        self.positions = batch.positions
+        self.prompts = [span for span in spans if span[2] > 1]
+        decodes = [(slot, row, start) for slot, row, count, start in spans if count == 1]
+        if not decodes:
+            self.column = 0
+            return
+        slots, rows, starts = (torch.tensor(column, device=device) for column in zip(*decodes, strict=True))
+        self.column = max(slot for slot, _, _ in decodes) + 1
+        self.length = max(start for _, _, start in decodes) + 1
+        self.decode_slots, self.decode_rows = slots, rows
+        # a slot in the gap asks nothing, but must see something: a softmax over no key at all is NaN
+        newest = torch.zeros(self.column, dtype=torch.int64, device=device)
+        newest[slots] = starts
+        keys = torch.arange(self.length, device=device)
+        self.masks = {window: visible(newest.view(-1, 1, 1), keys, window) for window in set(self.config.windows)}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.tensors.store(layer, self.row_slots, self.positions, k, v)
+        out = torch.empty_like(q)
+        for slot, row, count, start in self.prompts:
+            rows = slice(row, row + count)
+            out[rows] = self._attend_prompt(layer, q[rows], slot, start)
+        if self.column:
+            out[self.decode_rows] = self._attend_decodes(layer, q[self.decode_rows])
+        return out
+
+    def _attend_prompt(self, layer: int, q: Tensor, slot: int, start: int) -> Tensor:
+        end = start + q.shape[0]
+        return attend_causal(
+            q,
+            self.tensors.keys[layer, slot, :, :end],
+            self.tensors.values[layer, slot, :, :end],
+            start=start,
+            scale=self.config.attention_scale,
+            window=self.config.windows[layer],
+            softcap=self.config.attention_softcap,
+        )
+
+    def _attend_decodes(self, layer: int, q: Tensor) -> Tensor:
+        """q: [decodes, Hq, Dh], in the order of `decode_slots`; the same comes back."""
+        queries = q.new_zeros(self.column, 1, *q.shape[1:])
+        queries[self.decode_slots, 0] = q
+        out = attend_masked(
+            queries,
+            *self.tensors.seen(layer, self.column, self.length),
+            self.masks[self.config.windows[layer]],
+            scale=self.config.attention_scale,
+            softcap=self.config.attention_softcap,
+        )
+        return out[self.decode_slots, 0]
