@@ -60,5 +60,5 @@ class SlotTensors:
         self.values[layer, slots, :, positions] = v
 
     def seen(self, layer: int, slots: int, length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `slots` slots, up to `length` positions: [slots, Hkv, length, Dh] each, views."""
+        """Views of the first `slots` slots, up to `length` positions: [slots, Hkv, length, Dh] each."""
         return self.keys[layer, :slots, :, :length], self.values[layer, :slots, :, :length]

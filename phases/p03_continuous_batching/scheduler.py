@@ -7,7 +7,7 @@ from gradus.engine.sequence import Sequence
 
 
 class ContinuousBatching(Scheduler):
-    """Up to `max_sequences` run. Whoever ends leaves its slot in that very step, and whoever waits takes it in the next.
+    """Up to `max_sequences` run. Whoever ends leaves its slot in that very step; whoever waits takes it in the next.
 
     A newcomer's prompt and the others' decodes are spans of one plan: they share the forward pass.
     """

@@ -28,7 +28,7 @@ def collect(deltas):
     return text, sum((delta.token_ids for delta in deltas), ()), deltas[-1].completion
 
 
-# -- what comes back ----------------------------------------------------------------------------------------------------
+# -- what comes back ---------------------------------------------------------------------------------------------------
 
 
 def test_one_prompt_gives_one_completion_with_everything_in_it(llm):
@@ -64,7 +64,7 @@ def test_chat_goes_through_the_models_template(llm):
     assert done.prompt_tokens == len(llm.chat_prompt(messages)) > 2
 
 
-# -- streams ------------------------------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -124,7 +124,7 @@ def test_two_streams_at_once_each_get_their_own(llm):
     assert list(first) == list(second) == []
 
 
-# -- step by step -------------------------------------------------------------------------------------------------------
+# -- step by step ------------------------------------------------------------------------------------------------------
 
 
 def test_the_step_api_runs_requests_to_their_end(llm):
@@ -165,7 +165,7 @@ def test_params_must_match_the_prompts(llm):
         llm.generate(["a", "b"], [SamplingParams()])
 
 
-# -- faults and neighbors -----------------------------------------------------------------------------------------------
+# -- faults and neighbors ----------------------------------------------------------------------------------------------
 
 
 def test_tokens_that_cannot_be_decoded_end_their_request_alone(llm, monkeypatch):
@@ -199,7 +199,7 @@ def test_without_a_seed_answers_differ(llm):
     assert llm.generate("a", params)[0].token_ids != llm.generate("a", params)[0].token_ids
 
 
-# -- building -----------------------------------------------------------------------------------------------------------
+# -- building ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_tiny_temperature_is_greedy_and_overflows_nothing():
     assert draw(logits, params, torch.arange(3), torch.arange(3)).tolist() == logits.argmax(-1).tolist()
 
 
-# -- penalties, bias, early stops ---------------------------------------------------------------------------------------
+# -- penalties, bias, early stops --------------------------------------------------------------------------------------
 
 
 def test_penalties_follow_their_formulas():

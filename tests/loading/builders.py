@@ -103,7 +103,7 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
 
-# -- GGUF, as llama.cpp's convert_hf_to_gguf.py writes it ----------------------------------------------------------------
+# -- GGUF, as llama.cpp's convert_hf_to_gguf.py writes it --------------------------------------------------------------
 
 
 def write_gguf(

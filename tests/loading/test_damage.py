@@ -1,4 +1,4 @@
-"""Files as strangers, broken disks and half downloads leave them: one line that names the file, and never anything else."""
+"""Files as strangers, broken disks and half downloads leave them: one line that names the file, never anything else."""
 
 import json
 import random
@@ -90,7 +90,7 @@ SAFETENSORS_DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "deep JSON": (lambda path: write_header(path, "[" * 100_000, b""), "not valid JSON"),
     "not UTF-8": (lambda path: path.write_bytes(struct.pack("<Q", 4) + b"{\xff\xfe}"), "not valid JSON"),
     "a pickle": (lambda path: path.write_bytes(b"\x80\x04\x95" + bytes(100)), "safetensors"),
-    "no tensors": (lambda path: write_header(path, {}, b""), "do not belong together"),
+    "no tensors": (lambda path: write_header(path, {}, b""), "lacks tensor"),
     "an entry of text": (edited(lambda header: header.update({NORM: "text"})), "must have dtype"),
     "no offsets": (edited(lambda header: header[NORM].pop("data_offsets")), "must have dtype, shape and data_offsets"),
     "unknown type": (edited(lambda header: header[NORM].update(dtype="F31")), "'F31', which does not exist"),

@@ -1,4 +1,4 @@
-"""What every phase must do, whatever it is made of: later phases, the final engine and students' files run these too."""
+"""What every phase must do, whatever it is made of: later phases, the final engine and students' files too."""
 
 import pytest
 from hypothesis import given
@@ -153,7 +153,7 @@ def test_a_row_that_is_not_finite_ends_its_sequence_and_the_next_one_runs(phase,
     assert engine.metrics().failed == 1
 
 
-# -- random schedules ---------------------------------------------------------------------------------------------------
+# -- random schedules --------------------------------------------------------------------------------------------------
 
 
 @st.composite

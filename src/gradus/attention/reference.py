@@ -58,7 +58,7 @@ def attend_masked(
     Returns [B, n, Hq, Dh].
     """
     heads, group = keys.shape[1], q.shape[2] // keys.shape[1]
-    # The query heads that share a key head become more queries of it, so no key is copied for them: [B, Hkv, n · group, Dh]
+    # Query heads that share a key head become more queries of it, and no key is copied: [B, Hkv, n · group, Dh]
     grouped = q.unflatten(2, (heads, group)).transpose(1, 2).flatten(2, 3)
     mask = visible.repeat_interleave(group, dim=1).unsqueeze(1)
     if softcap is None:

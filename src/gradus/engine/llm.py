@@ -30,7 +30,7 @@ class LLM:
     model: a catalogue name, a folder, a `.gguf` file, a hub id, `random:<shape>`, or an opened Checkpoint.
     phase: which phase of the course runs it ("p01"); None is the highest there is.
     device: "auto" (a GPU if there is one), "cpu", "cuda".
-    dtype: "auto" (bfloat16 on a GPU; on a CPU whatever is measured to decode fastest), "float32", "bfloat16", "float16".
+    dtype: "auto" (bfloat16 on a GPU; on a CPU what is measured to decode fastest), "float32", "bfloat16", "float16".
     context_length: most tokens of prompt and output; None is what the model was made for.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: whoever owns the loop makes every call.
@@ -105,7 +105,7 @@ class LLM:
     # -- step by step -------------------------------------------------------------------------------------------------
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
-        """Queue one prompt; returns the request's id. Raises RequestError, with nothing queued, if it can't be served."""
+        """Queue one prompt; returns the request's id. Raises RequestError, and queues nothing, if it can't be served."""
         return self._submit(self._request(prompt, params or SamplingParams(), request_id), prompt_index=0)
 
     def step(self) -> list[Delta]:
@@ -177,7 +177,7 @@ class LLM:
         return [self._deliver(output) for output in self.engine.step()]
 
     def _deliver(self, output: Output) -> Delta:
-        """One step's tokens as text. A stop string, or text that can't be decoded, ends the sample before its next step."""
+        """One step's tokens as text. A stop string, or a fault in decoding, ends the sample before its next step."""
         samples = self._transcripts[output.request_id]
         transcript = samples[output.index]
         try:

@@ -29,7 +29,9 @@ class Scheduler:
         sequences = list(sequences)
         longest = max(sequence.request.longest for sequence in sequences)
         if not self.cache.fits(longest, longest):
-            raise RequestError(f"{longest} tokens are more than the cache can ever hold", param="max_tokens", got=longest)
+            raise RequestError(
+                f"{longest} tokens are more than the cache can ever hold", param="max_tokens", got=longest
+            )
         self.waiting.extend(sequences)
 
     def start(self, slot: int) -> Admission:

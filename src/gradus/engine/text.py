@@ -27,7 +27,7 @@ class TextStream:
         self._held = ""  # decoded, but possibly the beginning of a stop string
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Take new tokens; return the text that is now certain. Ends at a stop string, which `stop_reason` then names."""
+        """Take new tokens; return the text that is now certain. It ends at a stop string: see `stop_reason`."""
         return self._emit("".join(self._take(token) for token in tokens if self.stop_reason is None))
 
     def finish(self) -> str:

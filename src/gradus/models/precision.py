@@ -100,7 +100,7 @@ def measure_cpu(config: ModelConfig) -> Precision:
     row = torch.full((1, shape[1]), 0.01)
     with torch.inference_mode():
         wide_s = _fastest(lambda: [F.linear(row, weight) for weight in wide])
-        narrow_s = _fastest(lambda: [F.linear(row.bfloat16(), weight).float() for weight in narrow])
+        narrow_s = _fastest(partial(_straight, row, narrow))
         if narrow_s >= wide_s:
             reason = f"measured: bfloat16 weights would take {narrow_s / wide_s:.2f} x as long"
             return Precision(torch.float32, torch.float32, Linear, reason)
@@ -114,15 +114,25 @@ def _crossover(weights: list[Tensor], most: int = 64) -> int:
     rows = 2
     while rows < most:
         x = torch.full((rows, weights[0].shape[1]), 0.01)
-        straight = _fastest(lambda x=x: [F.linear(x.bfloat16(), weight).float() for weight in weights])
-        widened = _fastest(lambda x=x: [F.linear(x, weight.float()) for weight in weights])
+        straight = _fastest(partial(_straight, x, weights))
+        widened = _fastest(partial(_widened, x, weights))
         if widened < straight:
             return rows
         rows *= 2
     return 1 << 30
 
 
-def _fastest(work: Callable[[], object], repeats: int = 3) -> float:
+def _straight(x: Tensor, weights: list[Tensor]) -> None:
+    for weight in weights:
+        F.linear(x.bfloat16(), weight).float()
+
+
+def _widened(x: Tensor, weights: list[Tensor]) -> None:
+    for weight in weights:
+        F.linear(x, weight.float())
+
+
+def _fastest(work: Callable[[], object], repeats: int = 5) -> float:
     """Seconds of the fastest run, after one to warm up: on a busy machine the fastest is the least disturbed."""
     work()
     times = []

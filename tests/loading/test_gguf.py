@@ -1,0 +1,176 @@
+"""GGUF: what llama.cpp's conversion changed is changed back, and quantized values are exactly what they stand for."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from gradus.errors import CheckpointError, ConfigError
+from gradus.loading import open_checkpoint
+from gradus.loading.gguf import GGUFFile
+from gradus.models import Llama3Scaling, Rope
+from gradus.models.rope import frequencies
+from tests.loading.builders import CONFIGS, FAMILIES, tensors_of, write_folder, write_gguf
+
+NORM = "model.norm.weight"
+
+
+def write(path, metadata, tensors):
+    """A file of just these: metadata values by key, arrays by name."""
+    writer = gguf.GGUFWriter(path, metadata.pop("general.architecture", "llama"))
+    for key, value in metadata.items():
+        {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}[
+            type(value)
+        ](key, value)
+    for name, value in tensors.items():
+        writer.add_tensor(name, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_configuration_and_names_are_those_of_hugging_face(tmp_path, family):
+    ours = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", family)))
+    theirs = open_checkpoint(str(write_folder(tmp_path / "folder", family)))
+    assert sorted(ours.tensors.names()) == sorted(theirs.tensors.names())
+    assert {name: ours.tensors.shape(name) for name in ours.tensors.names()} == {
+        name: theirs.tensors.shape(name) for name in theirs.tensors.names()
+    }
+    assert ours.config.__dict__ | {"eos_token_ids": 0} == pytest.approx(
+        theirs.config.__dict__ | {"eos_token_ids": 0}
+    ) or (
+        repr(ours.config)
+        .replace("9.999999747378752e-06", "1e-05")
+        .replace("eos_token_ids=(2,)", "eos_token_ids=(2, 0)")
+        == repr(theirs.config)
+    )
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0, Type.BF16, Type.F16])
+def test_quantized_tensors_have_the_values_of_their_blocks(tmp_path, kind):
+    name = "model.layers.0.mlp.down_proj.weight"  # rows of 96 values: three blocks
+    plain = tensors_of(CONFIGS["llama"])[name]
+    path = write_gguf(tmp_path / "m.gguf", quantize={name: kind})
+    found = open_checkpoint(str(path)).tensors.read(name)
+    expected = gguf.quants.dequantize(gguf.quants.quantize(plain.numpy(), kind), kind)
+    assert torch.equal(found.float(), torch.from_numpy(expected))
+    assert (found.float() - plain).abs().max() < 0.5  # and they are the right ones, roughly
+
+
+def test_large_tensors_are_dequantized_the_same_in_pieces(tmp_path):
+    values = np.random.default_rng(0).standard_normal((300, 512), dtype=np.float32)  # 4800 blocks: more than one piece
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("t", gguf.quants.quantize(values, Type.Q4_1), raw_dtype=Type.Q4_1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = gguf.quants.dequantize(gguf.quants.quantize(values, Type.Q4_1), Type.Q4_1)
+    assert np.array_equal(GGUFFile(path).read("t").numpy(), expected)
+
+
+def test_metadata_of_every_type_is_read(tmp_path):
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    pairs = {"u8": 255, "i8": -128, "u16": 65535, "i16": -32768, "u32": 2**32 - 1, "i32": -(2**31)}
+    writer.add_uint8("u8", 255)
+    writer.add_int8("i8", -128)
+    writer.add_uint16("u16", 65535)
+    writer.add_int16("i16", -32768)
+    writer.add_uint32("u32", 2**32 - 1)
+    writer.add_int32("i32", -(2**31))
+    writer.add_uint64("u64", 2**64 - 1)
+    writer.add_int64("i64", -(2**63))
+    writer.add_float32("f32", 0.5)
+    writer.add_float64("f64", 0.1)
+    writer.add_bool("flag", True)
+    writer.add_string("text", "naïve")
+    writer.add_array("numbers", [1, 2, 3])
+    writer.add_array("texts", ["a", "", "ß"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    expected = pairs | {
+        "u64": 2**64 - 1,
+        "i64": -(2**63),
+        "f32": 0.5,
+        "f64": 0.1,
+        "flag": True,
+        "text": "naïve",
+        "numbers": [1, 2, 3],
+        "texts": ["a", "", "ß"],
+    }
+    found = GGUFFile(path).metadata
+    assert {key: found[key] for key in expected} == expected
+
+
+LLAMA = {
+    "llama.block_count": 1,
+    "llama.context_length": 64,
+    "llama.embedding_length": 32,
+    "llama.feed_forward_length": 32,
+    "llama.attention.head_count": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.freq_base": 500000.0,
+}
+EMBEDDING = {"token_embd.weight": np.zeros((8, 32), np.float32)}
+
+
+def test_llama3_scaling_is_recognized_by_its_factors(tmp_path):
+    scaling = Llama3Scaling(32.0, 1.0, 4.0, 8192)
+    rope = Rope(500000.0, scaling)
+    factors = (frequencies(Rope(500000.0), 16) / frequencies(rope, 16)).numpy()
+    path = write(tmp_path / "m.gguf", dict(LLAMA), EMBEDDING | {"rope_freqs.weight": factors})
+    checkpoint = open_checkpoint(str(path))
+    assert checkpoint.config.rope == rope
+    assert "rope_freqs.weight" not in checkpoint.tensors.names()
+    path = write(tmp_path / "n.gguf", dict(LLAMA), EMBEDDING | {"rope_freqs.weight": factors[::-1].copy()})
+    with pytest.raises(CheckpointError, match="does not hold the factors of Llama 3's scaling"):
+        open_checkpoint(str(path))
+
+
+def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
+    more = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 8.0}
+    config = open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING))).config
+    assert config.rope.scaling.factor == 8.0
+    assert (config.num_kv_heads, config.head_dim, config.tie_embeddings, config.vocab_size) == (2, 16, True, 8)
+    assert config.eos_token_ids == () and open_checkpoint(str(tmp_path / "m.gguf")).tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"llama.rope.scaling.type": "yarn"}, "rope scaling 'yarn' is not supported"),
+        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"llama.rope.dimension_count": 8}, "16 values with 8 of them rotated"),
+        ({"llama.attention.value_length": 8}, "values of 8"),
+        ({"llama.feed_forward_length": [1, 2]}, "feed_forward_length must be an integer, got [1, 2]"),
+        ({"llama.attention.layer_norm_rms_epsilon": "small"}, "must be a number, got 'small'"),
+        ({"general.architecture": "phi3"}, "architecture 'phi3' is not supported; supported are llama, qwen3"),
+    ],
+)
+def test_what_is_not_supported_is_refused_in_one_line(tmp_path, more, words):
+    with pytest.raises((CheckpointError, ConfigError)) as error:
+        open_checkpoint(str(write(tmp_path / "m.gguf", LLAMA | more, EMBEDDING)))
+    assert str(error.value).startswith("m.gguf: ") and words in str(error.value)
+
+
+def test_gemmas_largest_size_scales_its_queries_by_width(tmp_path):
+    layers = {key.replace("llama", "gemma3"): value for key, value in LLAMA.items()} | {
+        "gemma3.attention.sliding_window": 16,
+        "gemma3.attention.key_length": 8,
+        "gemma3.attention.value_length": 8,
+    }
+    scale = {}
+    for depth in (61, 62):
+        metadata = {"general.architecture": "gemma3"} | layers | {"gemma3.block_count": depth}
+        scale[depth] = open_checkpoint(
+            str(write(tmp_path / f"{depth}.gguf", metadata, EMBEDDING))
+        ).config.attention_scale
+    assert scale == {61: 8**-0.5, 62: 16**-0.5}
