@@ -72,17 +72,19 @@ def highest() -> PhaseInfo:
     return phases[-1]
 
 
-def load(name: str) -> ModuleType:
-    """The engine module of a phase, which has `build(model, options) -> Engine`.
-
-    name: "p01", or the folder's name. Raises ConfigError for a name that does not exist, listing those that do.
-    """
+def find(name: str) -> PhaseInfo:
+    """The phase called so: "p01", or its folder's name. Raises ConfigError for an unknown one, listing those there are."""
     last = highest()
     for phase in available():
         if name in (phase.name, phase.folder):
-            return import_module(f"phases.{phase.folder}.engine")
+            return phase
     names = ", ".join(phase.name for phase in available())
     raise ConfigError(f"phase must be one of {names} (the default is {last.name}), got {name!r}")
+
+
+def load(name: str) -> ModuleType:
+    """The engine module of a phase (see `find`), which has `build(model, options) -> Engine`."""
+    return import_module(f"phases.{find(name).folder}.engine")
 
 
 def _root() -> Path | None:

@@ -119,3 +119,18 @@ def test_a_real_model_continues_a_story(gradus):
         "generate", "Once upon a time, in a small village by the sea,", "--max-tokens", "8", "--dtype", "float32"
     )
     assert done.out.startswith(" there was a wise old wizard named")
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [([], 1), (["--n", "3"], 3)])
+def test_no_memory_is_taken_for_sequences_that_never_run(gradus, monkeypatch, arguments, expected):
+    from gradus.engine import llm
+
+    class Asked(Exception):
+        pass
+
+    def asked(*_, max_sequences, **__):
+        raise Asked(max_sequences)
+
+    monkeypatch.setattr(llm, "LLM", asked)
+    with pytest.raises(Asked, match=str(expected)):
+        gradus("generate", "Hello", *arguments)

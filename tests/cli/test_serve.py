@@ -23,11 +23,10 @@ def test_a_dry_run_says_what_serving_would_take(gradus):
     assert (memory["context_length"], memory["dtype"]) == (100, "float32")
 
 
-def test_a_dry_run_knows_how_many_sequences_the_phase_runs(gradus, monkeypatch):
-    from gradus import phases
-
-    monkeypatch.setattr(phases.load("p00"), "CAPACITY", 3, raising=False)
-    assert plan(gradus, "--phase", "p00")["memory"]["phase_capacity"] == 3
+@pytest.mark.parametrize(("phase", "sequences"), [("p01", 1), ("p03", 5)])
+def test_a_dry_run_knows_how_many_sequences_the_phase_runs(gradus, phase, sequences):
+    shown = plan(gradus, "--phase", phase, "--max-sequences", "5")
+    assert shown["memory"]["phase_capacity"] == sequences
 
 
 def test_a_dry_run_for_people_says_the_same(gradus):
@@ -43,6 +42,7 @@ def test_a_dry_run_for_people_says_the_same(gradus):
         ("--device", "cpu", "device"),
         ("--context-length", 64, "context_length"),
         ("--host", "localhost", "host"),
+        ("--max-sequences", 3, "max_sequences"),
         ("--max-waiting", 7, "max_waiting"),
         ("--request-timeout", 9.5, "request_timeout"),
         ("--drain-timeout", 2.5, "drain_timeout"),
@@ -56,6 +56,7 @@ def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_
         "device": "auto",
         "context_length": 128,
         "host": "127.0.0.1",
+        "max_sequences": 2,
         "max_waiting": 5,
         "request_timeout": 20,
         "drain_timeout": 3,

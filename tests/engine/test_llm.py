@@ -210,6 +210,8 @@ def test_without_a_seed_answers_differ(llm):
         ({"dtype": "int3"}, "dtype must be auto, float32"),
         ({"context_length": 1}, "context_length must be between 2 and"),
         ({"context_length": 10**9}, "context_length must be between 2 and"),
+        ({"max_sequences": 0}, "max_sequences must be 1 or more"),
+        ({"max_sequences": 10**9, "phase": "p03"}, "not enough memory for the weights and a cache of 1000000000 x 512"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(options, message):

@@ -15,11 +15,12 @@ from torch import Tensor
 from gradus.models import ModelConfig, create_model
 from gradus.models.weights import plan
 
-VOCABULARY = 320
+VOCABULARY = 320  # rows of the embedding; the tokenizer has fewer tokens, as is common
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{{ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 _COMMON = {
@@ -64,7 +65,7 @@ def tensors_of(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
 
 
 def backend() -> tokenizers.Tokenizer:
-    """A byte-level BPE of 320 tokens, three of them control tokens."""
+    """A byte-level BPE, three of whose tokens are control tokens."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -75,6 +76,9 @@ def backend() -> tokenizers.Tokenizer:
     made.train_from_iterator(["the cat sat on the mat, and the hat was on the cat: that is a fact"] * 4, trainer)
     made.add_special_tokens([AddedToken(control, normalized=False, special=True) for control in CONTROLS])
     return made
+
+
+TOKENS = backend().get_vocab_size()
 
 
 def write_folder(folder: Path, family: str = "llama", *, shards: int = 1, dtype: torch.dtype = torch.float32) -> Path:

@@ -177,9 +177,7 @@ def test_contents_in_parts_are_joined():
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ ''.__class__.__mro__ }}", "refuses"),
         ("{{ messages.append(1) }}", "refuses"),
-        ("{{ self._TemplateReference__context }}", "refuses"),
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "refuses"),
-        ("{{ lipsum.__globals__ }}", "refuses"),
         ("{{ 'x' * 999999999 }}", "too large"),
         ("{{ 9 ** 999999999 }}", "too large"),
         ("{{ [0] * 99999999 }}", "too large"),
@@ -191,6 +189,11 @@ def test_a_template_stays_in_its_sandbox(template, words):
     with pytest.raises(RequestError, match=words) as error:
         chatty(template).chat([{"role": "user", "content": "hi"}])
     assert error.value.param == "messages" and "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("source", ["{{ lipsum.__globals__ }}", "{{ self._TemplateReference__context }}"])
+def test_what_a_template_may_not_see_is_empty(source):
+    assert chatty(source).render_chat(CONVERSATION) == ""
 
 
 @pytest.mark.parametrize("source", ["{% include 'x' %}", "{% import 'os' as os %}{{ os }}"])

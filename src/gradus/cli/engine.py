@@ -6,9 +6,20 @@ if TYPE_CHECKING:
     from gradus.engine.llm import LLM
 
 
-def open_llm(model: str, phase: str | None, *, device: str, dtype: str, context_length: int | None) -> "LLM":
+def open_llm(
+    model: str, phase: str | None, *, device: str, dtype: str, context_length: int | None, max_sequences: int = 1
+) -> "LLM":
+    """max_sequences: what the command will run at once; a cache for more would be memory for nothing."""
     from gradus.cli.progress import Bars
     from gradus.engine.llm import LLM
 
     with Bars() as progress:
-        return LLM(model, phase=phase, device=device, dtype=dtype, context_length=context_length, progress=progress)
+        return LLM(
+            model,
+            phase=phase,
+            device=device,
+            dtype=dtype,
+            context_length=context_length,
+            max_sequences=max_sequences,
+            progress=progress,
+        )

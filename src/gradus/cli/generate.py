@@ -72,7 +72,7 @@ def generate(
     if stream and n > 1 and not json:
         raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")
     text = terminal.standard_input() if prompt == "-" else prompt
-    llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length)
+    llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length, max_sequences=n)
     deltas = llm.stream(text, params)
     if json:
         completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)

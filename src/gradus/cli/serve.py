@@ -21,6 +21,10 @@ def serve(
     device: options.DeviceOrNone = None,
     dtype: options.DtypeOrNone = None,
     context_length: options.ContextLength = None,
+    max_sequences: Annotated[
+        int | None,
+        Option(help="Most sequences that run at once, in phases that batch; 8 by default.", rich_help_panel=_LIMITS),
+    ] = None,
     config: Annotated[
         Path | None, Option("--config", "-c", help="A YAML file of settings; the options here win over it.")
     ] = None,
@@ -66,6 +70,7 @@ def serve(
             "device": device,
             "dtype": dtype,
             "context_length": context_length,
+            "max_sequences": max_sequences,
             "host": host,
             "port": port,
             "max_waiting": max_waiting,
@@ -93,7 +98,7 @@ def _plan(settings: "ServerConfig", json: bool) -> None:
 
     bind(settings).close()
     phase = settings.phase or phases.highest().name
-    capacity = getattr(phases.load(phase), "CAPACITY", None)  # a phase that runs only so many sequences at once says so
+    capacity = getattr(phases.load(phase), "CAPACITY", settings.max_sequences)  # a phase that does not batch says so
     checkpoint = open_checkpoint(settings.model)
     memory = memory_plan(
         checkpoint.config,

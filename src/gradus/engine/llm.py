@@ -6,12 +6,13 @@ The engine knows token ids alone; what is text lives here: encoding prompts, dec
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from gradus.engine.completion import Completion, Delta
 from gradus.engine.engine import Engine, Metrics
-from gradus.engine.options import EngineOptions
+from gradus.engine.options import DEFAULT_MAX_SEQUENCES, EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output
 from gradus.engine.transcript import Transcript
@@ -32,6 +33,7 @@ class LLM:
     device: "auto" (a GPU if there is one), "cpu", "cuda".
     dtype: "auto" (bfloat16 on a GPU; on a CPU what is measured to decode fastest), "float32", "bfloat16", "float16".
     context_length: most tokens of prompt and output; None is what the model was made for.
+    max_sequences: most sequences that run at once, in phases that batch.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: whoever owns the loop makes every call.
     """
@@ -44,6 +46,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         context_length: int | None = None,
+        max_sequences: int = DEFAULT_MAX_SEQUENCES,
         progress: Progress | None = None,
     ) -> None:
         from gradus import phases
@@ -60,14 +63,16 @@ class LLM:
             context_length=_context(context_length, self.config.context_length),
             eos_token_ids=_eos(self.checkpoint),
         )
-        loaded = load_model(
-            self.checkpoint,
-            dtype=self.precision.activations,
-            device=self.device,
-            linear=self.precision.linear,
-            progress=progress,
-        )
-        self.engine: Engine = build(loaded, EngineOptions(self.limits))
+        options = EngineOptions(self.limits, _sequences(max_sequences))
+        with _enough_memory(options):
+            loaded = load_model(
+                self.checkpoint,
+                dtype=self.precision.activations,
+                device=self.device,
+                linear=self.precision.linear,
+                progress=progress,
+            )
+            self.engine: Engine = build(loaded, options)
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
         self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
         self._numbers = itertools.count()
@@ -105,7 +110,7 @@ class LLM:
     # -- step by step -------------------------------------------------------------------------------------------------
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
-        """Queue one prompt; returns the request's id. Raises RequestError, and queues nothing, if it can't be served."""
+        """Queue one prompt; returns the request's id. Raises RequestError, queueing nothing, if it can't be served."""
         return self._submit(self._request(prompt, params or SamplingParams(), request_id), prompt_index=0)
 
     def step(self) -> list[Delta]:
@@ -230,6 +235,27 @@ def _context(asked: int | None, most: int) -> int:
     if not 2 <= asked <= most:
         raise ConfigError(f"context_length must be between 2 and {most} (what the model was made for), got {asked}")
     return asked
+
+
+def _sequences(asked: int) -> int:
+    if asked < 1:
+        raise ConfigError(f"max_sequences must be 1 or more, got {asked}")
+    return asked
+
+
+@contextmanager
+def _enough_memory(options: EngineOptions) -> Iterator[None]:
+    """Says what to do where torch says that an allocation failed."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one, and a CPU's allocator raises it plain
+        if "memory" not in str(error):
+            raise
+        raise ConfigError(
+            f"not enough memory for the weights and a cache of {options.max_sequences} x "
+            f"{options.limits.context_length} tokens: lower max_sequences or context_length "
+            "(`gradus serve --dry-run` shows what fits)"
+        ) from error
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:

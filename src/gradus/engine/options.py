@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from gradus.engine.request import ModelLimits
 
 
+DEFAULT_MAX_SEQUENCES = 8
+
+
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """limits: what requests must respect; `limits.context_length` is also the longest sequence the cache must hold.
@@ -13,4 +16,4 @@ class EngineOptions:
     """
 
     limits: ModelLimits
-    max_sequences: int = 8
+    max_sequences: int = DEFAULT_MAX_SEQUENCES

@@ -164,8 +164,8 @@ class _Parser:
                 self.refuse(f"tensor {quoted(name)} has offset {offset}, which is not a multiple of {alignment}")
             if base + offset + size_bytes > len(self.data):
                 self.refuse(
-                    f"tensor {quoted(name)} of shape {shape} needs bytes {base + offset} to {base + offset + size_bytes}, "
-                    f"the file has {len(self.data)} (truncated?)"
+                    f"tensor {quoted(name)} of shape {shape} needs {size_bytes} bytes from {base + offset} on, the "
+                    f"file has {len(self.data)} (truncated?)"
                 )
             entries.append((name, TensorEntry(name, shape, kind, base + offset, size_bytes)))
         in_order = sorted((entry for _, entry in entries), key=lambda entry: entry.start)

@@ -106,7 +106,7 @@ class GGUFTensors:
         rows = self._file.tensors[stored].shape[0]
         if rows % (2 * heads):
             raise CheckpointError(
-                f"{self._file.path.name}: tensor {quoted(stored)} has {rows} rows, which {heads} heads cannot share evenly"
+                f"{self._file.path.name}: tensor {quoted(stored)} has {rows} rows, not a multiple of 2 x {heads} heads"
             )
         return heads
 

@@ -136,7 +136,8 @@ def _words(parts: _Parts) -> pre_tokenizers.PreTokenizer:
     if parts.pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     parts.refuse(
-        f"pre-tokenizer {quoted(parts.pre)} is not known (gpt-2, smollm, llama-bpe and qwen2 are): text would be cut wrongly"
+        f"pre-tokenizer {quoted(parts.pre)} is not known (gpt-2, smollm, llama-bpe and qwen2 are): text would be cut "
+        "into the wrong words"
     )
 
 

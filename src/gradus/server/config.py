@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gradus.engine.options import DEFAULT_MAX_SEQUENCES
 from gradus.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -27,6 +28,7 @@ class ServerConfig:
         phase: the engine to run it with, such as "p01"; None is the best there is.
         device, dtype: "auto" lets the engine choose.
         context_length: most tokens of prompt and output together; None is the model's own limit.
+        max_sequences: most sequences that run at once, in phases that batch.
     Where:
         host: the address to listen on. There is no authentication yet: beyond loopback, whoever reaches it can use it.
         port: 0 takes a free one.
@@ -50,6 +52,7 @@ class ServerConfig:
     device: str = "auto"
     dtype: str = "auto"
     context_length: int | None = None
+    max_sequences: int = DEFAULT_MAX_SEQUENCES
     host: str = "127.0.0.1"
     port: int = 8000
     max_waiting: int = 256
@@ -72,7 +75,7 @@ class ServerConfig:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout must be 0 or more, got {self.drain_timeout}")
-        for name in ("max_waiting", "max_body_bytes", "max_buffered", "context_length"):
+        for name in ("max_sequences", "max_waiting", "max_body_bytes", "max_buffered", "context_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {value}")

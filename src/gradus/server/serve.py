@@ -63,6 +63,7 @@ def load_llm(config: ServerConfig) -> SteppedEngine:
         device=config.device,
         dtype=config.dtype,
         context_length=config.context_length,
+        max_sequences=config.max_sequences,
     )
 
 

@@ -1,0 +1,104 @@
+"""The numbers that are read from a sample, by the field's names, and the one way in which each is shown.
+
+A sample is what one run of one workload left behind: see `measure.Run.sample`. No torch here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.bench.prediction import Prediction
+from gradus.bench.statistics import median, significant
+
+Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """heading: with its unit. read: None where a sample does not have it. floor: what the roofline says of it."""
+
+    heading: str
+    read: Callable[[Sample], float | None]
+    more_is_better: bool = False
+    floor: Callable[[Mapping[str, Any]], float | None] = lambda prediction: None
+
+    def times_floor(self, measured: float, floor: float) -> float:
+        """How many times as long it took as the prediction says: 1 is the floor itself."""
+        return floor / measured if self.more_is_better else measured / floor
+
+
+def _quantile(name: str, key: str) -> Callable[[Sample], float | None]:
+    return lambda sample: sample.get(name, {}).get(key)
+
+
+def _rate(count: str) -> Callable[[Sample], float | None]:
+    return lambda sample: sample[count] / sample["seconds"] if sample.get(count) is not None else None
+
+
+def _scaled(key: str, factor: float) -> Callable[[Sample], float | None]:
+    return lambda sample: None if sample.get(key) is None else sample[key] * factor
+
+
+def _padding(sample: Sample) -> float | None:
+    return 100 * sample["padding_rows"] / sample["rows"] if sample.get("rows") else None
+
+
+METRICS: dict[str, Metric] = {
+    "output_tok_s": Metric(
+        "tok/s", _rate("output_tokens"), True, floor=lambda prediction: prediction["output_tokens"] / prediction["seconds"]
+    ),
+    "seconds": Metric("seconds", _scaled("seconds", 1), floor=lambda prediction: prediction["seconds"]),
+    "ttft_ms": Metric("TTFT ms", _quantile("ttft_ms", "p50"), floor=lambda prediction: 1e3 * prediction["ttft_p50"]),
+    "ttft_ms_p99": Metric("TTFT p99 ms", _quantile("ttft_ms", "p99")),
+    "itl_ms": Metric(
+        "ITL ms",
+        _quantile("itl_ms", "p50"),
+        floor=lambda prediction: None if prediction["itl_p50"] is None else 1e3 * prediction["itl_p50"],
+    ),
+    "itl_ms_p95": Metric("ITL p95 ms", _quantile("itl_ms", "p95")),
+    "itl_ms_p99": Metric("ITL p99 ms", _quantile("itl_ms", "p99")),
+    "tpot_ms": Metric("TPOT ms", _quantile("tpot_ms", "p50")),
+    "e2e_ms": Metric("latency ms", _quantile("e2e_ms", "p50"), floor=lambda prediction: 1e3 * prediction["e2e_p50"]),
+    "e2e_ms_p99": Metric("latency p99 ms", _quantile("e2e_ms", "p99")),
+    "requests_s": Metric("requests/s", _rate("completed"), True),
+    "goodput": Metric("goodput/s", _rate("good"), True),
+    "padding": Metric("padding rows", _padding),
+    "host_us": Metric("host µs a step", _scaled("host_us", 1)),
+    "rows": Metric("rows", _scaled("rows", 1)),
+    "steps": Metric("steps", _scaled("steps", 1)),
+    "peak_mb": Metric("peak MB", _scaled("peak_bytes", 1e-6)),
+}
+
+PERCENT = {"padding"}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of the repeats: the median, the smallest and the largest."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(samples: list[dict[str, Any]], metric: str) -> Spread | None:
+    """None where no repeat has that number."""
+    values = [value for sample in samples if (value := METRICS[metric].read(sample)) is not None]
+    return Spread(median(values), min(values), max(values)) if values else None
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """As results.json keeps it."""
+    return {
+        name: significant(value) if isinstance(value := getattr(prediction, name), float) else value
+        for name in Prediction.__slots__
+    }
+
+
+def shown(value: float, metric: str = "") -> str:
+    """Three significant digits and no exponent: 0.0123, 1.23, 12.3, 123, 1,235."""
+    if metric in PERCENT:
+        return f"{value:.0f} %" if value == 0 or value >= 10 else f"{value:.1f} %"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{significant(value, 3):.10f}".rstrip("0").rstrip(".") if value else "0"

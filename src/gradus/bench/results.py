@@ -1,0 +1,169 @@
+"""results.json: what was measured, on what, with which settings. Everything else in reports/ is made from it.
+
+    reports/<hardware>/<benchmark>/results.json
+      runs        one a model and precision: the fingerprint of the machine and the settings, with commit and seed
+        cells     one a row of a table: the workload, and for each contender the prediction and every repeat's sample
+        profiles  where a decode step's time went
+
+A file is replaced as a whole, so an interrupted run leaves the cells before it. No torch here.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import ConfigError
+
+SCHEMA = 1
+MAX_BYTES = 200_000
+MAX_ALL_BYTES = 4 << 20
+FILE = "results.json"
+
+
+@dataclass
+class Entry:
+    """One contender on one workload. skipped: why there are no samples, in one line."""
+
+    contender: str
+    prediction: dict[str, Any] | None = None
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    skipped: str | None = None
+
+
+@dataclass
+class Cell:
+    """One row of a table. workload: what, digest, requests, prompt_tokens, output_tokens, longest."""
+
+    table: str
+    row: str
+    x: float
+    batch: int
+    workload: dict[str, Any]
+    entries: list[Entry] = field(default_factory=list)
+
+    def entry(self, contender: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.contender == contender), None)
+
+
+@dataclass
+class Run:
+    """One model in one precision, on one machine."""
+
+    model: str
+    dtype: str
+    device: str
+    fingerprint: dict[str, Any]
+    settings: dict[str, Any]
+    cells: list[Cell] = field(default_factory=list)
+    profiles: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.model, self.dtype
+
+    @property
+    def title(self) -> str:
+        return f"{self.model}, {self.dtype}"
+
+    def cell(self, table: str, row: str) -> Cell | None:
+        return next((cell for cell in self.cells if (cell.table, cell.row) == (table, row)), None)
+
+    def of(self, table: str) -> list[Cell]:
+        return [cell for cell in self.cells if cell.table == table]
+
+    def put(self, cell: Cell) -> None:
+        """Add the cell, or replace the one of the same table and row."""
+        old = self.cell(cell.table, cell.row)
+        if old is None:
+            self.cells.append(cell)
+        else:
+            self.cells[self.cells.index(old)] = cell
+
+
+@dataclass
+class Results:
+    """hardware: the folder's name, "cpu" or a GPU's. benchmark: "p01", or "ladder"."""
+
+    hardware: str
+    benchmark: str
+    runs: list[Run] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    def run(self, model: str, dtype: str) -> Run | None:
+        return next((run for run in self.runs if run.key == (model, dtype)), None)
+
+    def put(self, run: Run) -> None:
+        """Add the run, or replace the one of the same model and precision."""
+        old = self.run(*run.key)
+        if old is None:
+            self.runs.append(run)
+        else:
+            self.runs[self.runs.index(old)] = run
+
+
+def path(root: Path, hardware: str, benchmark: str) -> Path:
+    return root / hardware / benchmark / FILE
+
+
+def find(root: Path) -> Iterator[Results]:
+    """All results under `root`, in a fixed order."""
+    for file in sorted(root.glob(f"*/*/{FILE}")):
+        yield read(file)
+
+
+def read(file: Path) -> Results:
+    """Raises ConfigError for what is not a results file of this schema."""
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        if raw["schema"] != SCHEMA:
+            raise ConfigError(f"{file}: results of schema {raw['schema']!r}, this version reads {SCHEMA}: measure again")
+        runs = [_run(run) for run in raw["runs"]]
+        return Results(raw["hardware"], raw["benchmark"], runs)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: no results file: {type(error).__name__} {error}") from error
+
+
+def write(file: Path, results: Results) -> None:
+    """All or nothing, and never more than the limit: raises ConfigError for results that would be larger."""
+    text = dumps(results)
+    if len(text.encode()) > MAX_BYTES:
+        raise ConfigError(f"{file}: {len(text.encode())} bytes, the limit is {MAX_BYTES}: fewer rows, models or repeats")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, file)
+
+
+def dumps(results: Results) -> str:
+    """JSON with one sample a line: small, and a change of one repeat is a change of one line."""
+    lines = []
+    for line in json.dumps(_plain(results), indent=1, ensure_ascii=False).splitlines():
+        stripped = line.lstrip()
+        depth = len(line) - len(stripped)
+        if depth > _LINE_DEPTH and lines:
+            lines[-1] += stripped if lines[-1].endswith(("[", "{")) else f" {stripped}" if stripped[0] not in "]}" else stripped
+        elif depth == _LINE_DEPTH and stripped[0] in "]}" and not lines[-1].endswith(("]", "}", ",")):
+            lines[-1] += stripped
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+_LINE_DEPTH = 8  # of a sample in its entry, its cell, its run
+
+
+def _plain(results: Results) -> dict[str, Any]:
+    return {"schema": results.schema, "hardware": results.hardware, "benchmark": results.benchmark} | {
+        "runs": [asdict(run) for run in results.runs]
+    }
+
+
+def _run(raw: dict[str, Any]) -> Run:
+    cells = [
+        Cell(**{**cell, "entries": [Entry(**entry) for entry in cell["entries"]]})  # an unknown key is a TypeError
+        for cell in raw["cells"]
+    ]
+    return Run(**{**raw, "cells": cells})

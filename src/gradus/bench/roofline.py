@@ -1,0 +1,142 @@
+"""What a step costs at least: the bytes it must move and the operations it must do, from the configuration alone.
+
+A forward pass is two kinds of work. Products with weights read every weight once, however many rows go through; so few
+rows wait for memory, many for arithmetic. Attention reads the keys and values of every sequence, and no row shares them
+with another sequence; so it hardly profits from batching. Each kind takes as long as the slower of its two needs:
+
+    matrices    max(weights / bandwidth,  2 x weights x rows / rate)
+    attention   max(keys and values / bandwidth,  4 x query width x visible positions / rate)
+
+A step takes the sum. That is a floor: it leaves out activations, norms, sampling, every launch and all Python. What an
+engine takes beyond it is what this course is about. (Williams et al. 2009, "Roofline"; Pope et al. 2022 for decoders.)
+No torch here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from gradus.models.config import ModelConfig, parameter_count
+
+
+class SpanShape(NamedTuple):
+    """`rows` tokens of one sequence from position `start`; the last `logits` of them are sampled from."""
+
+    start: int
+    rows: int
+    logits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Bytes a value: of a stored weight, and of a stored key or value."""
+
+    weight: float
+    kv: float
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured of it: bytes a second when reading memory, operations a second in a large product."""
+
+    bandwidth: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes moved and floating-point operations done (a multiplication and an addition are two)."""
+
+    weight_bytes: float = 0.0
+    kv_bytes: float = 0.0
+    matrix_flops: float = 0.0
+    attention_flops: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.matrix_flops + other.matrix_flops,
+            self.attention_flops + other.attention_flops,
+        )
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def flops(self) -> float:
+        return self.matrix_flops + self.attention_flops
+
+    def seconds(self, machine: Machine) -> float:
+        """The floor of one step. (Of a sum of steps it is the floor of their fusion, which nobody runs.)"""
+        matrices = max(self.weight_bytes / machine.bandwidth, self.matrix_flops / machine.rate)
+        attention = max(self.kv_bytes / machine.bandwidth, self.attention_flops / machine.rate)
+        return matrices + attention
+
+
+def streamed_parameters(config: ModelConfig) -> int:
+    """Weights that every step reads whole. Tables that are looked up by row (embeddings) are not among them.
+
+    A tied output head is: it is the same matrix, but the logits need all of it.
+    """
+    looked_up = 0 if config.tie_embeddings else config.vocab_size * config.hidden_size
+    if config.rope is None:
+        looked_up += config.context_length * config.hidden_size  # learned positions
+    return parameter_count(config) - looked_up
+
+
+def layer_matrix_parameters(config: ModelConfig) -> int:
+    """Weights in one layer's matrices: each is multiplied once for every row. Biases and norms are not."""
+    heads, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    attention = config.hidden_size * (heads + 2 * kv) + heads * config.hidden_size
+    matrices = 2 if config.family == "gpt2" else 3  # up and down; the others have a gate as well
+    return attention + matrices * config.hidden_size * config.intermediate_size
+
+
+def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -> Cost:
+    """One forward pass over these spans, padding included if it is among them: rows cost the same, useful or not."""
+    rows = logits = 0
+    positions_moved = visible = 0.0
+    for span in spans:
+        rows += span.rows
+        logits += span.logits
+        for window, layers in _windows(config):
+            positions_moved += layers * (positions_read(span, window) + span.rows)  # read, and the new ones written
+            visible += layers * positions_visible(span, window)
+    kv_width = 2 * config.num_kv_heads * config.head_dim  # a key and a value, in one layer
+    head = config.vocab_size * config.hidden_size
+    matrices = config.num_layers * layer_matrix_parameters(config)
+    return Cost(
+        weight_bytes=streamed_parameters(config) * widths.weight + 4.0 * logits * config.vocab_size,
+        kv_bytes=positions_moved * kv_width * widths.kv,
+        matrix_flops=2.0 * (rows * matrices + logits * head),
+        attention_flops=4.0 * config.num_heads * config.head_dim * visible,
+    )
+
+
+def positions_read(span: SpanShape, window: int | None) -> int:
+    """Stored positions that one layer reads for this span, each once: those that any of its rows may see."""
+    end = span.start + span.rows
+    return end if window is None else min(end, window + span.rows - 1)
+
+
+def positions_visible(span: SpanShape, window: int | None) -> int:
+    """Pairs of a row and a position that it may see, in one layer: the row at position p sees min(p + 1, window)."""
+    start, end = span.start, span.start + span.rows
+    if window is None or window >= end:
+        return _triangle(end) - _triangle(start)
+    growing = max(0, window - start)  # rows whose window is not full yet
+    return _triangle(start + growing) - _triangle(start) + (span.rows - growing) * window
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2
+
+
+@cache
+def _windows(config: ModelConfig) -> tuple[tuple[int | None, int], ...]:
+    """(window, how many layers have it)."""
+    return tuple(Counter(config.windows).items())

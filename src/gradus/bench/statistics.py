@@ -1,0 +1,40 @@
+"""Percentiles and medians, without numpy: a report is made wherever Python runs."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+QUANTILES = (0, 25, 50, 75, 90, 95, 99, 100)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` percent lie, by linear interpolation between ranks: numpy's default.
+
+    Raises ValueError for no values, or a share outside [0, 100].
+    """
+    if not values or not 0 <= share <= 100:
+        raise ValueError(f"percentile {share} of {len(values)} values")
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * share / 100
+    low = math.floor(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
+
+
+def median(values: Sequence[float]) -> float:
+    return percentile(values, 50)
+
+
+def distribution(values: Iterable[float], digits: int = 4) -> dict[str, float]:
+    """What is kept of many values: quantiles as {"p0": …, "p50": …, "p100": …}, and their mean. {} for none."""
+    values = list(values)
+    if not values:
+        return {}
+    kept = {f"p{share}": significant(percentile(values, share), digits) for share in QUANTILES}
+    return kept | {"mean": significant(sum(values) / len(values), digits)}
+
+
+def significant(value: float, digits: int = 4) -> float:
+    """Rounded to so many significant digits: no timer is better than that, and files stay small."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(abs(value))))

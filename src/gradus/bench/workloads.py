@@ -1,0 +1,232 @@
+"""What the engines are asked to do: the same arrivals, the same lengths and the same token ids for every contender.
+
+A workload is a list of jobs: when each arrives, how long its prompt is, how many tokens it wants. The lengths are known
+without a model; the token ids are drawn once the vocabulary is. Both follow from the seed alone, on every machine: only
+`Random.random` is used, the one method whose sequence Python promises to keep. No torch here.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from gradus.errors import ConfigError
+
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request before its tokens are drawn. at: seconds after the start. Lengths in tokens.
+
+    shared: how many of the prompt's first tokens are the same for all jobs of the workload.
+    """
+
+    at: float
+    prompt: int
+    output: int
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request: `prompt` token ids arrive `at` seconds after the start and want exactly `max_tokens` tokens.
+
+    Greedy, and the end-of-sequence token is ignored: so the work is the same whatever a model says.
+    """
+
+    at: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in the order in which they arrive. what: one phrase, for reports."""
+
+    name: str
+    what: str
+    jobs: tuple[Job, ...]
+    seed: int = SEED
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(job.prompt for job in self.jobs)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(job.output for job in self.jobs)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, prompt and output."""
+        return max(job.prompt + job.output for job in self.jobs)
+
+    @property
+    def last_arrival(self) -> float:
+        return max(job.at for job in self.jobs)
+
+    def arrivals(self, vocab_size: int, context_length: int | None = None) -> tuple[Arrival, ...]:
+        """The requests themselves: ids drawn uniformly from the whole vocabulary.
+
+        Raises ConfigError if a sequence would be longer than `context_length`.
+        """
+        if context_length is not None and self.longest > context_length:
+            raise ConfigError(
+                f"workload {self.name!r} has sequences of {self.longest} tokens, the model's context is {context_length}"
+            )
+        common = Random(f"{self.seed} shared")
+        prefix = _draw(common, max((job.shared for job in self.jobs), default=0), vocab_size)
+        ids = Random(f"{self.seed} ids")
+        return tuple(
+            Arrival(job.at, prefix[: job.shared] + _draw(ids, job.prompt - job.shared, vocab_size), job.output)
+            for job in self.jobs
+        )
+
+    def shrunk(self, jobs: int, prompt: int, output: int) -> "Workload":
+        """The first few jobs, cut to these lengths: to warm up, or for a quick look."""
+        kept = (
+            replace(job, prompt=min(job.prompt, prompt), output=min(job.output, output), shared=min(job.shared, prompt - 1))
+            for job in self.jobs[:jobs]
+        )
+        return replace(self, jobs=tuple(kept))
+
+    def at_once(self) -> "Workload":
+        """The same jobs, all there from the start: for contenders that know no arrivals."""
+        return replace(self, jobs=tuple(replace(job, at=0.0) for job in self.jobs))
+
+    def digest(self) -> str:
+        """Changes when anything about the workload does; equal digests mean equal work."""
+        jobs = [[round(job.at, 9), job.prompt, job.output, job.shared] for job in self.jobs]
+        return hashlib.sha256(json.dumps([self.seed, jobs]).encode()).hexdigest()[:16]
+
+
+Range = tuple[int, int]
+
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+
+
+def single_stream(prompt: int, output: int, count: int = 1, seed: int = SEED) -> Workload:
+    """One user alone. With count > 1 the requests wait in line: one by one where an engine runs one at a time."""
+    requests = "one request" if count == 1 else f"{count} requests in a row"
+    return Workload(
+        "single stream",
+        f"{requests}, {prompt} tokens in, {output} out",
+        tuple(Job(0.0, prompt, output) for _ in range(count)),
+        seed,
+    )
+
+
+def burst(count: int, prompt: int | Range, output: int | Range, seed: int = SEED) -> Workload:
+    """Everybody at once. Lengths are fixed, or drawn uniformly between two bounds, both included."""
+    draw = Random(f"{seed} lengths")
+    jobs = tuple(Job(0.0, _length(draw, prompt), _length(draw, output)) for _ in range(count))
+    return Workload("burst", f"{count} requests at once, {_said(prompt)} tokens in, {_said(output)} out", jobs, seed)
+
+
+def poisson(count: int, rate: float, prompt: int | Range, output: int | Range, seed: int = SEED) -> Workload:
+    """Independent users: `rate` requests a second on average, the gaps between them exponential."""
+    draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
+    jobs = tuple(Job(at, _length(draw, prompt), _length(draw, output)) for at in _poisson_times(clock, count, rate))
+    what = f"{count} requests at {rate:g}/s (Poisson), {_said(prompt)} tokens in, {_said(output)} out"
+    return Workload("Poisson", what, jobs, seed)
+
+
+def shared_prefix(
+    count: int, rate: float, prefix: int, prompt: int | Range, output: int | Range, seed: int = SEED
+) -> Workload:
+    """A system prompt: all requests begin with the same `prefix` tokens; `prompt` counts what follows."""
+    draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
+    jobs = tuple(
+        Job(at, prefix + _length(draw, prompt), _length(draw, output), shared=prefix)
+        for at in _poisson_times(clock, count, rate)
+    )
+    what = f"{count} requests at {rate:g}/s sharing {prefix} tokens, {_said(prompt)} more in, {_said(output)} out"
+    return Workload("shared prefix", what, jobs, seed)
+
+
+def long_prompts(
+    steady: int, steady_output: int, injected: int, prompt: int, every: float, output: int = 16, seed: int = SEED
+) -> Workload:
+    """Steady decodes, into which a long prompt falls every so many seconds: what does it do to the others' tokens?"""
+    decodes = [Job(0.0, 32, steady_output) for _ in range(steady)]
+    intruders = [Job((i + 1) * every, prompt, output) for i in range(injected)]
+    what = f"{steady} steady decodes of {steady_output} tokens, {injected} prompts of {prompt} tokens, one every {every:g} s"
+    return Workload("long prompts", what, tuple(decodes + intruders), seed)
+
+
+def memory_pressure(pool_tokens: int, demand: float, prompt: int, output: int, seed: int = SEED) -> Workload:
+    """More at once than a cache of `pool_tokens` positions holds: `demand` times as much (1.1: a tenth too much)."""
+    count = math.ceil(pool_tokens * demand / (prompt + output))
+    what = f"{count} requests at once, {demand:.0%} of a cache of {pool_tokens} positions, {prompt} in, {output} out"
+    return Workload("memory pressure", what, tuple(Job(0.0, prompt, output) for _ in range(count)), seed)
+
+
+# -- runs that others have published -----------------------------------------------------------------------------------
+
+
+def mixed_poisson(count: int, rate: float, long_share: float, seed: int = SEED) -> Workload:
+    """Short prompts, U[32, 128], and long ones, U[512, 1024]: `long_share` of them; 64 tokens out."""
+    draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
+    long = round(count * long_share)
+    # evenly spread over the run, so that the share holds in any part of it
+    is_long = [(i + 1) * long // count > i * long // count for i in range(count)]
+    jobs = tuple(
+        Job(at, _length(draw, (512, 1024) if heavy else (32, 128)), 64)
+        for at, heavy in zip(_poisson_times(clock, count, rate), is_long, strict=True)
+    )
+    return Workload("long and short", f"{count} requests at {rate:g}/s, {long_share:.0%} long prompts, 64 out", jobs, seed)
+
+
+PUBLISHED: dict[str, Callable[[], Workload]] = {
+    "10 sequential": lambda: single_stream(128, 64, count=10),
+    "32 at 4/s": lambda: poisson(32, 4.0, (32, 256), 64),
+    "burst of 48": lambda: burst(48, (32, 256), 64),
+    "48 at 6/s, 75 % long": lambda: mixed_poisson(48, 6.0, 0.75),
+    "48 at 8/s, shared prefix": lambda: shared_prefix(48, 8.0, 1024, (32, 128), 64),
+}
+
+
+# -- the ladder --------------------------------------------------------------------------------------------------------
+
+LADDER_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 96)}
+
+
+def ladder(device: str) -> Workload:
+    """The one workload that every phase runs, the baseline included: 16 requests at once, mixed lengths.
+
+    device: "cuda" or "cpu". The baseline's work grows with the cube of the lengths' scale, so a CPU gets shorter ones:
+    its baseline is done in three minutes instead of a quarter of an hour.
+    """
+    lengths = LADDER_LENGTHS[device]
+    return replace(burst(16, lengths, lengths), name="ladder")
+
+
+# -- how it is drawn ---------------------------------------------------------------------------------------------------
+
+
+def _draw(random: Random, count: int, vocab_size: int) -> tuple[int, ...]:
+    return tuple(int(random.random() * vocab_size) for _ in range(count))
+
+
+def _length(random: Random, bounds: int | Range) -> int:
+    if isinstance(bounds, int):
+        return bounds
+    low, high = bounds
+    return low + int(random.random() * (high - low + 1))
+
+
+def _poisson_times(random: Random, count: int, rate: float) -> Sequence[float]:
+    """The first request comes at once; each next one after an exponential gap."""
+    times, now = [], 0.0
+    for _ in range(count):
+        times.append(now)
+        now -= math.log(1.0 - random.random()) / rate
+    return times
+
+
+def _said(bounds: int | Range) -> str:
+    return str(bounds) if isinstance(bounds, int) else f"U[{bounds[0]}, {bounds[1]}]"

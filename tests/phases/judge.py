@@ -1,0 +1,96 @@
+"""The judge of an exercise: a pytest plugin that lets a student's file stand in for the module that it rewrites.
+
+    pytest -p tests.phases.judge tests/phases -x --phase=p01 --module=phases.p01_kv_cache.contiguous --file=mine.py
+           --facts=facts.json
+
+runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like:
+`gradus check` makes a sentence of it.
+"""
+
+import json
+import linecache
+from pathlib import Path
+
+from gradus.course.substitute import substitute
+
+ROOT = Path(__file__).parents[2]
+failures: list[dict] = []
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("gradus check")
+    for name in ("phase", "module", "file", "facts"):
+        group.addoption(f"--{name}", required=True)
+
+
+def pytest_configure(config):
+    substitute(config.getoption("module"), Path(config.getoption("file")))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Only the tests of the phase: those that take it as a parameter."""
+    phase = config.getoption("phase")
+    items[:] = sorted((item for item in items if phase in parameters(item).values()), key=telling)
+
+
+def parameters(item) -> dict:
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def telling(item) -> int:
+    """What a phase promises alone says most about a mistake, then whole runs, last random schedules."""
+    if item.get_closest_marker("hypothesis"):
+        return 3
+    return {"test_promises": 0, "test_oracle": 1}.get(item.path.stem, 2)
+
+
+def pytest_exception_interact(node, call, report):
+    if not failures:
+        failures.append(facts_of(node, call.excinfo.value, report))
+
+
+def facts_of(node, error: BaseException, report) -> dict:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return {
+        "claim": claim(node),
+        "kind": type(error).__name__,
+        "message": str(error),
+        "frames": frames(error),
+        "test_file": report.location[0],
+        "test_line": report.location[1] + 1,
+        "printed": report.capstdout,
+    }
+
+
+def claim(node) -> str:
+    """The test's name as words: what must hold, and for which model."""
+    name = getattr(node, "originalname", None) or node.name
+    shape = parameters(node).get("shape")
+    return name.removeprefix("test_").replace("_", " ") + (f" ({shape})" if shape else "")
+
+
+def frames(error: BaseException) -> list[dict]:
+    """The way that the exception came, from the test to where it was raised."""
+    found = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if Path(code.co_filename).is_file():
+            found.append(
+                {
+                    "file": code.co_filename,
+                    "line": trace.tb_lineno,
+                    "function": code.co_qualname.replace(".<locals>", ""),
+                    "text": linecache.getline(code.co_filename, trace.tb_lineno).strip(),
+                    "test": Path(code.co_filename).is_relative_to(ROOT / "tests"),
+                }
+            )
+        trace = trace.tb_next
+    return found
+
+
+def pytest_sessionfinish(session):
+    passed = session.testscollected - session.testsfailed
+    facts = {"passed": passed, "failure": failures[0] if failures else None}
+    Path(session.config.getoption("facts")).write_text(json.dumps(facts), encoding="utf-8")
