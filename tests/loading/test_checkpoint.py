@@ -93,6 +93,7 @@ def test_random_models_are_the_same_every_time_and_speak_bytes():
         ("a/b/c", ["no model named"]),
         ("x" * 5000, ["x" * 70]),
         ("nul\0byte", ["nul"]),
+        ("~nobody-here/model", ["no model named"]),
     ],
 )
 def test_an_unknown_name_gets_one_line_that_says_what_is_accepted(name, words):
@@ -225,8 +226,8 @@ def test_nothing_in_a_model_folder_is_executed(tmp_path):
         ("config.json", b"\xff\xfe", "config.json: not UTF-8"),
         ("generation_config.json", '{"eos_token_id": "end"}', "eos_token_id must be a token id"),
         ("generation_config.json", '{"eos_token_id": 10000}', "not in the vocabulary"),
-        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
-        ("tokenizer.json", "\0", "tokenizer.json: not a tokenizer"),
+        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer that can be used"),
+        ("tokenizer.json", "\0", "tokenizer.json: not a tokenizer that can be used"),
         ("tokenizer_config.json", '{"bos_token": 7}', "bos_token must be a text"),
         ("tokenizer_config.json", '{"chat_template": 7}', "chat_template must be a text"),
         ("tokenizer_config.json", '{"chat_template": "{% for"}', "not a valid template"),

@@ -81,6 +81,12 @@ def test_a_lone_surrogate_is_refused(bpe):
     assert error.value.param == "prompt"
 
 
+def test_a_text_that_the_vocabulary_cannot_spell_is_refused():
+    made = tokenizers.Tokenizer(models.WordLevel(vocab={"a": 0}, unk_token="[UNK]"))
+    with pytest.raises(RequestError, match="cannot encode this text"):
+        Tokenizer(made).encode("b")
+
+
 def test_truncation_and_padding_of_the_file_do_not_apply():
     made = backend()
     made.enable_truncation(4)

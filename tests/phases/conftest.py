@@ -29,8 +29,9 @@ def limits_of(shape: str) -> ModelLimits:
     return ModelLimits(config.vocab_size, config.context_length, config.eos_token_ids)
 
 
-def build_engine(phase: str, shape: str) -> Engine:
-    return phases.load(phase).build(tiny_model(shape), EngineOptions(limits_of(shape)))
+def build_engine(phase: str, shape: str, max_sequences: int = 3) -> Engine:
+    """Few places, so that requests wait, and take over what others leave."""
+    return phases.load(phase).build(tiny_model(shape), EngineOptions(limits_of(shape), max_sequences))
 
 
 class NaiveAttention:

@@ -37,3 +37,14 @@ def record(endings: dict[tuple[str, int], Ending], outputs: Iterable[Output]) ->
         assert ending.finish_reason is None, "an output after the end"
         ending.tokens += output.tokens
         ending.finish_reason = output.finish_reason
+
+
+def parting(prompt: list[int], tokens: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Where an output leaves the right one, in a sentence."""
+    if len(tokens) != len(expected):
+        return f"after {len(prompt)} prompt tokens {len(expected)} tokens should come, and {len(tokens)} came"
+    at = next(i for i, (token, right) in enumerate(zip(tokens, expected, strict=True)) if token != right)
+    return (
+        f"after {len(prompt)} prompt tokens the output parts from the right one at its token {at + 1}, "
+        f"position {len(prompt) + at}: {tokens[at]} instead of {expected[at]}"
+    )

@@ -125,6 +125,21 @@ def test_the_longest_request_that_the_context_allows_is_served(phase):
     assert len(alone(phase, ask("a", prompt, max_tokens=2))["a", 0].tokens) == 2
 
 
+def test_a_short_sequence_sees_nothing_of_the_long_ones_before_it(phase):
+    engine = build_engine(phase, SHAPE)
+    run(engine, [ask(f"long{i}", [9 + i] * 60, max_tokens=20) for i in range(3)])
+    done = run(engine, [ask("short", [5], max_tokens=12), ask("other", [6, 7], max_tokens=3)])
+    assert done["short", 0] == alone(phase, ask("short", [5], max_tokens=12))["short", 0]
+
+
+def test_no_row_is_computed_that_nobody_asked_for_unless_the_phase_pads(phase):
+    engine = build_engine(phase, SHAPE)
+    run(engine, [ask("a", [1] * 9), ask("b", [2], max_tokens=9)])
+    metrics = engine.metrics()
+    assert metrics.rows >= 10 + 3 + 8
+    assert (metrics.padding_rows > 0) == (phase == "p02")
+
+
 def test_metrics_count_what_happened(phase):
     engine = build_engine(phase, SHAPE)
     run(engine, [ask("a", n=2), ask("b", prompt=[1])])

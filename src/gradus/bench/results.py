@@ -138,21 +138,22 @@ def write(file: Path, results: Results) -> None:
 
 
 def dumps(results: Results) -> str:
-    """JSON with one sample a line: small, and a change of one repeat is a change of one line."""
-    lines = []
-    for line in json.dumps(_plain(results), indent=1, ensure_ascii=False).splitlines():
-        stripped = line.lstrip()
-        depth = len(line) - len(stripped)
-        if depth > _LINE_DEPTH and lines:
-            lines[-1] += stripped if lines[-1].endswith(("[", "{")) else f" {stripped}" if stripped[0] not in "]}" else stripped
-        elif depth == _LINE_DEPTH and stripped[0] in "]}" and not lines[-1].endswith(("]", "}", ",")):
-            lines[-1] += stripped
-        else:
-            lines.append(line)
-    return "\n".join(lines) + "\n"
+    """JSON that can be read and compared line by line, and stays small: whatever fits on a line is on one."""
+    return _laid_out(_plain(results), "") + "\n"
 
 
-_LINE_DEPTH = 8  # of a sample in its entry, its cell, its run
+def _laid_out(value: Any, indent: str) -> str:
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent) + len(line) <= _LINE:
+        return line
+    inner = indent + " "
+    if isinstance(value, dict):
+        items = [f"{json.dumps(key)}: {_laid_out(item, inner)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(inner + item for item in items) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _laid_out(item, inner) for item in value) + f"\n{indent}]"
+
+
+_LINE = 160
 
 
 def _plain(results: Results) -> dict[str, Any]:

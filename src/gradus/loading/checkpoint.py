@@ -62,14 +62,16 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
         return _open_entry(CATALOGUE[name])
     if name.startswith(RANDOM):
         return _open_random(name)
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         if path.is_dir():
             return _open_folder(name, path)
         if path.is_file():
             return _open_file(name, path)
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise CheckpointError(f"{quoted(name)}: cannot be read: {error.strerror or error}") from error
+    except RuntimeError as error:  # ~somebody, who has no home
+        raise ConfigError(f"no model named {quoted(name)}: {error}") from error
     return _open_from_hub(name, progress)
 
 

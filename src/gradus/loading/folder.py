@@ -17,7 +17,7 @@ from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.chat import ChatTemplate
 from gradus.loading.json_file import read_object, read_object_if_there, read_text
 from gradus.loading.quoting import quoted
-from gradus.loading.tokenizer import Tokenizer, begin_texts_with, read_tokenizer_json
+from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read_tokenizer_json
 from gradus.models.config import ModelConfig
 
 
@@ -46,9 +46,13 @@ def read_config(folder: Path) -> ModelConfig:
 def read_tokenizer(folder: Path) -> Tokenizer | None:
     """None where the folder has none: the model then works with token ids. Raises CheckpointError for a broken one."""
     settings = read_object_if_there(folder / "tokenizer_config.json")
-    backend = _backend(folder)
-    if backend is None:
-        return None
+    with building("tokenizer.json"):
+        backend = _backend(folder)
+        return None if backend is None else _finish(backend, folder, settings)
+
+
+def _finish(backend: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> Tokenizer:
+    """What tokenizer_config.json adds."""
     bos, eos = (_special_id(backend, settings.get(name), name) for name in ("bos_token", "eos_token"))
     wanted = settings.get("add_bos_token")
     if isinstance(wanted, bool) and bos is not None and wanted != (backend.encode("a").ids[:1] == [bos]):

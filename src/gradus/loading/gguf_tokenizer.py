@@ -15,7 +15,7 @@ from gradus.errors import CheckpointError
 from gradus.loading.chat import ChatTemplate
 from gradus.loading.gguf import GGUFFile
 from gradus.loading.quoting import quoted
-from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with
+from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with, building
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -30,7 +30,11 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """None if the file has none. Raises CheckpointError if it has one that is damaged or not known here."""
     if "tokenizer.ggml.model" not in file.metadata:
         return None
-    parts = _Parts(file)
+    with building(file.path.name):
+        return _build(_Parts(file))
+
+
+def _build(parts: "_Parts") -> Tokenizer:
     match parts.kind:
         case "gpt2":
             backend = _byte_level(parts)
@@ -45,7 +49,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
         parts.eos_token_id if parts.flag("add_eos_token", False) else None,
     )
     source = parts.text("tokenizer.chat_template")
-    template = ChatTemplate(source, f"{file.path.name}: chat template") if source else None
+    template = ChatTemplate(source, f"{parts.label}: chat template") if source else None
     return Tokenizer(
         backend,
         bos_token_id=parts.bos_token_id,

@@ -17,7 +17,7 @@ from gradus.errors import CheckpointError
 from gradus.loading.progress import Progress, Silent
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
-UNWANTED = ["*/*"]  # subfolders hold other variants of the same weights
+UNWANTED = ["*/*", "consolidated*"]  # other variants of the same weights
 
 
 def is_hub_id(name: str) -> bool:

@@ -11,7 +11,8 @@ Two rules that callers rely on:
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import tokenizers
@@ -132,7 +133,12 @@ class Tokenizer:
                 limit="valid Unicode",
                 got=ascii(text[error.start]),
             ) from error
-        return self._backend.encode(text, add_special_tokens=special_tokens).ids
+        try:
+            return self._backend.encode(text, add_special_tokens=special_tokens).ids
+        except Exception as error:  # a vocabulary that lacks a character, and a token for what it lacks
+            raise RequestError(
+                f"{param}: the model's tokenizer cannot encode this text: {error}", param=param
+            ) from error
 
     def _disarm(self, text: str) -> str:
         """A stranger's text with a mark inside everything that reads as a control token.
@@ -175,12 +181,20 @@ class Tokenizer:
 
 def read_tokenizer_json(text: str, where: str) -> tokenizers.Tokenizer:
     """The backend that a tokenizer.json describes. Raises CheckpointError, naming `where`, if it describes none."""
-    try:
+    with building(where):
         return tokenizers.Tokenizer.from_str(text)
+
+
+@contextmanager
+def building(where: str) -> Iterator[None]:
+    """Whatever the library finds wrong with a tokenizer becomes a CheckpointError that names `where`."""
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
+        raise
     except BaseException as error:  # the library raises bare Exception, and panics in Rust arrive as BaseException
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise CheckpointError(f"{where}: not a tokenizer that can be read: {str(error)[:200]}") from error
+        problem = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{where}: not a tokenizer that can be used: {problem}") from error
 
 
 def begin_texts_with(backend: tokenizers.Tokenizer, bos_token_id: int | None, eos_token_id: int | None) -> None:

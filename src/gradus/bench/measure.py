@@ -1,0 +1,292 @@
+"""A workload driven through an engine, every token timed on the host's clock; and repeats, one contender after another.
+
+The driver is open-loop: a request is submitted when its time has come, however busy the engine is, and its latency
+counts from that time, not from when the driver got round to it. (A driver that waits for the engine before it sends
+the next request measures a kinder world: coordinated omission.) Tokens are counted when the host has them, which is
+when they could be sent to a user; a step's only wait for the device is in its commit, so no time is taken too early.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from gradus.bench.declaration import Goal
+from gradus.bench.statistics import distribution, significant
+from gradus.bench.workloads import Arrival
+from gradus.engine.engine import Engine
+from gradus.engine.plan import Plan, Result
+from gradus.engine.request import Request, SamplingParams
+from gradus.engine.sequence import SpanResult
+
+RAW_REQUESTS = 64  # a sample keeps each request's times up to this many; beyond, the distributions must do
+
+
+class ContenderFailed(RuntimeError):
+    """A contender could not do the work; its text becomes the reason in the report."""
+
+
+@dataclass
+class Run:
+    """One workload, run once. Times in seconds from the start; token_times[i] are those of arrival i.
+
+    rows, padding_rows: what the model computed, and what of it nobody had asked for; None where it is not known.
+    host_s: time that steps took beside the model's work (see `Stopwatch`). peak_bytes: the contender's own memory.
+    """
+
+    arrivals: Sequence[Arrival]
+    token_times: list[list[float]]
+    steps: int | None = None
+    rows: int | None = None
+    padding_rows: int | None = None
+    host_s: float | None = None
+    peak_bytes: int | None = None
+
+    def check(self) -> None:
+        """Raises ContenderFailed unless every request got exactly the tokens that it asked for."""
+        for index, (arrival, times) in enumerate(zip(self.arrivals, self.token_times, strict=True)):
+            if len(times) != arrival.max_tokens:
+                raise ContenderFailed(f"request {index} got {len(times)} tokens instead of {arrival.max_tokens}")
+
+    def sample(self, goal: Goal | None = None) -> dict[str, Any]:
+        """What is kept of it, as JSON. Latencies count from a request's arrival.
+
+        ttft: until the first token. itl: every gap between two tokens of a request. tpot: a request's mean gap. e2e:
+        until the last token. seconds: from the first arrival to the last token.
+        """
+        requests = list(zip(self.arrivals, self.token_times, strict=True))
+        gaps = [later - earlier for times in self.token_times for earlier, later in zip(times, times[1:], strict=False)]
+        tpots = [_mean_gap(times) for times in self.token_times if len(times) > 1]
+        sample = {
+            "seconds": significant(max(times[-1] for times in self.token_times) - min(a.at for a in self.arrivals), 5),
+            "completed": len(requests),
+            "output_tokens": sum(len(times) for times in self.token_times),
+            "steps": self.steps,
+            "rows": self.rows,
+            "padding_rows": self.padding_rows,
+            "host_us": significant(self.host_s / self.steps * 1e6) if self.steps and self.host_s is not None else None,
+            "peak_bytes": self.peak_bytes,
+            "good": None if goal is None else sum(_meets(goal, arrival, times) for arrival, times in requests),
+            "ttft_ms": distribution(1e3 * (times[0] - arrival.at) for arrival, times in requests),
+            "tpot_ms": distribution(1e3 * tpot for tpot in tpots),
+            "itl_ms": distribution(1e3 * gap for gap in gaps),
+            "e2e_ms": distribution(1e3 * (times[-1] - arrival.at) for arrival, times in requests),
+        }
+        if 1 < len(requests) <= RAW_REQUESTS:
+            sample["requests"] = [
+                [significant(1e3 * (times[i] - arrival.at)) for i in (0, -1)] for arrival, times in requests
+            ]
+        return {name: value for name, value in sample.items() if value is not None}
+
+
+def _mean_gap(times: Sequence[float]) -> float:
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def _meets(goal: Goal, arrival: Arrival, times: Sequence[float]) -> bool:
+    in_time = times[0] - arrival.at <= goal.ttft
+    return in_time and (len(times) < 2 or _mean_gap(times) <= goal.tpot)
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stopwatch:
+    """Stands before an engine's runner and adds up where the host's time goes. Costs about a microsecond a step.
+
+    run_s: inside `run`, which on a GPU only launches. wait_s: inside `get`, waiting for the device.
+    """
+
+    runner: Any
+    run_s: float = 0.0
+    wait_s: float = 0.0
+
+    def run(self, plan: Plan) -> Result:
+        start = time.perf_counter()
+        result = self.runner.run(plan)
+        self.run_s += time.perf_counter() - start
+        return _Timed(result, self)
+
+
+class _Timed:
+    def __init__(self, result: Result, watch: Stopwatch) -> None:
+        self.rows, self._result, self._watch = result.rows, result, watch
+
+    def get(self) -> list[SpanResult]:
+        start = time.perf_counter()
+        try:
+            return self._result.get()
+        finally:
+            self._watch.wait_s += time.perf_counter() - start
+
+
+@contextmanager
+def stopwatch(engine: Engine) -> Iterator[Stopwatch]:
+    watch = Stopwatch(engine.runner)
+    engine.runner = watch
+    try:
+        yield watch
+    finally:
+        engine.runner = watch.runner
+
+
+def drive(
+    engine: Engine,
+    arrivals: Sequence[Arrival],
+    device: torch.device,
+    after_step: Callable[[], None] = lambda: None,
+) -> Run:
+    """Run the arrivals through `engine`, submitting each when its time has come. Returns when the last has ended.
+
+    after_step: called after each step, inside the measured time. Raises ContenderFailed if a request fails.
+    """
+    requests = [
+        Request.create(str(index), a.prompt, SamplingParams(max_tokens=a.max_tokens, ignore_eos=True), engine.limits)
+        for index, a in enumerate(arrivals)
+    ]
+    due = deque(sorted(zip(arrivals, requests, strict=True), key=lambda pair: pair[0].at))
+    token_times: list[list[float]] = [[] for _ in arrivals]
+    before = engine.metrics()
+    stepping = 0.0
+    synchronize(device)
+    with stopwatch(engine) as watch:
+        start = time.perf_counter()
+        while due or engine.has_work:
+            now = time.perf_counter() - start
+            while due and due[0][0].at <= now:
+                engine.submit(due.popleft()[1])
+            if not engine.has_work:
+                time.sleep(max(0.0, due[0][0].at - (time.perf_counter() - start)))
+                continue
+            began = time.perf_counter()
+            outputs = engine.step()
+            ended = time.perf_counter()
+            stepping += ended - began
+            for output in outputs:
+                if output.error:
+                    raise ContenderFailed(output.error)
+                token_times[int(output.request_id)] += [ended - start] * len(output.tokens)
+            after_step()
+    after = engine.metrics()
+    run = Run(
+        arrivals,
+        token_times,
+        steps=after.steps - before.steps,
+        rows=after.rows - before.rows,
+        padding_rows=after.padding_rows - before.padding_rows,
+        # on a GPU the host launches and then waits; on a CPU `run` is the model's work itself
+        host_s=stepping - (watch.wait_s if device.type == "cuda" else watch.run_s + watch.wait_s),
+    )
+    run.check()
+    return run
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done everything it was given; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# -- repeats -----------------------------------------------------------------------------------------------------------
+
+
+class Contender(Protocol):
+    """Something that can run a workload. Built once, before its warm-up; closed when its cell is done."""
+
+    name: str
+    needed_bytes: int  # of the device's memory, while it is built
+
+    def build(self) -> None: ...
+
+    def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
+        """Run the arrivals. watch_memory: look at every step how much is in use; for runs that are not timed."""
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Trial:
+    """A contender on one workload: its samples, or why there are none."""
+
+    contender: Contender
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    failed: str | None = None
+    peak_bytes: int | None = None
+
+
+def compare(
+    contenders: Sequence[Contender],
+    arrivals: Sequence[Arrival],
+    warm_up: Sequence[Arrival],
+    repeats: int,
+    free_bytes: int,
+    *,
+    goal: Goal | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> list[Trial]:
+    """Run every contender `repeats` times, so that whatever drifts (heat, neighbors) drifts for all alike.
+
+    Each is built once, warms up with `warm_up` outside the clock, and then they take turns: A B C, B C A, C A B. Where
+    they do not fit into memory side by side, they run in blocks, and the first half of each one's repeats is apart
+    from the second half: A B C A B C, rebuilt each time. A contender that fails is left out with its reason.
+    done: called after every run, the warm-ups included.
+    """
+    trials = [Trial(contender) for contender in contenders]
+    if sum(contender.needed_bytes for contender in contenders) <= free_bytes:
+        with _built(trials, warm_up, done) as ready:
+            for repeat in range(repeats):
+                turn = repeat % max(1, len(ready))
+                for trial in ready[turn:] + ready[:turn]:
+                    _measure(trial, arrivals, goal, done)
+        return trials
+    for share in (repeats - repeats // 2, repeats // 2):
+        for trial in trials:
+            with _built([trial], warm_up, done) as ready:
+                for _ in range(share if ready else 0):
+                    _measure(trial, arrivals, goal, done)
+    return trials
+
+
+@contextmanager
+def _built(trials: Sequence[Trial], warm_up: Sequence[Arrival], done: Callable[[], None]) -> Iterator[list[Trial]]:
+    """The trials whose contender could be built and warmed up, closed again at the end."""
+    try:
+        for trial in trials:
+            if trial.failed is None:
+                with _catching(trial):
+                    trial.contender.build()
+                    trial.peak_bytes = trial.contender.run(warm_up, watch_memory=True).peak_bytes
+                done()
+        yield [trial for trial in trials if trial.failed is None]
+    finally:
+        for trial in trials:
+            trial.contender.close()
+
+
+def _measure(trial: Trial, arrivals: Sequence[Arrival], goal: Goal | None, done: Callable[[], None]) -> None:
+    if trial.failed is None:
+        with _catching(trial):
+            run = trial.contender.run(arrivals)
+            run.peak_bytes = max((b for b in (run.peak_bytes, trial.peak_bytes) if b is not None), default=None)
+            trial.samples.append(run.sample(goal))
+    done()
+
+
+@contextmanager
+def _catching(trial: Trial) -> Iterator[None]:
+    """A contender that fails must not take the others' measurements with it, whatever it is that it raises."""
+    try:
+        yield
+    except Exception as error:
+        trial.failed = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        trial.samples.clear()
+
+
+def total_runs(contenders: Iterable[object], repeats: int) -> int:
+    """How many times `compare` will call `done` when all goes well and all fit into memory."""
+    return len(list(contenders)) * (repeats + 1)
