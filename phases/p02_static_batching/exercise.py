@@ -5,6 +5,15 @@ from gradus.course import Exercise
 EXERCISE = Exercise(
     file="phases/p02_static_batching/padded.py",
     functions={
+        "pad": (
+            "The flat batch has its rows one span after the other; the rectangle has batch_size rows of `width` tokens. "
+            "Where does token i of a span with slot s go? And what else in a batch counts rows?",
+            "Token i of slot s goes to row s · width + i, `width` being the longest span's count. All other rows are "
+            "token 0 at position 0. Whatever points at rows (query_start, logits_rows) points into the rectangle now.",
+            "where: that row for each flat row, as a tensor. token_ids = zeros(batch_size · width); "
+            "token_ids[where] = batch.token_ids, the same for positions; logits_rows = where[batch.logits_rows]; "
+            "query_start = slot · width. The rest of the Batch stays.",
+        ),
         "PaddedAttention.prepare": (
             "The batch is a rectangle: the rows of slot s are s · width to (s + 1) · width - 1. Which of them are real, "
             "and what may each one see? Everything here is the same for all layers, so it is worked out once.",
@@ -29,7 +38,7 @@ EXERCISE = Exercise(
             "seen = keys <= queries, and with a window also keys > queries - window. Broadcasting does the rest.",
         ),
     },
-    text="Attend over the whole rectangle at once, and let no padding in: a pad token is stored nowhere, and no real "
+    text="Lay the batch out as a rectangle, attend over all of it at once, and let no padding in: a pad token is stored nowhere, and no real "
     "query ever sees a key that is not its own sequence's. What a pad row itself sees does not matter, but it must see "
     "something: a softmax over nothing is NaN.",
 )

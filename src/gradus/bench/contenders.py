@@ -105,16 +105,24 @@ class PhaseContender:
             run.peak_bytes = self.bench.weight_bytes + self.own_bytes + torch.cuda.max_memory_allocated(device) - before
             return run
         # A CPU keeps no account of what is allocated: count the tensors that live from step to step.
-        seen = [0]
-        attention = getattr(self.engine.runner, "attention", None)
-        look = (lambda: seen.append(max(seen.pop(), tensor_bytes(attention)))) if watch_memory else (lambda: None)
-        run = drive(self.engine, arrivals, device, after_step=look)
-        run.peak_bytes = self.bench.weight_bytes + seen[0] if watch_memory else None
+        kept = _Most(getattr(self.engine.runner, "attention", None))
+        run = drive(self.engine, arrivals, device, **({"after_step": kept.look} if watch_memory else {}))
+        run.peak_bytes = self.bench.weight_bytes + kept.bytes if watch_memory else None
         return run
 
     def close(self) -> None:
         self.engine = None
         release(self.bench.device)
+
+
+class _Most:
+    """The most memory that an object's tensors held, of all the times when it was looked at."""
+
+    def __init__(self, owner: object) -> None:
+        self.owner, self.bytes = owner, 0
+
+    def look(self) -> None:
+        self.bytes = max(self.bytes, tensor_bytes(self.owner))
 
 
 def allocated(device: torch.device) -> int:

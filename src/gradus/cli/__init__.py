@@ -4,6 +4,7 @@
     terminal.py   what goes to stdout and what to stderr
     engine.py     a model loaded while one watches
     generate.py, chat.py, serve.py, models.py (models, pull), course.py (phases), health.py (doctor)
+    exercises.py (exercise, check, diff, show, flat)
 
 Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
 a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
@@ -17,7 +18,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import chat, course, generate, health, models, serve, terminal
+from gradus.cli import chat, course, exercises, generate, health, models, serve, terminal
 from gradus.errors import CapacityError, GradusError
 
 app = typer.Typer(
@@ -34,6 +35,11 @@ for command, panel in (
     (serve.serve, "Use a model"),
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
+    (exercises.exercise, "Follow the course"),
+    (exercises.check, "Follow the course"),
+    (exercises.diff, "Follow the course"),
+    (exercises.show, "Follow the course"),
+    (exercises.flat, "Follow the course"),
     (course.phases, "Look around"),
     (health.doctor, "Look around"),
 ):

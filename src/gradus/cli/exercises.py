@@ -1,5 +1,6 @@
 """The course's commands: `gradus exercise`, `check`, `diff`, `show` and `flat`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -104,7 +105,7 @@ def show(phase: Phase) -> int:
     from gradus.course.reading import reading
 
     for path, source in reading(phases.find(phase)):
-        terminal.print_code(f"# {'=' * 8} {path} {'=' * (100 - len(path))}\n\n{source.rstrip()}\n\n")
+        _print_code(f"# {'=' * 8} {path} {'=' * (100 - len(path))}\n\n{source.rstrip()}\n\n")
     return 0
 
 
@@ -119,8 +120,19 @@ def flat(phase: Phase) -> int:
     from gradus import phases
     from gradus.course.flat import flatten
 
-    terminal.print_code(flatten(phases.find(phase)))
+    _print_code(flatten(phases.find(phase)))
     return 0
+
+
+def _print_code(source: str) -> None:
+    """Python, colored on a terminal and to the letter elsewhere."""
+    if not sys.stdout.isatty():
+        print(source, end="")
+        return
+    from rich.console import Console
+    from rich.syntax import Syntax
+
+    Console().print(Syntax(source.rstrip(), "python", background_color="default", word_wrap=True))
 
 
 def _write(file: Path, text: str) -> None:

@@ -7,8 +7,8 @@
 
 The parser is our own because the `gguf` package's reader makes an array object of every metadata item, which takes
 seconds for a large vocabulary, and follows counts that a damaged file makes up. Here every length is compared with what
-is left of the file before it is believed. Dequantizing is the package's, called on pieces that suit a core's cache: so it
-costs little more than reading the values from a file that would be four to eight times as large, and none is kept.
+is left of the file before it is believed. Dequantizing is the package's, called on pieces that fit a core's cache. That
+is quick enough to be done at every load: converted weights, four to eight times as large, are not kept.
 """
 
 import mmap
@@ -130,6 +130,9 @@ class _Parser:
                 struct.unpack(f"<{count}{SCALARS[kind]}", self.take(count * size, f"the items of {quoted(key)}"))
             )
         count = self.count(f"item of {quoted(key)}", least_bytes=8)
+        if kind == STRING:  # a vocabulary: hundreds of thousands
+            what = f"an item of {quoted(key)}"
+            return [self.string(what) for _ in range(count)]
         return [self.value(kind, key, depth) for _ in range(count)]
 
     # -- tensors -------------------------------------------------------------------------------------------------------
@@ -196,7 +199,7 @@ class _Parser:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(code), what))[0]
 
     def string(self, what: str, most_bytes: int | None = None) -> str:
-        size = self.number("Q", f"the length of {what}")
+        size = self.number("Q", what)
         if most_bytes is not None and size > most_bytes:
             self.refuse(f"{what} of {size} bytes, expected at most {most_bytes}")
         try:

@@ -9,6 +9,7 @@ under a second, on matrices of the model's own shape: how weights are stored, an
 widen them first. Activations stay float32, which is also the more accurate way.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,8 +100,7 @@ def measure_cpu(config: ModelConfig) -> Precision:
     narrow = [weight.bfloat16() for weight in wide]
     row = torch.full((1, shape[1]), 0.01)
     with torch.inference_mode():
-        wide_s = _fastest(lambda: [F.linear(row, weight) for weight in wide])
-        narrow_s = _fastest(partial(_straight, row, narrow))
+        wide_s, narrow_s = _race(partial(_plain, row, wide), partial(_straight, row, narrow))
         if narrow_s >= wide_s:
             reason = f"measured: bfloat16 weights would take {narrow_s / wide_s:.2f} x as long"
             return Precision(torch.float32, torch.float32, Linear, reason)
@@ -114,12 +114,16 @@ def _crossover(weights: list[Tensor], most: int = 64) -> int:
     rows = 2
     while rows < most:
         x = torch.full((rows, weights[0].shape[1]), 0.01)
-        straight = _fastest(partial(_straight, x, weights))
-        widened = _fastest(partial(_widened, x, weights))
+        straight, widened = _race(partial(_straight, x, weights), partial(_widened, x, weights))
         if widened < straight:
             return rows
         rows *= 2
     return 1 << 30
+
+
+def _plain(x: Tensor, weights: list[Tensor]) -> None:
+    for weight in weights:
+        F.linear(x, weight)
 
 
 def _straight(x: Tensor, weights: list[Tensor]) -> None:
@@ -132,12 +136,14 @@ def _widened(x: Tensor, weights: list[Tensor]) -> None:
         F.linear(x, weight.float())
 
 
-def _fastest(work: Callable[[], object], repeats: int = 5) -> float:
-    """Seconds of the fastest run, after one to warm up: on a busy machine the fastest is the least disturbed."""
-    work()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def _race(*contenders: Callable[[], None], rounds: int = 5) -> list[float]:
+    """Seconds of each contender's fastest run. They take turns, after one to warm up, so that a neighbor who keeps the
+    machine busy for a moment disturbs them alike; the fastest run is the least disturbed."""
+    best = [math.inf] * len(contenders)
+    for round in range(rounds + 1):
+        for i, run in enumerate(contenders):
+            start = time.perf_counter()
+            run()
+            if round > 0:
+                best[i] = min(best[i], time.perf_counter() - start)
+    return best

@@ -1,0 +1,110 @@
+"""What NVML, the driver's own library, knows of a GPU: its name, its state now, and how busy it is over time.
+
+NVML may be missing where CUDA works (a container without the driver's tools): then what torch knows has to do.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from gradus.bench.statistics import significant
+
+
+@contextmanager
+def nvml(index: int = 0) -> Iterator[Any]:
+    """(pynvml, handle of GPU `index` as CUDA counts them), or None where there is no NVML."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, no driver, no permission: all the same to us
+        yield None
+        return
+    try:
+        yield pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(_bus_id(index))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _bus_id(index: int) -> bytes:
+    """CUDA may hide and reorder GPUs; the bus address is the same for both."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    return f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0".encode()
+
+
+def describe(index: int = 0) -> dict[str, str]:
+    """Name, memory, driver and state, as far as they are known."""
+    import torch
+
+    found = torch.cuda.get_device_properties(index)
+    facts = {
+        "gpu": found.name,
+        "gpu memory": f"{found.total_memory / 2**30:.1f} GiB",
+        "compute capability": f"{found.major}.{found.minor}",
+        "multiprocessors": str(found.multi_processor_count),
+        "cuda": str(torch.version.cuda),
+    }
+    with nvml(index) as known:
+        if known is None:
+            return facts | {"driver": "unknown (no NVML here)"}
+        library, handle = known
+        readings = {
+            "driver": library.nvmlSystemGetDriverVersion,
+            "power limit": lambda: f"{library.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000:.0f} W",
+            "SM clock limit": lambda: f"{library.nvmlDeviceGetMaxClockInfo(handle, library.NVML_CLOCK_SM)} MHz",
+            "memory clock": lambda: f"{library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_MEM)} MHz",
+            "temperature": lambda: f"{library.nvmlDeviceGetTemperature(handle, library.NVML_TEMPERATURE_GPU)} °C",
+            "MIG": lambda: "on" if library.nvmlDeviceGetMigMode(handle)[0] else "off",
+        }
+        for name, look in readings.items():
+            try:
+                value = look()
+                facts[name] = value.decode() if isinstance(value, bytes) else value
+            except library.NVMLError:  # not every card answers every question
+                continue
+    return facts
+
+
+@dataclass
+class Utilization:
+    """Samples how busy the GPU is, in a thread of its own, while the context lasts. Empty without NVML.
+
+    busy_percent: share of the last sampling period in which a kernel ran, as the driver counts it.
+    """
+
+    index: int = 0
+    period_s: float = 0.05
+    seconds: list[float] = field(default_factory=list)
+    busy_percent: list[float] = field(default_factory=list)
+    memory_mb: list[float] = field(default_factory=list)
+    power_w: list[float] = field(default_factory=list)
+
+    def __enter__(self) -> "Utilization":
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gpu utilization", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        with nvml(self.index) as known:
+            if known is None:
+                return
+            library, handle = known
+            start = time.perf_counter()
+            while not self._stop.wait(self.period_s):
+                self.busy_percent.append(library.nvmlDeviceGetUtilizationRates(handle).gpu)
+                self.memory_mb.append(significant(library.nvmlDeviceGetMemoryInfo(handle).used / 1e6))
+                self.power_w.append(significant(library.nvmlDeviceGetPowerUsage(handle) / 1e3))
+                self.seconds.append(significant(time.perf_counter() - start))

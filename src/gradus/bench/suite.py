@@ -1,0 +1,256 @@
+"""A benchmark from its declaration to its results: every cell predicted, measured and written down, one by one."""
+
+import platform
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from gradus.bench import declaration, results
+from gradus.bench.contenders import Workbench
+from gradus.bench.declaration import Benchmark, Row, Table
+from gradus.bench.fingerprint import commit as current_commit
+from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
+from gradus.bench.measure import compare, total_runs
+from gradus.bench.metrics import prediction_json
+from gradus.bench.prediction import predict
+from gradus.bench.profiler import profile_steps
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.roofline import Machine
+from gradus.bench.workloads import SEED, Workload
+from gradus.errors import ConfigError
+
+REPEATS, REPEATS_IF_SLOW = 5, 3
+SLOW = 10.0  # seconds: when the slowest contender's floor is above this, the cell is slow
+LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
+QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 32, 8, 2
+CPU_BATCH_WARM_UP = 8  # output tokens
+
+
+class Watcher(Protocol):
+    """Who is told how far it is: progress bars, or nobody."""
+
+    def cell(self, title: str, runs: int) -> None: ...
+    def run_done(self) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all)."""
+
+    model: str
+    device: str = "auto"
+    dtype: str = "auto"
+    repeats: int | None = None
+    quick: bool = False
+    peers: bool = True
+    resume: bool = False
+    commit: str | None = None
+    tables: tuple[str, ...] = ()
+    contenders: tuple[str, ...] = ()
+
+
+@dataclass
+class Suite:
+    """One model on one machine, for any number of benchmarks: loaded and fingerprinted once."""
+
+    settings: Settings
+    bench: Workbench
+    out: Path
+    watcher: Watcher
+    hardware: str = field(init=False)
+    fingerprint: dict[str, Any] = field(init=False)
+    machine: Machine = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.bench.device
+        self.hardware = hardware_name(device)
+        self.fingerprint = fingerprint(device, quick=self.settings.quick)
+        self.machine = machine_of(self.fingerprint["rates"], self.bench.model.dtype)
+
+    def measure(self, name: str) -> Path:
+        """Run the benchmark of that name; its results file is written after every cell. Returns the file."""
+        benchmark = declaration.load(name)
+        file = results.path(self.out, self.hardware, name)
+        all_runs = results.read(file) if file.exists() else Results(self.hardware, name)
+        run = self._begin(all_runs)
+        for table in benchmark.tables:
+            if self.settings.tables and table.name not in self.settings.tables:
+                continue
+            for row in table.rows[: QUICK_ROWS if self.settings.quick else None]:
+                cell = self._cell(name, table, row)
+                if cell is None or (self.settings.resume and _is_measured(run, cell)):
+                    continue
+                self._fill(cell, table)
+                run.put(cell)
+                self._finish(run, all_runs, file)
+        if self._wants_profiles(benchmark, run):
+            run.profiles = self._profiles(benchmark)
+            self._finish(run, all_runs, file)
+        return file
+
+    # -- what is to be measured ----------------------------------------------------------------------------------------
+
+    def _begin(self, all_runs: Results) -> Run:
+        """A new run, or the one that is to be resumed: of the same commit, on the same kind of machine."""
+        fresh = Run(
+            model=self.bench.checkpoint.name,
+            dtype=self.bench.dtype,
+            device=self.bench.device.type,
+            fingerprint=self.fingerprint,
+            settings={
+                "commit": self.settings.commit or current_commit(),
+                "seed": SEED,
+                "quick": self.settings.quick,
+                "threads": torch.get_num_threads(),
+                "float32 products": torch.get_float32_matmul_precision(),
+                "cuDNN attention": "off",
+                "sampling": "greedy, end-of-sequence ignored",
+                "precision": self.bench.precision.reason,
+            },
+        )
+        before = all_runs.run(*fresh.key)
+        narrowed = self.settings.tables or self.settings.contenders
+        same = before is not None and before.settings["commit"] == fresh.settings["commit"]
+        if before is not None and (narrowed or self.settings.resume) and same:
+            return before
+        all_runs.put(fresh)
+        return fresh
+
+    def _cell(self, name: str, table: Table, row: Row) -> Cell | None:
+        """None where the row is not for this device, or its sequences are too long for the model."""
+        workload = self._workload(row)
+        config = self.bench.model.config
+        if workload is None:
+            return None
+        if workload.longest > config.context_length:
+            self.watcher.note(
+                f"{name}, {table.title}, {row.label}: left out, sequences of {workload.longest} tokens are longer than "
+                f"the model's context of {config.context_length}"
+            )
+            return None
+        return Cell(
+            table=table.name,
+            row=row.label,
+            x=row.x,
+            batch=min(row.batch or len(workload.jobs), len(workload.jobs)),
+            workload={
+                "what": workload.what,
+                "digest": workload.digest(),
+                "requests": len(workload.jobs),
+                "prompt_tokens": workload.prompt_tokens,
+                "output_tokens": workload.output_tokens,
+                "longest": workload.longest,
+            },
+        )
+
+    def _workload(self, row: Row) -> Workload | None:
+        workload = row.on(self.bench.device.type)
+        if workload is not None and self.settings.quick:
+            return workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT)
+        return workload
+
+    def _contenders(self, table: Table) -> list[str]:
+        names = [name for name in table.contenders if self.settings.peers or name not in declaration.PEERS]
+        return [name for name in names if name in (self.settings.contenders or names)]
+
+    # -- one cell ------------------------------------------------------------------------------------------------------
+
+    def _fill(self, cell: Cell, table: Table) -> None:
+        """Predict, then measure."""
+        row = next(row for row in table.rows if row.label == cell.row)
+        workload = self._workload(row)
+        assert workload is not None
+        config = self.bench.model.config
+        cell.entries = [Entry(name, self._predict(name, workload, cell.batch)) for name in self._contenders(table)]
+        floors = [entry.prediction["seconds"] for entry in cell.entries if entry.prediction]
+        slowest = max(floors, default=0.0)
+        repeats = self._repeats(slowest)
+        contenders = [self.bench.contender(entry.contender, workload.longest, cell.batch) for entry in cell.entries]
+        self.watcher.cell(f"{table.title}: {cell.row}", total_runs(contenders, repeats))
+        trials = compare(
+            contenders,
+            arrivals=workload.arrivals(config.vocab_size, config.context_length),
+            warm_up=self._warm_up(workload, slowest).arrivals(config.vocab_size, config.context_length),
+            repeats=repeats,
+            free_bytes=self.bench.free_bytes(),
+            goal=table.goals.get(self.bench.device.type),
+            done=self.watcher.run_done,
+        )
+        for entry, trial in zip(cell.entries, trials, strict=True):
+            entry.samples, entry.skipped = trial.samples, trial.failed
+            if trial.failed:
+                self.watcher.note(f"{table.title}, {cell.row}: {entry.contender} left out: {trial.failed}")
+
+    def _predict(self, contender: str, workload: Workload, batch: int) -> dict[str, Any] | None:
+        policy = declaration.policy_of(contender)
+        if policy is None:
+            return None
+        widths = self.bench.widths
+        return prediction_json(predict(policy, workload, self.bench.model.config, widths, self.machine, batch))
+
+    def _repeats(self, floor: float) -> int:
+        usual = QUICK_REPEATS if self.settings.quick else REPEATS_IF_SLOW if floor > SLOW else REPEATS
+        return self.settings.repeats or usual
+
+    def _warm_up(self, workload: Workload, floor: float) -> Workload:
+        """The whole workload, so that every shape has been seen; where that takes too long, its prompts and a few tokens.
+
+        On a GPU a shape's first use may load or choose a kernel. On a CPU it does not, so there it may be cut short.
+        """
+        at_once = workload.at_once()
+        if self.bench.device.type == "cuda" or floor <= LONGEST_WARM_UP:
+            return at_once
+        return at_once.shrunk(len(workload.jobs), workload.longest, CPU_BATCH_WARM_UP)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def _wants_profiles(self, benchmark: Benchmark, run: Run) -> bool:
+        narrowed = self.settings.tables and "profile" not in self.settings.tables
+        return bool(benchmark.profile) and not narrowed and not (self.settings.resume and run.profiles)
+
+    def _profiles(self, benchmark: Benchmark) -> list[dict[str, Any]]:
+        self.watcher.cell("a decode step taken apart", len(benchmark.profile))
+        context = min(QUICK_PROMPT if self.settings.quick else benchmark.profile_context, self._longest_context())
+        found = []
+        for contender in benchmark.profile:
+            found.append(profile_steps(self.bench, contender, context=context).as_json())
+            self.watcher.run_done()
+        return found
+
+    def _longest_context(self) -> int:
+        return self.bench.model.config.context_length // 2
+
+    def _finish(self, run: Run, all_runs: Results, file: Path) -> None:
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Darwin" else 1)
+        run.settings["peak RSS MB"] = round(kilobytes / 1000)
+        results.write(file, all_runs)
+
+
+def _is_measured(run: Run, cell: Cell) -> bool:
+    before = run.cell(cell.table, cell.row)
+    return before is not None and before.workload["digest"] == cell.workload["digest"]
+
+
+def targets(name: str) -> list[str]:
+    """ "all" is every benchmark. Raises ConfigError for a name that does not exist."""
+    if name == "all":
+        return declaration.names()
+    declaration.load(name)
+    return [name]
+
+
+def measure(
+    target: str, settings: Settings, out: Path, watcher: Watcher, load: Callable[[], Workbench] | None = None
+) -> Sequence[Path]:
+    """Run `target` ("p01", "ladder", "all"); returns the results files, all written."""
+    wanted = targets(target)
+    if settings.repeats is not None and settings.repeats < 1:
+        raise ConfigError(f"repeats must be 1 or more, got {settings.repeats}")
+    bench = load() if load else Workbench.open(settings.model, settings.device, settings.dtype)
+    suite = Suite(settings, bench, out, watcher)
+    return [suite.measure(name) for name in wanted]

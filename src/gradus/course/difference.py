@@ -1,0 +1,83 @@
+"""What a phase changed: the parts that its wiring swaps, the files it adds, and the difference in their text."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from difflib import unified_diff
+from pathlib import Path
+
+from gradus import phases
+from gradus.course.exercise import repository
+from gradus.phases import PhaseInfo
+
+# a part is known by what it does: the method that only its role has
+ROLES = {
+    "schedule": "scheduler",
+    "reserve": "cache manager",
+    "run": "runner",
+    "attend": "attention backend",
+    "store": "storage",
+    "sample": "sampler",
+}
+NOT_PARTS = {"__init__.py", "engine.py", "exercise.py", "benchmark.py"}
+
+
+def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:
+    """Lines of text: headings begin with "# ", the rest are a table, file names, and unified diffs."""
+    before, after = parts(old), parts(new)
+    lines = [f"# {new.name}, {new.title.lower()}: {new.idea}", "", *_table(old, new, before, after)]
+    if files := _new_files(new):
+        lines += ["", "# new files", *files]
+    root = repository(new)
+    lines += ["", "# the wiring", *_diff(*(_engine(phase, root) for phase in (old, new)))]
+    for role, part in after.items():
+        if role in before and before[role] is not part:
+            lines += ["", f"# {role}: {before[role].__name__} → {part.__name__}"]
+            lines += _diff(_source(before[role], root), _source(part, root))
+    return lines
+
+
+def parts(phase: PhaseInfo) -> dict[str, type]:
+    """The classes that the phase's `build` calls, by their role."""
+    module = phases.load(phase.name)
+    tree = ast.parse((phase.path / "engine.py").read_text(encoding="utf-8"))
+    (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build")
+    called = {node.func.id for node in ast.walk(build) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    classes = [part for name in called if isinstance(part := getattr(module, name, None), type)]
+    return {role: part for method, role in ROLES.items() for part in classes if hasattr(part, method)}
+
+
+def _table(old: PhaseInfo, new: PhaseInfo, before: dict[str, type], after: dict[str, type]) -> Iterator[str]:
+    rows = [("part", old.name, new.name)]
+    for role in ROLES.values():
+        if role in before or role in after:
+            was, now = (found[role].__name__ if role in found else "none" for found in (before, after))
+            rows.append((role, was, "the same" if before.get(role) is after.get(role) else now))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for part, was, now in rows:
+        yield f"{part:{widths[0]}}   {was:{widths[1]}}   {now}"
+
+
+def _new_files(phase: PhaseInfo) -> list[str]:
+    paths = sorted(path for path in phase.path.glob("*.py") if path.name not in NOT_PARTS)
+    return [f"{path.relative_to(repository(phase))}: {_opening(path)}" for path in paths]
+
+
+def _opening(path: Path) -> str:
+    """The first line of a file's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+
+
+def _engine(phase: PhaseInfo, root: Path) -> tuple[str, str]:
+    path = phase.path / "engine.py"
+    return str(path.relative_to(root)), path.read_text(encoding="utf-8")
+
+
+def _source(part: type, root: Path) -> tuple[str, str]:
+    """Where a class is, and its text."""
+    return str(Path(inspect.getfile(part)).relative_to(root)), inspect.getsource(part)
+
+
+def _diff(old: tuple[str, str], new: tuple[str, str]) -> list[str]:
+    (old_name, old_text), (new_name, new_text) = old, new
+    return list(unified_diff(old_text.splitlines(), new_text.splitlines(), old_name, new_name, lineterm=""))

@@ -1,0 +1,67 @@
+"""Exercises checked as a student has them checked: a file of their own, and the tests in a process of their own."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gradus import phases
+from gradus.course import check as course_check
+from gradus.course.check import Verdict
+from gradus.course.exercise import exercise_of, reference_of
+
+ROOT = Path(__file__).parents[2]
+PHASES = [phase.name for phase in phases.available()]
+
+
+def reference(phase: str) -> str:
+    return reference_of(phases.find(phase))
+
+
+@pytest.fixture
+def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
+    """checked("p01", source) → what `gradus check` would say of a file with this source."""
+    monkeypatch.setattr(subprocess, "run", run_forked)
+
+    def run(phase: str, source: str, **options) -> Verdict:
+        info = phases.find(phase)
+        file = tmp_path / exercise_of(info).file_name
+        file.write_text(source, encoding="utf-8")
+        return course_check.check(info, file, **options)
+
+    return run
+
+
+# -- processes that need not import torch ------------------------------------------------------------------------------
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["torch", "pytest", "hypothesis", "gradus.models", "gradus.engine.runner"])
+
+
+def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_) -> subprocess.CompletedProcess:
+    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds."""
+    with tempfile.NamedTemporaryFile("w+") as output:
+        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, output.name))
+        child.start()
+        child.join(timeout)
+        if child.is_alive():
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, child.exitcode, output.read(), "")
+
+
+def run_pytest(arguments: list[str], cwd: Path, env: dict, output: str) -> None:
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(cwd)
+    os.environ.update(env)
+    sys.path.insert(0, str(cwd))
+    sys.dont_write_bytecode = True
+    sys.exit(pytest.main(arguments))

@@ -1,0 +1,211 @@
+"""The check passes the reference, catches the mistakes that each phase invites, and says in a sentence what is wrong."""
+
+import subprocess
+
+import pytest
+
+from gradus import phases
+from gradus.course import check as course_check
+from gradus.course.exercise import exercise_of
+from gradus.course.skeleton import cut
+from gradus.errors import ConfigError
+from tests.course.conftest import PHASES, ROOT, reference
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_reference_passes(checked, phase):
+    verdict = checked(phase, reference(phase))
+    assert verdict.passed, verdict.sentence
+    assert int(verdict.sentence.split("all ")[1].split(" tests")[0]) > 20
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_fresh_skeleton_is_told_what_is_still_to_be_written(checked, phase):
+    names = list(exercise_of(phases.find(phase)).functions)
+    verdict = checked(phase, cut(reference(phase), names, phase))
+    assert not verdict.passed and "still to be written" in verdict.sentence
+    assert all(name in verdict.sentence for name in names) and list(verdict.suspects) == names
+
+
+# -- wrong solutions ---------------------------------------------------------------------------------------------------
+
+STARTS = "if not self.running and self.waiting:\n            admissions.append(self.start(slot=0))"
+CONTINUES_A_SLOT = '''
+    def span(self, sequence: Sequence) -> Span:
+        """A slot that was filled so far is taken to hold the newcomer's own beginning."""
+        filled = self.__dict__.setdefault("filled", {})
+        span = super().span(sequence)
+        skip = min(max(filled.get(span.slot, 0) - span.start, 0), len(span.tokens) - 1)
+        filled[span.slot] = max(filled.get(span.slot, 0), len(sequence.tokens))
+        return Span(sequence, span.slot, span.start + skip, span.tokens[skip:], logits=1)
+'''
+
+WRONG = {
+    # phase, the right text, the wrong text, what the sentence must say
+    "p00: the newest first": (
+        "p00",
+        STARTS,
+        "if not self.running and self.waiting:\n            self.waiting.rotate(1)\n"
+        "            admissions.append(self.start(slot=0))",
+        "the request that came first",
+    ),
+    "p00: a second one starts before the first has ended": (
+        "p00",
+        STARTS,
+        STARTS.replace("not self.running and ", ""),
+        "one sequence runs at a time, and this plan has 2 spans",
+    ),
+    "p00: admitted again at every step": (
+        "p00",
+        "        if not self.running:\n            return None",
+        "        if not self.running:\n            return None\n        from gradus.engine.plan import admit\n"
+        "        admissions = [admit(self.running[0], 0)]",
+        "admissions belong in a sequence's first plan",
+    ),
+    "p01: one position too few is counted": (
+        "p01",
+        "self.owner, self.length = id, end",
+        "self.owner, self.length = id, end - 1",
+        "the prompt once, then one token a step",
+    ),
+    "p01: keys are stored one position too early": (
+        "p01",
+        "(start,), (end,) = batch.starts, batch.lengths",
+        "(start,), (end,) = batch.starts, batch.lengths\n"
+        "        start, end = (start - 1, end - 1) if start else (start, end)",
+        "the output parts from the right one at its token 2",
+    ),
+    "p01: nothing is ever reused": (
+        "p01",
+        "return self.length if id == self.owner else 0",
+        "return 0",
+        "the prompt once, then one token a step",
+    ),
+    "p01: a second sequence gets the first one's room": (
+        "p01",
+        "if self.owner not in (None, id) or end > self.capacity:",
+        "if end > self.capacity:",
+        "reserve must say False to a second sequence",
+    ),
+    "p02: the mask lets padding in": (
+        "p02",
+        "seen = keys <= queries",
+        "seen = keys <= queries.amax((0, 1), keepdim=True).expand_as(queries)",
+        "in slots that were used before",
+    ),
+    "p02: padding is stored": (
+        "p02",
+        "self.tensors.store(layer, self.slots, self.positions, k[self.real], v[self.real])",
+        "self.tensors.keys[layer, : self.size, :, : self.width] = "
+        "k.view(self.size, self.width, *k.shape[1:]).transpose(1, 2)\n"
+        "        self.tensors.store(layer, self.slots, self.positions, k[self.real], v[self.real])",
+        "the slots hold 6 and 5 tokens",
+    ),
+    "p02: the rectangle's last column is sampled": (
+        "p02",
+        "logits_rows=where[batch.logits_rows]",
+        "logits_rows=torch.tensor([slot * width + width - 1 for slot in batch.slots], device=device)",
+        "instead of",
+    ),
+    "p03: a newcomer takes its predecessor's keys for its own": (
+        "p03",
+        "    def check(self)",
+        f"{CONTINUES_A_SLOT}\n    def check(self)",
+        "instead of",
+    ),
+    "p03: slots by the number that run": (
+        "p03",
+        "self.start(self.free_slots.pop())",
+        "self.start(len(self.running))",
+        "ContinuousBatching.check (scheduler.py, line",
+    ),
+    "p03: a slot is never given back": (
+        "p03",
+        "        self.free_slots.append(sequence.slot)\n",
+        "",
+        "ContinuousBatching.check",
+    ),
+    "p03: all wait until the batch is empty": (
+        "p03",
+        "admissions = self.admit()",
+        "admissions = [] if self.running else self.admit()",
+        "c takes a's place while b runs on",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
+    phase, right, wrong, says = WRONG[mistake]
+    source = reference(phase)
+    assert source.count(right) == 1
+    source = source.replace(right, wrong).replace("import Admission, Plan\n", "import Admission, Plan, Span\n")
+    verdict = checked(phase, source)
+    assert not verdict.passed
+    assert says in verdict.sentence
+    assert verdict.test.startswith("tests/phases/test_") and "\n" not in verdict.sentence
+
+
+# -- files that are no solution at all ---------------------------------------------------------------------------------
+
+STORED = "return self.length if id == self.owner else 0"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text.replace("def stored(self", "def stored(self:"), "contiguous.py does not parse: "),
+        (lambda text: text.replace("def stored", "def sotred"), "contiguous.py has no Contiguous.stored"),
+        (lambda text: text[: text.index("class ContiguousAttention")],
+         "has no ContiguousAttention.prepare and ContiguousAttention.attend"),
+    ],
+)  # fmt: skip
+def test_what_can_be_read_off_the_file_is_said_without_running_it(checked, monkeypatch, change, says):
+    monkeypatch.setattr(subprocess, "run", None)
+    verdict = checked("p01", change(reference("p01")))
+    assert not verdict.passed and says in verdict.sentence
+
+
+def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(checked):
+    verdict = checked("p01", reference("p01").replace(STORED, "print('asked for', id)\n        return {}[id]"))
+    assert verdict.sentence.startswith("Contiguous.stored (contiguous.py, line 26) raised KeyError: ('a', 0)")
+    assert verdict.suspects == ("Contiguous.stored",)
+    assert "asked for a" in verdict.printed
+
+
+def test_a_file_that_never_ends_is_stopped_where_it_hangs(checked):
+    verdict = checked("p01", reference("p01").replace(STORED, "while True:\n            pass"), seconds=1)
+    assert "takes too long: Contiguous.stored (contiguous.py, line" in verdict.sentence
+
+
+def test_a_file_that_hangs_beyond_the_reach_of_a_test_is_stopped_too(checked):
+    stubborn = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\nwhile True:\n    pass\n"
+    verdict = checked("p01", reference("p01") + stubborn, seconds=0.4)
+    assert verdict.sentence == "the tests had not ended after 4 s"
+
+
+def test_a_file_that_ends_the_process_is_reported(checked):
+    verdict = checked("p01", reference("p01") + "\nimport os\nos._exit(3)\n")
+    assert verdict.sentence.startswith("contiguous.py ended the tests' process (exit code 3)")
+
+
+def test_a_file_that_cannot_be_read_and_tests_that_are_not_there_are_the_users_to_mend(tmp_path, monkeypatch):
+    info = phases.find("p01")
+    with pytest.raises(ConfigError, match=r"nowhere\.py cannot be read: No such file"):
+        course_check.check(info, tmp_path / "nowhere.py")
+    file = tmp_path / "contiguous.py"
+    file.write_text(reference("p01"), encoding="utf-8")
+    monkeypatch.setattr(course_check, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs pytest, .* run pip install -e '\.\[dev\]'"):
+        course_check.check(info, file)
+    monkeypatch.setattr(course_check, "repository", lambda phase: tmp_path)
+    with pytest.raises(ConfigError, match="clone the repository"):
+        course_check.check(info, file)
+
+
+def test_the_check_leaves_nothing_behind(checked, tmp_path):
+    before = set(ROOT.glob("*"))
+    checked("p00", reference("p00").replace("not self.running and ", ""))
+    assert [path.name for path in tmp_path.iterdir()] == ["scheduler.py"]
+    assert set(ROOT.glob("*")) == before

@@ -1,0 +1,67 @@
+"""Which numbers to compute with: narrow storage keeps the result, and the choice is by name or by measurement."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from gradus.errors import ConfigError
+from gradus.models import create_model, randomize
+from gradus.models.layers import Linear
+from gradus.models.precision import NarrowLinear, measure_cpu, resolve_device, resolve_precision
+from gradus.models.shapes import SHAPES
+
+CONFIG = SHAPES["tiny-llama"]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 9])
+@pytest.mark.parametrize("bias", [False, True])
+def test_narrow_weights_multiply_as_their_rounded_values_do(rows, bias):
+    narrow = NarrowLinear(24, (5, 7), bias, widen_from=4)
+    exact = Linear(24, (5, 7), bias)
+    generator = torch.Generator().manual_seed(rows)
+    for name, shape in [("weight", (12, 24))] + [("bias", (12,))] * bias:
+        values = torch.randn(shape, generator=generator)
+        narrow.assign(name, 0, values)
+        exact.assign(name, 0, values.bfloat16().float() if name == "weight" else values)
+    x = torch.randn(rows, 24, generator=generator)
+    out = narrow(x)
+    assert narrow.weight.dtype == torch.bfloat16 and out.dtype == torch.float32
+    if rows >= 4:  # widened: float32 products of the rounded weights
+        torch.testing.assert_close(out, exact(x))
+    else:  # straight: the input and the result are rounded too, to 8 bits
+        torch.testing.assert_close(out, exact(x), rtol=0.02, atol=0.05)
+
+
+def test_a_model_of_narrow_weights_shares_them_with_its_embedding():
+    model = create_model(CONFIG, linear=partial(NarrowLinear, widen_from=4))
+    randomize(model)
+    assert model.embedding.weight is model.head.weight and model.head.weight.dtype == torch.bfloat16
+    assert model.embed(torch.tensor([3]), torch.tensor([0])).dtype == torch.float32
+
+
+def test_what_is_measured_is_one_of_the_two_and_says_why():
+    precision = measure_cpu(CONFIG)
+    assert precision.activations == torch.float32
+    assert precision.weights in (torch.float32, torch.bfloat16)
+    assert precision.reason.startswith("measured: ") and " x as long" in precision.reason
+    layer = precision.linear(8, (4,), False, torch.float32, "cpu")
+    assert layer.weight.dtype == precision.weights
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_a_named_dtype_is_taken_at_its_word(name):
+    precision = resolve_precision(name, torch.device("cpu"), CONFIG)
+    assert precision.weights == precision.activations == getattr(torch, name) and precision.linear is Linear
+
+
+@pytest.mark.parametrize("name", ["float64", "fp16", "", "AUTO"])
+def test_an_unknown_dtype_is_refused(name):
+    with pytest.raises(ConfigError, match="dtype must be auto, float32, bfloat16, float16"):
+        resolve_precision(name, torch.device("cpu"), CONFIG)
+
+
+@pytest.mark.parametrize("name", ["tpu", "", "cpu:x", "meta", "cuda" if not torch.cuda.is_available() else "mps"])
+def test_a_device_that_is_not_there_is_refused(name):
+    with pytest.raises(ConfigError, match="device"):
+        resolve_device(name)
