@@ -1,5 +1,6 @@
 """Which numbers to compute with: narrow storage keeps the result, and the choice is by name or by measurement."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -34,7 +35,7 @@ def test_narrow_weights_multiply_as_their_rounded_values_do(rows, bias):
 
 
 def test_a_model_of_narrow_weights_shares_them_with_its_embedding():
-    model = create_model(CONFIG, linear=partial(NarrowLinear, widen_from=4))
+    model = create_model(replace(CONFIG, tie_embeddings=True), linear=partial(NarrowLinear, widen_from=4))
     randomize(model)
     assert model.embedding.weight is model.head.weight and model.head.weight.dtype == torch.bfloat16
     assert model.embed(torch.tensor([3]), torch.tensor([0])).dtype == torch.float32
