@@ -73,7 +73,7 @@ def highest() -> PhaseInfo:
 
 
 def find(name: str) -> PhaseInfo:
-    """The phase called so: "p01", or its folder's name. Raises ConfigError for an unknown one, listing those there are."""
+    """The phase called so: "p01", or its folder's name. Raises ConfigError for any other, listing those there are."""
     last = highest()
     for phase in available():
         if name in (phase.name, phase.folder):

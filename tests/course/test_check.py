@@ -171,7 +171,7 @@ def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(check
     verdict = checked("p01", reference("p01").replace(STORED, "print('asked for', id)\n        return {}[id]"))
     assert verdict.sentence.startswith("Contiguous.stored (contiguous.py, line 26) raised KeyError: ('a', 0)")
     assert verdict.suspects == ("Contiguous.stored",)
-    assert "asked for a" in verdict.printed
+    assert "asked for ('a', 0)" in verdict.printed
 
 
 def test_a_file_that_never_ends_is_stopped_where_it_hangs(checked):

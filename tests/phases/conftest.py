@@ -43,14 +43,13 @@ class NaiveAttention:
     def attend(self, layer, q, k, v):
         out = torch.empty_like(q)
         group = q.shape[1] // k.shape[1]
+        keys, values = (kept.repeat_interleave(group, dim=1).double() for kept in (k, v))  # one for each query head
         window, cap = self.config.windows[layer], self.config.attention_softcap
         for i in range(q.shape[0]):
-            first = 0 if window is None else max(0, i - window + 1)
-            for head in range(q.shape[1]):
-                keys, values = k[first : i + 1, head // group].double(), v[first : i + 1, head // group].double()
-                scores = keys @ q[i, head].double() * self.config.attention_scale
-                scores = scores if cap is None else cap * torch.tanh(scores / cap)
-                out[i, head] = (scores.softmax(0) @ values).to(out.dtype)
+            seen = slice(0 if window is None else max(0, i - window + 1), i + 1)
+            scores = torch.einsum("hd,mhd->hm", q[i].double(), keys[seen]) * self.config.attention_scale
+            scores = scores if cap is None else cap * torch.tanh(scores / cap)
+            out[i] = torch.einsum("hm,mhd->hd", scores.softmax(-1), values[seen]).to(out.dtype)
         return out
 
 

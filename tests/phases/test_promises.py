@@ -14,8 +14,8 @@ from gradus.engine.options import EngineOptions
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
-from tests.phases.conftest import PHASES, build_engine, limits_of, tiny_model
-from tests.phases.drive import run
+from tests.phases.conftest import PHASES, limits_of, tiny_model
+from tests.phases.drive import parting, run
 
 SHAPE = "tiny-llama"
 LIMITS = limits_of(SHAPE)
@@ -157,16 +157,26 @@ def test_padding_is_stored_nowhere(phase):
     assert counts == [6, 5], f"the slots hold 6 and 5 tokens of their sequences; yours hold {counts}"
 
 
+@since("p02")
+def test_sequences_that_run_together_get_the_tokens_they_get_alone(phase):
+    requests = [ask("long", [5, 6, 7, 8, 9, 10]), ask("short", [3, 4]), ask("next", [11, 12, 13], max_tokens=6)]
+    together = run(engine_of(phase), requests)
+    for request in requests:
+        alone = run(engine_of("p00"), [request])[request.id, 0].tokens
+        tokens = together[request.id, 0].tokens
+        assert tokens == alone, f"of three requests the {request.id} one: {parting(request.prompt, tokens, alone)}"
+
+
 @of("p02", "p03")
 def test_nothing_that_lay_in_a_slot_before_changes_a_token(phase):
     """As a predecessor would leave it, only louder."""
-    requests = [ask("long", [5, 6, 7, 8, 9, 10]), ask("short", [3, 4]), ask("next", [11], max_tokens=6)]
+    requests = [ask("long", [5, 6, 7, 8, 9, 10]), ask("short", [3, 4]), ask("next", [11, 12, 13], max_tokens=6)]
     engine = engine_of(phase)
     engine.runner.attention.tensors.keys.fill_(3.0)
     engine.runner.attention.tensors.values.fill_(50.0)
     done = run(engine, requests)
     for request in requests:
-        tokens, wanted = (ending[request.id, 0].tokens for ending in (done, run(build_engine("p00", SHAPE), [request])))
+        tokens, wanted = (ending[request.id, 0].tokens for ending in (done, run(engine_of("p00"), [request])))
         assert tokens == wanted, f"{request.id!r} gets {tokens} in slots that were used before, and {wanted} in new ones"
 
 

@@ -23,6 +23,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
 
 STEPS = 8
+LONGEST_RUN = 3 * STEPS + 4  # tokens that a profiled sequence generates
 TOP = 5
 
 
@@ -89,7 +90,7 @@ def profile_steps(
     bench: Workbench, contender: str, *, context: int = 256, batch: int = 1, trace: Path | None = None
 ) -> StepProfile:
     """Take `STEPS` decode steps of a phase apart. trace: also write a timeline there, for chrome://tracing or Perfetto."""
-    workload = burst(batch, context, 3 * STEPS + 4)
+    workload = burst(batch, context, LONGEST_RUN)
     Steps.prepare(bench, contender, workload).timed(4)  # warm: this context's prefill and decode have been seen
     steps = Steps.prepare(bench, contender, workload)
     steps.timed(STEPS)

@@ -4,7 +4,7 @@
     terminal.py   what goes to stdout and what to stderr
     engine.py     a model loaded while one watches
     generate.py, chat.py, serve.py, models.py (models, pull), course.py (phases), health.py (doctor)
-    exercises.py (exercise, check, diff, show, flat)
+    exercises.py (exercise, check, diff, show, flat), bench.py (bench, report, profile)
 
 Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
 a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
@@ -18,7 +18,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import chat, course, exercises, generate, health, models, serve, terminal
+from gradus.cli import bench, chat, course, exercises, generate, health, models, serve, terminal
 from gradus.errors import CapacityError, GradusError
 
 app = typer.Typer(
@@ -40,6 +40,9 @@ for command, panel in (
     (exercises.diff, "Follow the course"),
     (exercises.show, "Follow the course"),
     (exercises.flat, "Follow the course"),
+    (bench.bench, "Measure"),
+    (bench.report, "Measure"),
+    (bench.profile, "Measure"),
     (course.phases, "Look around"),
     (health.doctor, "Look around"),
 ):

@@ -1,0 +1,31 @@
+"""How slow is the slowest correct engine, and what is its time made of?"""
+
+from gradus.bench.declaration import Benchmark, Row, Table
+from gradus.bench.prediction import recompute
+from gradus.bench.workloads import single_stream
+
+OUTPUTS = (50, 100, 200)
+
+BENCHMARK = Benchmark(
+    question="How does the time of an answer grow with its length when nothing is kept between two tokens?",
+    prediction=(
+        "Every token costs a forward pass over all tokens so far, so the rows grow with the square of the answer's "
+        "length. Where arithmetic is the limit, time grows with the rows: the longer the answer, the fewer tokens a "
+        "second. Where the weights' bytes or the launches are the limit, the extra rows cost little, and the tokens a "
+        "second stay almost level."
+    ),
+    policy=recompute,
+    tables=(
+        Table(
+            name="output-length",
+            title="The longer the answer, the slower",
+            axis="tokens generated",
+            rows=tuple(Row(str(output), output, single_stream(32, output)) for output in OUTPUTS),
+            contenders=("p00",),
+            columns=("rows", "itl_ms", "itl_ms_p99"),
+            against="first row",
+            scale="linear",
+        ),
+    ),
+    profile=("p00",),
+)

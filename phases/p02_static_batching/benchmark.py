@@ -1,0 +1,53 @@
+"""Up to which batch is another sequence almost free?"""
+
+from gradus.bench.declaration import FIRST_ROW, Benchmark, Row, Table
+from gradus.bench.prediction import static
+from gradus.bench.workloads import burst
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+MOST_ON_A_CPU = 32
+
+
+def _batch(count: int) -> Row:
+    """All alike, so that nothing is padding: the question is the batch alone."""
+    on = {"cuda": burst(count, 32, 200)} | ({"cpu": burst(count, 32, 64)} if count <= MOST_ON_A_CPU else {})
+    return Row(str(count), count, on)
+
+
+BENCHMARK = Benchmark(
+    question="Sequences of equal length, started together: how many tokens a second as the batch doubles?",
+    prediction=(
+        "A step reads the weights once for all its sequences, so until arithmetic or the reading of the caches takes "
+        "longer than that, twice the batch is twice the tokens in the same time. The knee comes where the operations "
+        "of the batch's rows take as long as the bytes of the weights: early on a CPU, late on a GPU."
+    ),
+    policy=static,
+    tables=(
+        Table(
+            name="batch-size",
+            title="Tokens a second against batch size",
+            axis="sequences at once",
+            rows=tuple(_batch(count) for count in BATCHES),
+            contenders=("p02",),
+            columns=("itl_ms", "ttft_ms", "host_us", "peak_mb"),
+            against=FIRST_ROW,
+        ),
+        Table(
+            name="padding",
+            title="Eight at a time, mixed lengths: what padding costs",
+            axis="workload",
+            rows=(
+                Row(
+                    "mixed",
+                    0,
+                    {"cuda": burst(32, (32, 256), (32, 256)), "cpu": burst(16, (16, 96), (16, 96))},
+                    batch=8,
+                ),
+            ),
+            contenders=("p01", "p02"),
+            columns=("padding", "ttft_ms", "itl_ms", "e2e_ms_p99"),
+            against="p01",
+        ),
+    ),
+    profile=("p01", "p02"),
+)

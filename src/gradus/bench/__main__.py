@@ -1,0 +1,79 @@
+"""`python -m gradus.bench`: the same commands with the standard library's own argument parser.
+
+For machines where a plain checkout and torch are all there is: no typer, no rich, perhaps no matplotlib.
+
+    PYTHONPATH=src:. python -m gradus.bench p01 --device cuda --model random:gpt2-124m --dtype float32
+    PYTHONPATH=src:. python -m gradus.bench report
+    PYTHONPATH=src:. python -m gradus.bench profile p01 --device cuda
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gradus.bench import command
+from gradus.errors import GradusError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, or 2 for a mistake of the user's, told in one line."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        match given[:1]:
+            case ["report"]:
+                return _report(given[1:])
+            case ["profile"]:
+                _profile(given[1:])
+            case _:
+                _bench(given)
+    except GradusError as mistake:
+        print(f"gradus: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _bench(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m gradus.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("target", help="a phase (p01), ladder, or all")
+    _add_model(parser)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--no-peers", dest="peers", action="store_false")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured already")
+    parser.add_argument("--table", dest="tables", action="append", default=[])
+    parser.add_argument("--contender", dest="contenders", action="append", default=[])
+    parser.add_argument("--commit", help="what the results come from, where git cannot tell")
+    options = vars(parser.parse_args(arguments))
+    options["tables"], options["contenders"] = tuple(options["tables"]), tuple(options["contenders"])
+    command.bench(options.pop("target"), **options)
+
+
+def _report(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gradus.bench report")
+    parser.add_argument("root", type=Path, nargs="?", help="a folder of results; the repository's own by default")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if anything is outdated")
+    options = parser.parse_args(arguments)
+    stale = command.report(options.root, check=options.check)
+    return int(options.check and stale > 0)
+
+
+def _profile(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m gradus.bench profile")
+    parser.add_argument("phase")
+    _add_model(parser)
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=1)
+    options = vars(parser.parse_args(arguments))
+    command.profile(options.pop("phase"), **options)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--out", type=Path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""What the commands do, whichever front end called them: `gradus …`, or `python -m gradus.bench …` without typer."""
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gradus import phases
+from gradus.errors import ConfigError
+
+OWN_REPORTS = "my-reports"
+"""Where `gradus bench` writes unless told otherwise: beside the repository's own reports, never over them."""
+
+
+def bench(
+    target: str,
+    *,
+    model: str = "smollm2-135m",
+    device: str = "auto",
+    dtype: str = "auto",
+    out: Path | None = None,
+    quick: bool = False,
+    peers: bool = True,
+    repeats: int | None = None,
+    resume: bool = False,
+    tables: tuple[str, ...] = (),
+    contenders: tuple[str, ...] = (),
+    commit: str | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Path]:
+    """Measure `target` ("p01", "ladder", "all"), then write the reports and figures. Returns the results files.
+
+    Raises ConfigError or CheckpointError in one line. commit: what the results are said to come from, where git cannot
+    tell. Without matplotlib the figures are left to a later `gradus report`.
+    """
+    from gradus.bench.contenders import Workbench
+    from gradus.bench.suite import Settings, measure
+
+    out = out or Path(OWN_REPORTS)
+    settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders)
+    with watcher() as watching:
+        files = measure(
+            target, settings, out, watching, lambda: Workbench.open(model, device, dtype, watching.loading)
+        )
+    report(out, say=lambda _: None)
+    for file in files:
+        say(str(file.with_name("report.md")))
+    return list(files)
+
+
+def report(root: Path | None = None, *, check: bool = False, say: Callable[[str], None] = print) -> int:
+    """Make every report, figure and table again from the results. Returns how many files were (check: are) outdated.
+
+    root: a folder of results; None is the repository's own, whose README and lessons are brought up to date as well.
+    """
+    from gradus.bench import report as reports
+
+    own = repository() / "reports"
+    ours = root is None or root.resolve() == own.resolve()
+    root = own if root is None else root
+    if not root.is_dir() and not ours:
+        raise ConfigError(f"{root}: no such folder; `gradus bench` makes one")
+    stale = list(reports.outdated(root, with_prose=ours))
+    if ours:
+        stale += reports.outdated_pages(root, reports.pages(repository()))
+    for page in stale:
+        if check:
+            say(f"{page.file} is not what the results say: gradus report")
+        elif page.picture and not _can_draw():
+            say(f"{page.file} is left for later: matplotlib is not installed here")
+        else:
+            reports.update(page)
+            say(f"{page.file}")
+    return len(stale)
+
+
+def profile(
+    phase: str,
+    *,
+    model: str = "smollm2-135m",
+    device: str = "auto",
+    dtype: str = "auto",
+    context: int = 256,
+    batch: int = 1,
+    out: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Take decode steps of a phase apart, print where the time went, and write a timeline for Perfetto.
+
+    Raises ConfigError for a phase, model or context that cannot be.
+    """
+    from gradus.bench.contenders import Workbench
+    from gradus.bench.gpu import Utilization
+    from gradus.bench.profiler import LONGEST_RUN, profile_steps, render
+
+    names = [info.name for info in phases.available()]
+    if phase not in names:
+        raise ConfigError(f"phase must be one of {', '.join(names)}, got {phase!r}")
+    if batch < 1:
+        raise ConfigError(f"batch must be 1 or more, got {batch}")
+    with watcher() as watching:
+        bench = Workbench.open(model, device, dtype, watching.loading)
+    most = bench.model.config.context_length - LONGEST_RUN
+    if not 1 <= context <= most:
+        raise ConfigError(f"context must be between 1 and {most} for {model}, got {context}")
+    trace = (out or Path(OWN_REPORTS)) / "traces" / f"{phase}-{bench.device.type}.json"
+    with Utilization(bench.device.index or 0) if bench.device.type == "cuda" else _Nothing() as use:
+        found = profile_steps(bench, phase, context=context, batch=batch, trace=trace)
+    render(found, say)
+    if use is not None and use.seconds:
+        say(
+            f"  over {use.seconds[-1]:.1f} s, loading aside: GPU busy {sum(use.busy_percent) / len(use.busy_percent):.0f} % "
+            f"on average, memory up to {max(use.memory_mb):.0f} MB, power up to {max(use.power_w):.0f} W"
+        )
+    say(f"timeline: {trace} (open it in https://ui.perfetto.dev)")
+    return trace
+
+
+def repository() -> Path:
+    """Where the course lies. Raises ConfigError where it is not installed from its repository."""
+    return phases.highest().path.parents[1]
+
+
+def _can_draw() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+class _Nothing:
+    """Stands in where nothing is to be watched."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+def watcher() -> "AbstractContextManager[Any]":
+    """Bars on a terminal where rich is installed, else one line a cell; both on stderr."""
+    try:
+        from gradus.bench.progress import Bars
+
+        return Bars()
+    except ImportError:
+        return Lines()
+
+
+class Lines:
+    """Progress as lines, for logs."""
+
+    loading = None
+
+    def cell(self, title: str, runs: int) -> None:
+        print(f"{title}: {runs} runs", file=sys.stderr, flush=True)
+
+    def run_done(self) -> None:
+        print(".", end="", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        print(file=sys.stderr)

@@ -1,0 +1,162 @@
+"""Figures in one style, from numbers alone: SVG that reads on light and on dark pages, in grey, and at half size.
+
+The background is transparent and the text mid-grey. The colors are those of Okabe and Ito, which every kind of color
+vision tells apart; markers and dashes tell the lines apart without color. An SVG carries a digest of what it shows, so
+a stale figure is found without drawing it again, whatever release of matplotlib drew it.
+"""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STYLE = 1  # changes when the drawing does, so that every figure counts as stale
+GREY = "#808890"
+COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
+MARKERS = "osD^vP*X"
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "--")
+MARK = "gradus-figure:"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One contender's points. floor: the prediction at the same places, None where there is none."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    floor: Sequence[float | None] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """kind: "lines" over an axis, or "bars", one a series. labels: what to write at the x of each row."""
+
+    kind: str
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    labels: tuple[tuple[float, str], ...] = ()
+    scale: str = "linear"
+
+    def digest(self) -> str:
+        shown = json.dumps([STYLE, asdict(self)], sort_keys=True)
+        return hashlib.sha256(shown.encode()).hexdigest()[:32]
+
+
+def is_current(file: Path, picture: Picture) -> bool:
+    """Whether the file shows just this picture."""
+    if not file.exists():
+        return False
+    found = re.search(MARK + r"([0-9a-f]+)", file.read_text(encoding="utf-8"))
+    return found is not None and found[1] == picture.digest()
+
+
+def draw(picture: Picture) -> str:
+    """The picture as SVG text; the same picture gives the same text."""
+    import matplotlib
+
+    style = {
+        "svg.hashsalt": "gradus",
+        "svg.fonttype": "none",  # text stays text: small files, and the reader's own font
+        "font.family": "sans-serif",
+        "font.size": 13,
+        "text.color": GREY,
+        "axes.labelcolor": GREY,
+        "axes.edgecolor": GREY,
+        "xtick.color": GREY,
+        "ytick.color": GREY,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.color": GREY,
+        "grid.alpha": 0.25,
+        "legend.frameon": False,
+        "lines.linewidth": 2.4,
+        "lines.markersize": 7,
+    }
+    with matplotlib.rc_context(style):
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+
+        bars = picture.kind == "bars"
+        figure = Figure(figsize=(8, 1.2 + 0.5 * len(picture.series) if bars else 4.6), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        (_draw_bars if bars else _draw_lines)(axes, picture)
+        axes.set_title(picture.title, loc="left", fontsize=14)
+        return _svg(figure, picture)
+
+
+def _svg(figure: "Figure", picture: Picture) -> str:
+    out = io.StringIO()
+    metadata = {"Date": None, "Creator": None, "Title": picture.title, "Identifier": MARK + picture.digest()}
+    figure.savefig(out, format="svg", transparent=True, metadata=metadata)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _draw_lines(axes: "Axes", picture: Picture) -> None:
+    for index, series in enumerate(picture.series):
+        color = COLORS[index % len(COLORS)]
+        errors = [
+            [y - low for y, low in zip(series.y, series.low, strict=True)],
+            [high - y for y, high in zip(series.y, series.high, strict=True)],
+        ]
+        axes.errorbar(
+            series.x, series.y, yerr=errors, color=color, capsize=3, label=series.name,
+            marker=MARKERS[index % len(MARKERS)], linestyle=DASHES[index % len(DASHES)],
+        )  # fmt: skip
+        points = [(x, y) for x, y in zip(series.x, series.floor, strict=False) if y is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), color=color, linewidth=1, alpha=0.7, linestyle=":")
+    if picture.scale == "log":
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set_xticks([x for x, _ in picture.labels], [label for _, label in picture.labels])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(_plain)
+    axes.set_xlabel(picture.x_label)
+    axes.set_ylabel(picture.y_label)
+    axes.legend(title="thin dots: the floor" if any(series.floor for series in picture.series) else None)
+    legend = axes.get_legend()
+    if legend is not None:
+        legend.get_title().set_fontsize(11)
+
+
+def _draw_bars(axes: "Axes", picture: Picture) -> None:
+    """One bar a series, the first on top, its value beside it; a thin line marks the floor."""
+    for place, series in enumerate(picture.series):
+        value = series.y[0]
+        axes.barh(place, value, height=0.62, color=COLORS[place % len(COLORS)])
+        axes.plot([series.low[0], series.high[0]], [place, place], color=GREY, linewidth=2)
+        floor = series.floor[0] if series.floor else None
+        if floor is not None:
+            axes.plot([floor, floor], [place - 0.38, place + 0.38], color=GREY, linewidth=2.5)
+        axes.annotate(_plain(value, 0), (max(value, series.high[0]), place), xytext=(6, 0), textcoords="offset points",
+                      va="center", fontsize=12)  # fmt: skip
+    axes.set_yticks(range(len(picture.series)), [series.name for series in picture.series])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    if picture.scale == "log":
+        axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(_plain)
+    axes.margins(x=0.15)
+    axes.set_xlabel(picture.x_label + (" (upright line: the floor)" if any(s.floor for s in picture.series) else ""))
+
+
+def _plain(value: float, _: object) -> str:
+    """1,000 and 0.5, never 10^3."""
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.3g}"

@@ -1,0 +1,66 @@
+"""Progress on stderr: on a terminal a bar of the cell that is being measured, elsewhere a line a cell."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class Bars:
+    """Use as a context; the bar vanishes at its end, the notes stay."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._began = time.perf_counter()
+        self.loading = _Loading(self)
+
+    def cell(self, title: str, runs: int) -> None:
+        """A cell begins, of so many runs."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(title, total=runs)
+        if not self.console.is_terminal:
+            self.note(f"{time.perf_counter() - self._began:6.0f} s  {title}")
+
+    def run_done(self) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> "Bars":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+
+class _Loading:
+    """The loading of a model, told in the same place: one note when it begins is enough for seconds of work."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+
+    def begin(self, task: str, total: int | None) -> None:
+        self._bars.cell(task, 1)
+
+    def advance(self, amount: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self._bars.note(text)

@@ -1,0 +1,306 @@
+"""From results.json to everything that is read: report.md, its figures, and the tables in the lessons and the README.
+
+All of it is made again from the JSON alone, so it can be checked: `outdated` says what is not what it should be. A page
+says where a table belongs with a pair of comments, and what lies between them is replaced:
+
+    <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
+    <!-- results:begin p02/batch-size -->   one of them
+    <!-- results:begin ladder -->           the ladder
+    <!-- results:end -->
+
+No torch here, and matplotlib only where a figure is really drawn.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradus import phases
+from gradus.bench import declaration, plots, results
+from gradus.bench.declaration import LADDER, Account, Benchmark, Table
+from gradus.bench.metrics import METRICS, shown, spread
+from gradus.bench.plots import Picture, Series
+from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.errors import ConfigError
+
+NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
+BLOCK = re.compile(r"(<!-- results:begin ([\w/.-]+) -->\n).*?(<!-- results:end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """A file that is not what the results say, and what it would have to be. picture: of a figure, else None."""
+
+    file: Path
+    text: str
+    picture: Picture | None = None
+
+
+def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
+    """Every report and figure under `root` that does not match its results.json.
+
+    with_prose: with the accounts in the benchmarks, which speak of the repository's own results. Raises ConfigError
+    when they quote a number that the results do not have.
+    """
+    for found in results.find(root):
+        folder = root / found.hardware / found.benchmark
+        benchmark = declaration.load(found.benchmark)
+        text = render(found, benchmark, with_prose=with_prose)
+        if _read(folder / "report.md") != text:
+            yield Outdated(folder / "report.md", text)
+        for name, picture in figures(found, benchmark):
+            if not plots.is_current(folder / name, picture):
+                yield Outdated(folder / name, "", picture)
+
+
+def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
+    """Every page whose tables do not match the results under `root`."""
+    for page in pages:
+        text = _read(page)
+        fresh = BLOCK.sub(lambda match: match[1] + block(match[2], root, page) + match[3], text)
+        if fresh != text:
+            yield Outdated(page, fresh)
+
+
+def pages(repository: Path) -> list[Path]:
+    """The README, the lessons and the documentation."""
+    return sorted([repository / "README.md", *repository.glob("docs/**/*.md"), *repository.glob("phases/*/README.md")])
+
+
+def update(stale: Outdated) -> None:
+    text = plots.draw(stale.picture) if stale.picture else stale.text
+    stale.file.write_text(text, encoding="utf-8")
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+# -- report.md ---------------------------------------------------------------------------------------------------------
+
+
+def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
+    """report.md: the question, the prediction, and for each model every table with what is to be said about it."""
+    name = "The ladder" if found.benchmark == LADDER else declaration.title_of(found.benchmark)
+    parts = [f"# {name}, measured on {hardware_title(found.hardware)}", benchmark.question, "## Predicted"]
+    parts.append(benchmark.prediction)
+    parts.append(HOW_TO_READ)
+    for run in found.runs:
+        parts.append(f"## {run.title}")
+        for table in benchmark.tables:
+            if run.of(table.name):
+                parts += [f"### {table.title}", table_of(run, table)]
+                parts.append(f"![{table.title}]({figure_name(found, run, table)})")
+        if run.profiles:
+            parts += ["### One decode step", profile_table(run)]
+    if with_prose:
+        parts += _accounts(found, benchmark)
+    parts += ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+HOW_TO_READ = (
+    "Medians of the repeats, with the smallest and the largest in brackets where they differ. *Floor* is the prediction: "
+    "the roofline's best time for this schedule, this model and this machine's measured bandwidth and arithmetic rate. "
+    "*× floor* is how many times as long it really took. TTFT: time to the first token; ITL: time between two tokens."
+)
+
+
+def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
+    if found.benchmark == LADDER:
+        rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in declaration.rungs()]
+        return [part for name, account in rungs if account for part in _account(account, found, benchmark, name)]
+    account = benchmark.accounts.get(found.hardware)
+    return _account(account, found, benchmark) if account else []
+
+
+def _account(account: Account, found: Results, benchmark: Benchmark, rung: str = "") -> list[str]:
+    heading = f"{declaration.title_of(rung)}: " if rung else ""
+    return [
+        f"## {heading}{'what' if heading else 'What'} explains it",
+        fill(account.explains, found, benchmark),
+        f"## {heading}{'where' if heading else 'Where'} it loses",
+        fill(account.loses, found, benchmark),
+    ]
+
+
+def _facts(run: Run) -> str:
+    return "\n".join([f"**{run.title}**", "", *(f"- {name}: {value}" for name, value in facts(run).items())])
+
+
+def _again(found: Results) -> str:
+    device = "cpu" if found.hardware == "cpu" else "cuda"
+    commands = [f"gradus bench {found.benchmark} --device {device} --model {run.model}" for run in found.runs]
+    return "Measured again with:\n\n```console\n" + "\n".join(f"$ {c}" for c in dict.fromkeys(commands)) + "\n```"
+
+
+def hardware_title(hardware: str) -> str:
+    return NAMES_OF_HARDWARE.get(hardware, hardware)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def table_of(run: Run, table: Table) -> str:
+    """A row for each contender on each workload: the metric, its spread, floor and speed-up, then the other columns."""
+    cells = run.of(table.name)
+    metric = METRICS[table.metric]
+    alone = len(cells) == 1
+    header = [*([] if alone else [table.axis]), "", metric.heading]
+    header += ["speed-up"] if table.against else []
+    header += ["floor", "× floor", *(METRICS[column].heading for column in table.columns)]
+    rows = [
+        [*([] if alone else [cell.row if entry is cell.entries[0] else ""]), *_row(entry, cell, run, table)]
+        for cell in cells
+        for entry in cell.entries
+    ]
+    notes = [
+        f"{declaration.title_of(entry.contender)}, {cell.row}: not measured, {entry.skipped}."
+        for cell in cells
+        for entry in cell.entries
+        if entry.skipped
+    ]
+    what = f"{cells[0].workload['what']}." if alone else ""
+    return "\n\n".join(part for part in (what[:1].upper() + what[1:], markdown(header, rows), *notes) if part)
+
+
+def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
+    name = declaration.title_of(entry.contender)
+    measured = spread(entry.samples, table.metric)
+    if measured is None:
+        return [name, "–", *([""] if table.against else []), _or_blank(predicted(entry, table)), "", *[""] * len(table.columns)]
+    middle, low, high = (shown(value, table.metric) for value in (measured.median, measured.low, measured.high))
+    row = [name, middle if low == high else f"{middle} ({low}–{high})"]
+    if table.against:
+        row.append(_or_blank(speedup(entry, cell, run, table), "×"))
+    row += [_or_blank(predicted(entry, table)), _or_blank(times_floor(entry, table))]
+    for column in table.columns:
+        found = spread(entry.samples, column)
+        row.append("" if found is None else shown(found.median, column))
+    return row
+
+
+def profile_table(run: Run) -> str:
+    """What a decode step is made of."""
+    on_gpu = run.device == "cuda"
+    header = ["", "context", "step ms", "kernels run ms" if on_gpu else "operations ms"]
+    header += ["kernels" if on_gpu else "operations", *(["GPU idle"] if on_gpu else []), "most of it"]
+    rows = []
+    for profile in run.profiles:
+        name, share, _ = profile["top"][0] if profile["top"] else ("", 0.0, 0)
+        rows.append([
+            declaration.title_of(profile["contender"]),
+            str(profile["context"]),
+            shown(profile["step_ms"]),
+            shown(profile["device_ms"]),
+            shown(profile["kernels"]),
+            *([f"{profile['idle_percent']:.0f} %"] if on_gpu else []),
+            f"`{name}` {share:.0f} %",
+        ])  # fmt: skip
+    return markdown(header, rows)
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table; columns of numbers to the right."""
+    left = [all(not re.match(r"[\d–]", row[i]) for row in rows) for i in range(len(header))]
+    lines = [header, ["---" if flush else "---:" for flush in left], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _or_blank(value: float | None, after: str = "") -> str:
+    return "" if value is None else shown(value) + after
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def figures(found: Results, benchmark: Benchmark) -> Iterator[tuple[str, Picture]]:
+    """(file name, picture) of each table of each run."""
+    for run in found.runs:
+        for table in benchmark.tables:
+            if run.of(table.name):
+                yield figure_name(found, run, table), picture_of(found, run, table)
+
+
+def figure_name(found: Results, run: Run, table: Table) -> str:
+    """The table's name, and the model's where there are several."""
+    slug = "-".join(re.findall(r"[a-z0-9.]+", f"{run.model} {run.dtype}".lower().replace("random:", "")))
+    return f"{table.name}.svg" if run is found.runs[0] else f"{table.name}-{slug}.svg"
+
+
+def picture_of(found: Results, run: Run, table: Table) -> Picture:
+    cells = run.of(table.name)
+    metric = METRICS[table.metric]
+    contenders = [entry.contender for entry in cells[0].entries]
+    drawn = [(name, _series(name, cells, table)) for name in contenders]
+    title = f"{table.title}: {run.title}, {hardware_title(found.hardware)}"
+    one = len(cells) == 1
+    return Picture(
+        kind="bars" if one else "lines",
+        title=title,
+        x_label=metric.heading if one else table.axis,
+        y_label="" if one else metric.heading,
+        series=tuple(series for _, series in drawn if series.y),
+        labels=() if one else tuple((cell.x, cell.row) for cell in cells),
+        scale=table.scale,
+    )
+
+
+def _series(contender: str, cells: list[Cell], table: Table) -> Series:
+    points = []
+    for cell in cells:
+        entry = cell.entry(contender)
+        measured = spread(entry.samples, table.metric) if entry else None
+        if entry and measured:
+            points.append((cell.x, measured.median, measured.low, measured.high, predicted(entry, table)))
+    columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], [], []]
+    return Series(declaration.title_of(contender), *columns)
+
+
+# -- blocks in pages ---------------------------------------------------------------------------------------------------
+
+
+def block(wanted: str, root: Path, page: Path) -> str:
+    """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
+    name, _, only = wanted.partition("/")
+    if name not in declaration.names():
+        if name in {phase.name for phase in phases.available()}:
+            return NOT_YET.format(name=name)
+        raise ConfigError(f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(declaration.names())}")
+    benchmark = declaration.load(name)
+    if only and only not in {table.name for table in benchmark.tables}:
+        raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
+    parts = [
+        part
+        for found in results.find(root)
+        if found.benchmark == name
+        for part in _of_hardware(found, benchmark, only, root, page)
+    ]
+    return "\n" + "\n\n".join(parts) + "\n\n" if parts else NOT_YET.format(name=name)
+
+
+NOT_YET = "\nNot measured yet: `gradus bench {name}` does it on your machine.\n\n"
+
+
+def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, page: Path) -> Iterator[str]:
+    folder = root / found.hardware / found.benchmark
+    where = Path(os.path.relpath(folder, page.parent)).as_posix()
+    run = found.runs[0]
+    others = f" (and {len(found.runs) - 1} more in [the report]({where}/report.md))" if len(found.runs) > 1 else ""
+    rates = run.fingerprint["rates"]
+    yield (
+        f"**{hardware_title(found.hardware)}**, {run.title}{others}. Reads {shown(rates['read_gb_s'])} GB/s. "
+        f"[Report]({where}/report.md), [samples]({where}/results.json)."
+    )
+    for table in benchmark.tables:
+        if run.of(table.name) and only in ("", table.name):
+            if len(benchmark.tables) > 1 and not only:
+                yield f"*{table.title}*"
+            yield table_of(run, table)
+            yield f"![{table.title}]({where}/{figure_name(found, run, table)})"
+    if run.profiles and not only:
+        yield "*One decode step*"
+        yield profile_table(run)

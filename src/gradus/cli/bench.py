@@ -1,0 +1,106 @@
+"""`gradus bench`, `gradus report`, `gradus profile`: measure, write down, take apart."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gradus.bench import command
+from gradus.cli import options
+
+_WHAT = "What is measured"
+
+Target = Annotated[str, Argument(help="A phase (p01), ladder, or all.")]
+Out = Annotated[
+    Path | None, Option("--out", "-o", help=f"Where results go; {command.OWN_REPORTS}/ by default.")
+]  # never the repository's own reports, unless they are named
+
+
+def bench(
+    target: Target,
+    model: options.Model = options.DEFAULT_MODEL,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quick: Annotated[
+        bool, Option("--quick", help="A look in under a minute: short workloads, two repeats. Numbers not to quote.")
+    ] = False,
+    out: Out = None,
+    peers: Annotated[
+        bool, Option("--peers/--no-peers", help="Also run transformers on the same work.", rich_help_panel=_WHAT)
+    ] = True,
+    repeats: Annotated[
+        int | None, Option(help="Runs of each contender; 5 by default, 3 where they are slow.", rich_help_panel=_WHAT)
+    ] = None,
+    table: Annotated[
+        list[str] | None, Option(help="Only this table of the benchmark; may be repeated.", rich_help_panel=_WHAT)
+    ] = None,
+    contender: Annotated[
+        list[str] | None, Option(help="Only this contender, as in p01; may be repeated.", rich_help_panel=_WHAT)
+    ] = None,
+    resume: Annotated[
+        bool,
+        Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT),
+    ] = False,
+) -> int:
+    """Measure a phase against the ones before it, and write results, report and figures.
+
+    The same token ids for every contender; each built once, warmed up, and run in turns; medians of the repeats, next
+    to what the roofline predicts for this machine. The path of the report goes to stdout.
+
+    Examples:
+
+      gradus bench p01 --quick
+      gradus bench ladder
+      gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
+      gradus bench p02 --table batch-size --resume
+    """
+    command.bench(
+        target,
+        model=model,
+        device=device,
+        dtype=dtype,
+        out=out,
+        quick=quick,
+        peers=peers,
+        repeats=repeats,
+        resume=resume,
+        tables=tuple(table or ()),
+        contenders=tuple(contender or ()),
+    )
+    return 0
+
+
+def report(
+    root: Annotated[Path | None, Argument(help="A folder of results; the repository's own by default.")] = None,
+    check: Annotated[bool, Option("--check", help="Change nothing; fail if anything is outdated.")] = False,
+) -> int:
+    """Make reports, figures and the tables in the lessons again, from results.json alone.
+
+    Examples:
+
+      gradus report
+      gradus report my-reports
+      gradus report --check
+    """
+    stale = command.report(root, check=check)
+    return int(check and stale > 0)
+
+
+def profile(
+    phase: Annotated[str, Argument(help="A phase of the course, as in p01.")],
+    model: options.Model = options.DEFAULT_MODEL,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    context: Annotated[int, Option(help="Tokens that are there before the decode steps.")] = 256,
+    batch: Annotated[int, Option(help="Sequences at once.")] = 1,
+    out: Out = None,
+) -> int:
+    """Say where a decode step's time goes: kernels, launches, the host. Writes a timeline for Perfetto.
+
+    Examples:
+
+      gradus profile p01
+      gradus profile p03 --batch 8 --context 512 --device cuda
+    """
+    command.profile(phase, model=model, device=device, dtype=dtype, context=context, batch=batch, out=out)
+    return 0
