@@ -9,7 +9,8 @@ EXERCISE = Exercise(
             "Two questions in this order: does somebody have to start, and is there anybody to run? The words you need "
             "are Scheduler's in src/gradus/engine/scheduler.py: waiting, running, start, span.",
             "Start a waiting sequence only while nobody runs. `start` takes it from the queue and gives back the "
-            "admission, which belongs in this step's plan and in no later one. Without anybody to run there is no plan.",
+            "admission, which belongs in this step's plan and in no later one. Without anybody to run there is no "
+            "plan.",
             "admissions = [] · if not self.running and self.waiting: append self.start(slot=0) · if not self.running: "
             "return None · return Plan of [self.span(sequence) for each one running], admissions.",
         ),

@@ -16,10 +16,10 @@ def _answer(output: int) -> Row:
 BENCHMARK = Benchmark(
     question="One request alone: what does the cache bring as the answer, or the prompt, grows longer?",
     prediction=(
-        "With the cache a token costs one row and one reading of the weights, whatever the length; without it, all rows "
-        "so far. So the gain grows with the length, and it shows in the time between tokens, hardly in the time to the "
-        "first: the prompt is computed once either way. On a processor that is quick at arithmetic and slow at launching, "
-        "many rows cost as little as one, and the gain comes late."
+        "With the cache a token costs one row and one reading of the weights, whatever the length; without it, all "
+        "rows so far. So the gain grows with the length, and it shows in the time between tokens, hardly in the time "
+        "to the first: the prompt is computed once either way. On a processor that is quick at arithmetic and slow at "
+        "launching, many rows cost as little as one, and the gain comes late."
     ),
     policy=cached,
     tables=(

@@ -59,13 +59,13 @@ class ContiguousAttention:
         self.start = start
         # Every layer's views at once: cutting them layer by layer would cost 30 layers 0.7 ms a step on a CPU.
         self.new = list(zip(self.keys[:, :, start:end].unbind(), self.values[:, :, start:end].unbind(), strict=True))
-        self.all = list(zip(self.keys[:, :, :end].unbind(), self.values[:, :, :end].unbind(), strict=True))
+        self.seen = list(zip(self.keys[:, :, :end].unbind(), self.values[:, :, :end].unbind(), strict=True))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         new_keys, new_values = self.new[layer]
         new_keys.copy_(k.transpose(0, 1))
         new_values.copy_(v.transpose(0, 1))
-        keys, values = self.all[layer]
+        keys, values = self.seen[layer]
         return attend_causal(
             q,
             keys,

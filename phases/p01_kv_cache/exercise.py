@@ -22,8 +22,8 @@ EXERCISE = Exercise(
             "`attend` will need two views of keys and values in each layer: what to write, and what to read.",
             "The tensors are [layers, Hkv, capacity, Dh]: positions start to end are written, 0 to end are read. Keep "
             "the start too: the causal mask depends on it.",
-            "(start,), (end,) = batch.starts, batch.lengths. self.keys[:, :, start:end] is what this step writes in all "
-            "layers, self.keys[:, :, :end] what it reads; .unbind() cuts both into a view a layer.",
+            "(start,), (end,) = batch.starts, batch.lengths. self.keys[:, :, start:end] is what this step writes in "
+            "all layers, self.keys[:, :, :end] what it reads; .unbind() cuts both into a view a layer.",
         ),
         "ContiguousAttention.attend": (
             "Store first, then attend: a token sees itself.",
@@ -34,5 +34,6 @@ EXERCISE = Exercise(
         ),
     },
     text="Keep every key and value, so that a step computes only the rows that are new. `Contiguous` knows how many "
-    "positions are stored, and never sees a tensor; `ContiguousAttention` has the tensors, and never asks who owns them.",
+    "positions are stored, and never sees a tensor; `ContiguousAttention` has the tensors, and never asks who owns "
+    "them.",
 )

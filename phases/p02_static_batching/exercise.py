@@ -6,8 +6,8 @@ EXERCISE = Exercise(
     file="phases/p02_static_batching/padded.py",
     functions={
         "pad": (
-            "The flat batch has its rows one span after the other; the rectangle has batch_size rows of `width` tokens. "
-            "Where does token i of a span with slot s go? And what else in a batch counts rows?",
+            "The flat batch has its rows one span after the other; the rectangle has batch_size rows of `width` "
+            "tokens. Where does token i of a span with slot s go? And what else in a batch counts rows?",
             "Token i of slot s goes to row s · width + i, `width` being the longest span's count. All other rows are "
             "token 0 at position 0. Whatever points at rows (query_start, logits_rows) points into the rectangle now.",
             "where: that row for each flat row, as a tensor. token_ids = zeros(batch_size · width); "
@@ -15,11 +15,12 @@ EXERCISE = Exercise(
             "query_start = slot · width. The rest of the Batch stays.",
         ),
         "PaddedAttention.prepare": (
-            "The batch is a rectangle: the rows of slot s are s · width to (s + 1) · width - 1. Which of them are real, "
-            "and what may each one see? Everything here is the same for all layers, so it is worked out once.",
-            "The rows of span i are query_start[i] + 0 … counts[i] - 1; all others are padding, which is stored nowhere. "
-            "A row sees its own slot's keys up to its own position, so one comparison of positions with a range of key "
-            "positions makes the mask, [size, width, length]. There is one mask for each window of the configuration.",
+            "The batch is a rectangle: the rows of slot s are s · width to (s + 1) · width - 1. Which of them are "
+            "real, and what may each one see? Everything here is the same for all layers, so it is worked out once.",
+            "The rows of span i are query_start[i] + 0 … counts[i] - 1; all others are padding, which is stored "
+            "nowhere. A row sees its own slot's keys up to its own position, so one comparison of positions with a "
+            "range of key positions makes the mask, [size, width, length]. There is one mask for each window of the "
+            "configuration.",
             "self.real: a tensor of the real rows; self.slots = real // width; self.positions = batch.positions[real]; "
             "queries = batch.positions.view(size, width, 1); keys = torch.arange(max(batch.lengths)); "
             "self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}.",
@@ -28,8 +29,9 @@ EXERCISE = Exercise(
             "The same two acts as in p01: store, then attend. Only the real rows are stored; all rows attend.",
             "self.tensors.store wants the slots and positions of the real rows, and k and v of just these. "
             "self.tensors.seen gives the keys and values of the first `size` slots; q becomes [size, width, Hq, Dh].",
-            "store(layer, self.slots, self.positions, k[self.real], v[self.real]), then attend_masked(q.view(size, width, "
-            "Hq, Dh), keys, values, the mask of this layer's window, scale=…, softcap=…), flattened to [N, Hq, Dh] again.",
+            "store(layer, self.slots, self.positions, k[self.real], v[self.real]), then attend_masked(q.view(size, "
+            "width, Hq, Dh), keys, values, the mask of this layer's window, scale=…, softcap=…), flattened to [N, Hq, "
+            "Dh] again.",
         ),
         "visible": (
             "p01's causal mask, said with positions: who may look at whom, and how far back does a window reach?",
@@ -38,7 +40,7 @@ EXERCISE = Exercise(
             "seen = keys <= queries, and with a window also keys > queries - window. Broadcasting does the rest.",
         ),
     },
-    text="Lay the batch out as a rectangle, attend over all of it at once, and let no padding in: a pad token is stored nowhere, and no real "
-    "query ever sees a key that is not its own sequence's. What a pad row itself sees does not matter, but it must see "
-    "something: a softmax over nothing is NaN.",
+    text="Lay the batch out as a rectangle, attend over all of it at once, and let no padding in: a pad token is "
+    "stored nowhere, and no real query ever sees a key that is not its own sequence's. What a pad row itself sees "
+    "does not matter, but it must see something: a softmax over nothing is NaN.",
 )

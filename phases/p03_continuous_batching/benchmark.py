@@ -25,11 +25,11 @@ def _published(name: str) -> Row:
 BENCHMARK = Benchmark(
     question="Answers of all lengths, and requests that come when they like: what does choosing the batch anew bring?",
     prediction=(
-        "A static batch computes a row for each of its sequences until the longest is done, so with evenly mixed lengths "
-        "nearly half of the decode rows are filler, and whoever comes meanwhile waits for all of it. Chosen anew at every "
-        "step, no row is filler and a newcomer waits one step: more tokens a second when everybody is there from the "
-        "start, and above all an earlier first token when they are not. The price: a newcomer's prompt lengthens that one "
-        "step for everybody, which shows in the slowest gaps between tokens."
+        "A static batch computes a row for each of its sequences until the longest is done, so with evenly mixed "
+        "lengths nearly half of the decode rows are filler, and whoever comes meanwhile waits for all of it. Chosen "
+        "anew at every step, no row is filler and a newcomer waits one step: more tokens a second when everybody is "
+        "there from the start, and above all an earlier first token when they are not. The price: a newcomer's prompt "
+        "lengthens that one step for everybody, which shows in the slowest gaps between tokens."
     ),
     policy=continuous,
     tables=(

@@ -30,7 +30,8 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
 
     def run(phase: str, source: str, **options) -> Verdict:
         info = phases.find(phase)
-        file = tmp_path / exercise_of(info).file_name
+        file = tmp_path / phase / exercise_of(info).file_name
+        file.parent.mkdir(exist_ok=True)
         file.write_text(source, encoding="utf-8")
         return course_check.check(info, file, **options)
 

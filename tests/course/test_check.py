@@ -1,6 +1,7 @@
-"""The check passes the reference, catches the mistakes that each phase invites, and says in a sentence what is wrong."""
+"""The check passes the reference, catches the mistakes that a phase invites, and says in a sentence what is wrong."""
 
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,11 +14,12 @@ from tests.course.conftest import PHASES, ROOT, reference
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-def test_the_reference_passes(checked, phase):
-    verdict = checked(phase, reference(phase))
-    assert verdict.passed, verdict.sentence
-    assert int(verdict.sentence.split("all ")[1].split(" tests")[0]) > 20
+def test_the_references_pass(checked):
+    with ThreadPoolExecutor(2) as pool:
+        verdicts = list(pool.map(lambda phase: checked(phase, reference(phase)), PHASES))
+    for phase, verdict in zip(PHASES, verdicts, strict=True):
+        assert verdict.passed, f"{phase}: {verdict.sentence}"
+        assert int(verdict.sentence.split("all ")[1].split(" tests")[0]) > 20
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -88,11 +90,11 @@ WRONG = {
         "if end > self.capacity:",
         "reserve must say False to a second sequence",
     ),
-    "p02: the mask lets padding in": (
+    "p02: the mask lets a decode see the padding behind a shorter prompt": (
         "p02",
         "seen = keys <= queries",
-        "seen = keys <= queries.amax((0, 1), keepdim=True).expand_as(queries)",
-        "in slots that were used before",
+        "seen = (keys <= queries) | torch.tensor(queries.shape[1] == 1)",
+        "of three requests the short one: after 2 prompt tokens",
     ),
     "p02: padding is stored": (
         "p02",
@@ -181,8 +183,8 @@ def test_a_file_that_never_ends_is_stopped_where_it_hangs(checked):
 
 def test_a_file_that_hangs_beyond_the_reach_of_a_test_is_stopped_too(checked):
     stubborn = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\nwhile True:\n    pass\n"
-    verdict = checked("p01", reference("p01") + stubborn, seconds=0.4)
-    assert verdict.sentence == "the tests had not ended after 4 s"
+    verdict = checked("p01", reference("p01") + stubborn, seconds=0.2)
+    assert verdict.sentence == "the tests had not ended after 2 s"
 
 
 def test_a_file_that_ends_the_process_is_reported(checked):
@@ -207,5 +209,5 @@ def test_a_file_that_cannot_be_read_and_tests_that_are_not_there_are_the_users_t
 def test_the_check_leaves_nothing_behind(checked, tmp_path):
     before = set(ROOT.glob("*"))
     checked("p00", reference("p00").replace("not self.running and ", ""))
-    assert [path.name for path in tmp_path.iterdir()] == ["scheduler.py"]
+    assert [path.name for path in (tmp_path / "p00").iterdir()] == ["scheduler.py"]
     assert set(ROOT.glob("*")) == before

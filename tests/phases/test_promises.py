@@ -176,8 +176,8 @@ def test_nothing_that_lay_in_a_slot_before_changes_a_token(phase):
     engine.runner.attention.tensors.values.fill_(50.0)
     done = run(engine, requests)
     for request in requests:
-        tokens, wanted = (ending[request.id, 0].tokens for ending in (done, run(engine_of("p00"), [request])))
-        assert tokens == wanted, f"{request.id!r} gets {tokens} in slots that were used before, and {wanted} in new ones"
+        tokens, alone = (ending[request.id, 0].tokens for ending in (done, run(engine_of("p00"), [request])))
+        assert tokens == alone, f"in a slot that was used before, {parting(request.prompt, tokens, alone)}"
 
 
 # -- p03: join and leave at any step -----------------------------------------------------------------------------------

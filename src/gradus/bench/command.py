@@ -41,9 +41,7 @@ def bench(
     out = out or Path(OWN_REPORTS)
     settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders)
     with watcher() as watching:
-        files = measure(
-            target, settings, out, watching, lambda: Workbench.open(model, device, dtype, watching.loading)
-        )
+        files = measure(target, settings, out, watching, lambda: Workbench.open(model, device, dtype, watching.loading))
     report(out, say=lambda _: None)
     for file in files:
         say(str(file.with_name("report.md")))
@@ -110,9 +108,10 @@ def profile(
         found = profile_steps(bench, phase, context=context, batch=batch, trace=trace)
     render(found, say)
     if use is not None and use.seconds:
+        busy = sum(use.busy_percent) / len(use.busy_percent)
         say(
-            f"  over {use.seconds[-1]:.1f} s, loading aside: GPU busy {sum(use.busy_percent) / len(use.busy_percent):.0f} % "
-            f"on average, memory up to {max(use.memory_mb):.0f} MB, power up to {max(use.power_w):.0f} W"
+            f"  over {use.seconds[-1]:.1f} s, loading aside: GPU busy {busy:.0f} % on average, "
+            f"memory up to {max(use.memory_mb):.0f} MB, power up to {max(use.power_w):.0f} W"
         )
     say(f"timeline: {trace} (open it in https://ui.perfetto.dev)")
     return trace

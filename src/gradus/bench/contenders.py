@@ -1,4 +1,4 @@
-"""A model on a device, and every contender that can be had for it: the phases, and the peers where they are installed."""
+"""A model on a device, and every contender that can be had for it: the phases, and the peers that are installed."""
 
 import gc
 from collections.abc import Iterator, Sequence

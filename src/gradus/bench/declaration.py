@@ -1,4 +1,4 @@
-"""What a phase's `benchmark.py` says: the question, the tables that answer it, and, in prose, why they say what they say.
+"""What a phase's `benchmark.py` says: the question, the tables that answer it, and in prose why they say what they say.
 
 A table has rows (workloads) and contenders; every contender runs every row. Prose may quote a measured number only as a
 field, as in `{output-length/200/p01/output_tok_s}`: it is filled in from results.json, so no number can outlive its
@@ -82,7 +82,7 @@ class Benchmark:
     """question: what is asked. prediction: what to expect and from which reasoning, before anything was measured.
 
     policy: how the phase schedules, for its prediction. profile: the context at which a decode step is taken apart, for
-    each of these contenders. accounts: by hardware ("cpu", "h200"). rungs: the same for the phase's place on the ladder.
+    each of these contenders. accounts: by hardware ("cpu", "h200"). rungs: the same, of its place on the ladder.
     """
 
     question: str

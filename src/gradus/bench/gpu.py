@@ -34,7 +34,7 @@ def _bus_id(index: int) -> bytes:
     """CUDA may hide and reorder GPUs; the bus address is the same for both."""
     import torch
 
-    found = torch.cuda.get_device_properties(index)
+    found: Any = torch.cuda.get_device_properties(index)
     return f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0".encode()
 
 

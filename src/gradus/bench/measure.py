@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -59,9 +60,9 @@ class Run:
         until the last token. seconds: from the first arrival to the last token.
         """
         requests = list(zip(self.arrivals, self.token_times, strict=True))
-        gaps = [later - earlier for times in self.token_times for earlier, later in zip(times, times[1:], strict=False)]
+        gaps = [later - earlier for times in self.token_times for earlier, later in pairwise(times)]
         tpots = [_mean_gap(times) for times in self.token_times if len(times) > 1]
-        sample = {
+        sample: dict[str, Any] = {
             "seconds": significant(max(times[-1] for times in self.token_times) - min(a.at for a in self.arrivals), 5),
             "completed": len(requests),
             "output_tokens": sum(len(times) for times in self.token_times),

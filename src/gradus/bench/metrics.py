@@ -45,7 +45,10 @@ def _padding(sample: Sample) -> float | None:
 
 METRICS: dict[str, Metric] = {
     "output_tok_s": Metric(
-        "tok/s", _rate("output_tokens"), True, floor=lambda prediction: prediction["output_tokens"] / prediction["seconds"]
+        "tok/s",
+        _rate("output_tokens"),
+        True,
+        floor=lambda prediction: prediction["output_tokens"] / prediction["seconds"],
     ),
     "seconds": Metric("seconds", _scaled("seconds", 1), floor=lambda prediction: prediction["seconds"]),
     "ttft_ms": Metric("TTFT ms", _quantile("ttft_ms", "p50"), floor=lambda prediction: 1e3 * prediction["ttft_p50"]),

@@ -127,8 +127,8 @@ class Transformers:
         return results
 
 
-def _pool(tokens: int, batch: int) -> dict[str, int]:
-    """Room for all sequences at once, in pages: given, so that it is not taken from whatever memory happens to be free."""
+def _pool(tokens: int, batch: int) -> dict[str, Any]:
+    """Room for all sequences at once, in pages: given, so that it does not depend on what memory happens to be free."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     page = 256

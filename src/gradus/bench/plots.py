@@ -40,10 +40,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """kind: "lines" over an axis, or "bars", one a series. labels: what to write at the x of each row."""
+    """kind: "lines" over an axis, or "levels", one value a series. labels: what to write at the x of each row."""
 
     kind: str
     title: str
+    subtitle: str
     x_label: str
     y_label: str
     series: tuple[Series, ...]
@@ -67,7 +68,7 @@ def draw(picture: Picture) -> str:
     """The picture as SVG text; the same picture gives the same text."""
     import matplotlib
 
-    style = {
+    style: Any = {
         "svg.hashsalt": "gradus",
         "svg.fonttype": "none",  # text stays text: small files, and the reader's own font
         "font.family": "sans-serif",
@@ -91,12 +92,13 @@ def draw(picture: Picture) -> str:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
-        bars = picture.kind == "bars"
-        figure = Figure(figsize=(8, 1.2 + 0.5 * len(picture.series) if bars else 4.6), layout="constrained")
+        levels = picture.kind == "levels"
+        figure = Figure(figsize=(8, 1.5 + 0.5 * len(picture.series) if levels else 4.8), layout="constrained")
         FigureCanvasSVG(figure)
+        figure.suptitle(picture.title, x=0.01, ha="left", fontsize=15)
         axes = figure.add_subplot()
-        (_draw_bars if bars else _draw_lines)(axes, picture)
-        axes.set_title(picture.title, loc="left", fontsize=14)
+        axes.set_title(picture.subtitle, loc="left", fontsize=11)
+        (_draw_levels if levels else _draw_lines)(axes, picture)
         return _svg(figure, picture)
 
 
@@ -119,42 +121,42 @@ def _draw_lines(axes: "Axes", picture: Picture) -> None:
             marker=MARKERS[index % len(MARKERS)], linestyle=DASHES[index % len(DASHES)],
         )  # fmt: skip
         points = [(x, y) for x, y in zip(series.x, series.floor, strict=False) if y is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=color, linewidth=1, alpha=0.7, linestyle=":")
+        if points and picture.scale == "log":  # on a linear axis a far floor would press everything else flat
+            axes.plot(*zip(*points, strict=True), color=color, linewidth=1.4, linestyle=":", marker="_")
     if picture.scale == "log":
         axes.set_xscale("log")
         axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xticks([x for x, _ in picture.labels], [label for _, label in picture.labels])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
-    axes.legend(title="thin dots: the floor" if any(series.floor for series in picture.series) else None)
-    legend = axes.get_legend()
-    if legend is not None:
-        legend.get_title().set_fontsize(11)
+    axes.legend(fontsize=12)
 
 
-def _draw_bars(axes: "Axes", picture: Picture) -> None:
-    """One bar a series, the first on top, its value beside it; a thin line marks the floor."""
+def _draw_levels(axes: "Axes", picture: Picture) -> None:
+    """A mark a series, the first on top, its value beside it. On a log axis a thin line leads from it to its floor."""
     for place, series in enumerate(picture.series):
-        value = series.y[0]
-        axes.barh(place, value, height=0.62, color=COLORS[place % len(COLORS)])
-        axes.plot([series.low[0], series.high[0]], [place, place], color=GREY, linewidth=2)
+        value, color = series.y[0], COLORS[place % len(COLORS)]
         floor = series.floor[0] if series.floor else None
-        if floor is not None:
-            axes.plot([floor, floor], [place - 0.38, place + 0.38], color=GREY, linewidth=2.5)
-        axes.annotate(_plain(value, 0), (max(value, series.high[0]), place), xytext=(6, 0), textcoords="offset points",
-                      va="center", fontsize=12)  # fmt: skip
+        if picture.scale == "linear":
+            axes.barh(place, value, height=0.6, color=color)
+        elif floor is not None:
+            axes.plot([value, floor], [place, place], color=GREY, linewidth=1)
+            axes.plot([floor, floor], [place - 0.25, place + 0.25], color=GREY, linewidth=2.5)
+        axes.plot([series.low[0], series.high[0]], [place, place], color=color, linewidth=4)
+        axes.plot(value, place, color=color, marker=MARKERS[place % len(MARKERS)], markersize=11)
+        axes.annotate(_plain(value, 0), (value, place), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=11)
     axes.set_yticks(range(len(picture.series)), [series.name for series in picture.series])
-    axes.invert_yaxis()
+    axes.set_ylim(len(picture.series) - 0.4, -0.7)  # the first on top
     axes.grid(visible=False, axis="y")
     if picture.scale == "log":
         axes.set_xscale("log")
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(_plain)
-    axes.margins(x=0.15)
-    axes.set_xlabel(picture.x_label + (" (upright line: the floor)" if any(s.floor for s in picture.series) else ""))
+    axes.set_xlabel(picture.x_label)
 
 
 def _plain(value: float, _: object) -> str:

@@ -8,6 +8,7 @@ No torch here.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from gradus.bench.roofline import Cost, Machine, SpanShape, Widths, step_cost
 from gradus.bench.statistics import percentile
@@ -75,7 +76,7 @@ def static(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
     waiting = deque(enumerate(jobs))
     while waiting:
         clock.wait_until(waiting[0][1].at)
-        group = []
+        group: list[tuple[int, Job]] = []
         while waiting and len(group) < batch and waiting[0][1].at <= clock.now:
             group.append(waiting.popleft())
         width = max(job.prompt for _, job in group)
@@ -125,7 +126,7 @@ def predict(
     clock = Clock(config, widths, machine, times=[[] for _ in workload.jobs])
     policy(workload.jobs, clock, batch)
     runs = list(zip(workload.jobs, clock.times, strict=True))
-    gaps = [later - earlier for times in clock.times for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for times in clock.times for earlier, later in pairwise(times)]
     return Prediction(
         seconds=clock.now,
         output_tokens=workload.output_tokens,

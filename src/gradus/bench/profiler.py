@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gradus.bench.contenders import Workbench
@@ -33,7 +32,7 @@ class StepProfile:
 
     context, batch: tokens already there, and sequences. step_ms: unprofiled, on the host's clock. device_ms: the sum
     of all kernels (on a GPU; on a CPU of all operations' own time). kernels: launched in a step (on a CPU: operations).
-    top: (name, share of device_ms in percent, how often in a step), the longest first. prefill_ms: the step of the prompt.
+    top: (name, percent of device_ms, how often in a step), the longest first. prefill_ms: the step of the prompt.
     """
 
     contender: str
@@ -89,7 +88,7 @@ class Steps:
 def profile_steps(
     bench: Workbench, contender: str, *, context: int = 256, batch: int = 1, trace: Path | None = None
 ) -> StepProfile:
-    """Take `STEPS` decode steps of a phase apart. trace: also write a timeline there, for chrome://tracing or Perfetto."""
+    """Take `STEPS` decode steps of a phase apart. trace: where to write a timeline for chrome://tracing or Perfetto."""
     workload = burst(batch, context, LONGEST_RUN)
     Steps.prepare(bench, contender, workload).timed(4)  # warm: this context's prefill and decode have been seen
     steps = Steps.prepare(bench, contender, workload)
@@ -128,7 +127,7 @@ def _spent(recorded: profile, device: torch.device) -> tuple[Counter[str], Count
     count: Counter[str] = Counter()
     on_gpu = device.type == "cuda"
     for event in recorded.key_averages():
-        if on_gpu and event.device_type != DeviceType.CUDA:
+        if on_gpu and not str(event.device_type).endswith("CUDA"):
             continue
         own = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         if own > 0:

@@ -64,9 +64,9 @@ def _value(parts: list[str], run: Run, benchmark: Benchmark) -> str | None:
     if cell is None or entry is None:
         return None
     if metric in ("predicted", "times_floor", "speedup"):
-        number = {"predicted": predicted, "times_floor": times_floor}.get(metric, lambda e, t: speedup(e, cell, run, t))(
-            entry, table
-        )
+        number = {"predicted": predicted, "times_floor": times_floor}.get(
+            metric, lambda e, t: speedup(e, cell, run, t)
+        )(entry, table)
         return None if number is None else shown(number)
     found = spread(entry.samples, metric)
     return None if found is None else shown(found.median, metric)

@@ -60,9 +60,13 @@ def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
     """Every page whose tables do not match the results under `root`."""
     for page in pages:
         text = _read(page)
-        fresh = BLOCK.sub(lambda match: match[1] + block(match[2], root, page) + match[3], text)
+        fresh = _refilled(text, root, page)
         if fresh != text:
             yield Outdated(page, fresh)
+
+
+def _refilled(text: str, root: Path, page: Path) -> str:
+    return BLOCK.sub(lambda match: match[1] + block(match[2], root, page) + match[3], text)
 
 
 def pages(repository: Path) -> list[Path]:
@@ -103,9 +107,10 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
 
 
 HOW_TO_READ = (
-    "Medians of the repeats, with the smallest and the largest in brackets where they differ. *Floor* is the prediction: "
-    "the roofline's best time for this schedule, this model and this machine's measured bandwidth and arithmetic rate. "
-    "*× floor* is how many times as long it really took. TTFT: time to the first token; ITL: time between two tokens."
+    "Medians of the repeats, with the smallest and the largest in brackets where they differ. *Floor* is the "
+    "prediction: the roofline's best for this schedule, this model, and this machine's measured bandwidth and "
+    "arithmetic rate. *× floor* is how many times as long it really took. TTFT: time to the first token; ITL: time "
+    "between two tokens."
 )
 
 
@@ -171,7 +176,14 @@ def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
     name = declaration.title_of(entry.contender)
     measured = spread(entry.samples, table.metric)
     if measured is None:
-        return [name, "–", *([""] if table.against else []), _or_blank(predicted(entry, table)), "", *[""] * len(table.columns)]
+        return [
+            name,
+            "–",
+            *([""] if table.against else []),
+            _or_blank(predicted(entry, table)),
+            "",
+            *[""] * len(table.columns),
+        ]
     middle, low, high = (shown(value, table.metric) for value in (measured.median, measured.low, measured.high))
     row = [name, middle if low == high else f"{middle} ({low}–{high})"]
     if table.against:
@@ -236,11 +248,13 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
     metric = METRICS[table.metric]
     contenders = [entry.contender for entry in cells[0].entries]
     drawn = [(name, _series(name, cells, table)) for name in contenders]
-    title = f"{table.title}: {run.title}, {hardware_title(found.hardware)}"
+    floors = any(floor is not None for _, series in drawn for floor in series.floor) and table.scale == "log"
     one = len(cells) == 1
+    mark = ("upright line" if one else "dotted") + ": the floor"
     return Picture(
-        kind="bars" if one else "lines",
-        title=title,
+        kind="levels" if one else "lines",
+        title=table.title,
+        subtitle=f"{run.title}, {hardware_title(found.hardware)}" + (f" ({mark})" if floors else ""),
         x_label=metric.heading if one else table.axis,
         y_label="" if one else metric.heading,
         series=tuple(series for _, series in drawn if series.y),
@@ -269,7 +283,9 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if name not in declaration.names():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(name=name)
-        raise ConfigError(f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(declaration.names())}")
+        raise ConfigError(
+            f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(declaration.names())}"
+        )
     benchmark = declaration.load(name)
     if only and only not in {table.name for table in benchmark.tables}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")

@@ -119,7 +119,9 @@ def read(file: Path) -> Results:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         if raw["schema"] != SCHEMA:
-            raise ConfigError(f"{file}: results of schema {raw['schema']!r}, this version reads {SCHEMA}: measure again")
+            raise ConfigError(
+                f"{file}: results of schema {raw['schema']!r}, this version reads {SCHEMA}: measure again"
+            )
         runs = [_run(run) for run in raw["runs"]]
         return Results(raw["hardware"], raw["benchmark"], runs)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -130,7 +132,9 @@ def write(file: Path, results: Results) -> None:
     """All or nothing, and never more than the limit: raises ConfigError for results that would be larger."""
     text = dumps(results)
     if len(text.encode()) > MAX_BYTES:
-        raise ConfigError(f"{file}: {len(text.encode())} bytes, the limit is {MAX_BYTES}: fewer rows, models or repeats")
+        raise ConfigError(
+            f"{file}: {len(text.encode())} bytes, the limit is {MAX_BYTES}: fewer rows, models or repeats"
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(text, encoding="utf-8")

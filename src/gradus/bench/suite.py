@@ -27,6 +27,7 @@ REPEATS, REPEATS_IF_SLOW = 5, 3
 SLOW = 10.0  # seconds: when the slowest contender's floor is above this, the cell is slow
 LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
 QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 32, 8, 2
+QUICK_SECONDS = 0.5  # until the last arrival
 CPU_BATCH_WARM_UP = 8  # output tokens
 
 
@@ -151,7 +152,7 @@ class Suite:
     def _workload(self, row: Row) -> Workload | None:
         workload = row.on(self.bench.device.type)
         if workload is not None and self.settings.quick:
-            return workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT)
+            return workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
         return workload
 
     def _contenders(self, table: Table) -> list[str]:
@@ -198,11 +199,11 @@ class Suite:
         return self.settings.repeats or usual
 
     def _warm_up(self, workload: Workload, floor: float) -> Workload:
-        """The whole workload, so that every shape has been seen; where that takes too long, its prompts and a few tokens.
+        """The whole workload, so that every shape has been seen; where it takes too long, its prompts and a few tokens.
 
         On a GPU a shape's first use may load or choose a kernel. On a CPU it does not, so there it may be cut short.
         """
-        at_once = workload.at_once()
+        at_once = workload.within(0.0)
         if self.bench.device.type == "cuda" or floor <= LONGEST_WARM_UP:
             return at_once
         return at_once.shrunk(len(workload.jobs), workload.longest, CPU_BATCH_WARM_UP)

@@ -29,6 +29,10 @@ class Job:
     output: int
     shared: int = 0
 
+    def cut(self, prompt: int, output: int) -> "Job":
+        """At most so many tokens in and out."""
+        return Job(self.at, min(self.prompt, prompt), min(self.output, output), min(self.shared, prompt - 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -75,7 +79,7 @@ class Workload:
         """
         if context_length is not None and self.longest > context_length:
             raise ConfigError(
-                f"workload {self.name!r} has sequences of {self.longest} tokens, the model's context is {context_length}"
+                f"workload {self.name!r} has sequences of {self.longest} tokens, the context is {context_length}"
             )
         common = Random(f"{self.seed} shared")
         prefix = _draw(common, max((job.shared for job in self.jobs), default=0), vocab_size)
@@ -87,15 +91,12 @@ class Workload:
 
     def shrunk(self, jobs: int, prompt: int, output: int) -> "Workload":
         """The first few jobs, cut to these lengths: to warm up, or for a quick look."""
-        kept = (
-            replace(job, prompt=min(job.prompt, prompt), output=min(job.output, output), shared=min(job.shared, prompt - 1))
-            for job in self.jobs[:jobs]
-        )
-        return replace(self, jobs=tuple(kept))
+        return replace(self, jobs=tuple(job.cut(prompt, output) for job in self.jobs[:jobs]))
 
-    def at_once(self) -> "Workload":
-        """The same jobs, all there from the start: for contenders that know no arrivals."""
-        return replace(self, jobs=tuple(replace(job, at=0.0) for job in self.jobs))
+    def within(self, seconds: float) -> "Workload":
+        """The same jobs, arriving faster if need be: the last one after at most so many seconds."""
+        pace = min(1.0, seconds / self.last_arrival) if self.last_arrival else 1.0
+        return replace(self, jobs=tuple(replace(job, at=job.at * pace) for job in self.jobs))
 
     def digest(self) -> str:
         """Changes when anything about the workload does; equal digests mean equal work."""
@@ -154,7 +155,7 @@ def long_prompts(
     """Steady decodes, into which a long prompt falls every so many seconds: what does it do to the others' tokens?"""
     decodes = [Job(0.0, 32, steady_output) for _ in range(steady)]
     intruders = [Job((i + 1) * every, prompt, output) for i in range(injected)]
-    what = f"{steady} steady decodes of {steady_output} tokens, {injected} prompts of {prompt} tokens, one every {every:g} s"
+    what = f"{steady} steady decodes of {steady_output} tokens, {injected} prompts of {prompt}, one every {every:g} s"
     return Workload("long prompts", what, tuple(decodes + intruders), seed)
 
 
@@ -178,7 +179,9 @@ def mixed_poisson(count: int, rate: float, long_share: float, seed: int = SEED) 
         Job(at, _length(draw, (512, 1024) if heavy else (32, 128)), 64)
         for at, heavy in zip(_poisson_times(clock, count, rate), is_long, strict=True)
     )
-    return Workload("long and short", f"{count} requests at {rate:g}/s, {long_share:.0%} long prompts, 64 out", jobs, seed)
+    return Workload(
+        "long and short", f"{count} requests at {rate:g}/s, {long_share:.0%} long prompts, 64 out", jobs, seed
+    )
 
 
 PUBLISHED: dict[str, Callable[[], Workload]] = {

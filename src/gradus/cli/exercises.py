@@ -67,7 +67,7 @@ def check(
     task = exercise_of(info)
     file = impl or FOLDER / info.name / task.file_name
     if impl is None and not file.exists():
-        raise ConfigError(f"{file} is not there: start with `gradus exercise {info.name}`, or name your file with --impl")
+        raise ConfigError(f"{file} is not there: start with `gradus exercise {info.name}`, or name yours with --impl")
     verdict = course_check.check(info, file)
     print(f"{info.name}: {verdict.sentence}")
     if not verdict.passed:

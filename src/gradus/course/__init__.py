@@ -1,5 +1,7 @@
 """The course's tools: exercises cut out of the reference and checked by its tests, and views of a phase. No torch here.
 
+Modules:
+
     exercise.py    what a phase asks the student to write
     skeleton.py    the reference with those functions' bodies cut out
     check.py       the phase's own tests against the student's file, and one sentence about what is wrong

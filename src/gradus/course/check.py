@@ -96,7 +96,8 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
                 command, cwd=repository(phase), env=_environment(), capture_output=True, text=True, timeout=10 * seconds
             )
         except subprocess.TimeoutExpired:
-            return Verdict(False, f"the tests had not ended after {10 * seconds:g} s", suspects=tuple(exercise.functions))
+            late = f"the tests had not ended after {10 * seconds:g} s"
+            return Verdict(False, late, suspects=tuple(exercise.functions))
         if not facts.is_file():
             return _ended_early(done, file, exercise)
         return _verdict(json.loads(facts.read_text(encoding="utf-8")), file, exercise)

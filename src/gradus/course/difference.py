@@ -42,8 +42,9 @@ def parts(phase: PhaseInfo) -> dict[str, type]:
     module = phases.load(phase.name)
     tree = ast.parse((phase.path / "engine.py").read_text(encoding="utf-8"))
     (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build")
-    called = {node.func.id for node in ast.walk(build) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    classes = [part for name in called if isinstance(part := getattr(module, name, None), type)]
+    called = [node.func for node in ast.walk(build) if isinstance(node, ast.Call)]
+    names = {function.id for function in called if isinstance(function, ast.Name)}
+    classes = [part for name in names if isinstance(part := getattr(module, name, None), type)]
     return {role: part for method, role in ROLES.items() for part in classes if hasattr(part, method)}
 
 

@@ -17,7 +17,7 @@ from gradus.phases import PhaseInfo
 
 WIDTH = 120
 
-MAIN = '''
+MAIN = """
 if __name__ == "__main__":  # the phase at work on a tiny random model: token ids in, token ids out
     from gradus.engine.request import ModelLimits, Request, SamplingParams
     from gradus.models import SHAPES, create_model, randomize
@@ -31,7 +31,7 @@ if __name__ == "__main__":  # the phase at work on a tiny random model: token id
     while engine.has_work:
         for output in engine.step():
             print(output.request_id, output.tokens, output.finish_reason or "")
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _take_apart(path: str, source: str) -> Module:
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
                 _define(module, name, node, lines)
             case _:
-                raise ConfigError(f"{path}, line {node.lineno}: only imports, assignments, functions and classes flatten")
+                raise ConfigError(f"{path}, line {node.lineno}: only imports, assignments, functions, classes")
     return module
 
 
@@ -168,7 +168,8 @@ def _import_lines(imports: Iterable[Import]) -> Iterator[str]:
             groups[_group(imported.module)].append(f"import {imported.module}{alias}")
     for module, members in names.items():
         line = f"from {module} import {', '.join(members)}"
-        groups[_group(module)].append(line if len(line) <= WIDTH else f"from {module} import (\n    " + ",\n    ".join(members) + ",\n)")
+        wrapped = f"from {module} import (\n    " + ",\n    ".join(members) + ",\n)"
+        groups[_group(module)].append(line if len(line) <= WIDTH else wrapped)
     for group in sorted(groups):
         yield from groups[group]
         yield ""

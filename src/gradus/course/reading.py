@@ -18,7 +18,7 @@ def reading(phase: PhaseInfo) -> Iterator[tuple[str, str]]:
 
 
 def reading_order(phase: PhaseInfo) -> list[str]:
-    """The files that the numbered items name before their first colon: "1. `src/…/gpt2.py`, then `llama.py`: why".
+    """The files that the numbered items name before a colon: "1. `src/…/gpt2.py`, then `llama.py`: why; `…`: why".
 
     A bare name is a neighbor of the file before it. Raises ConfigError if the lesson lists none, or one that is not
     there.
@@ -27,10 +27,10 @@ def reading_order(phase: PhaseInfo) -> list[str]:
     section = re.search(r"^## Read the code$(.*?)(?=^## |\Z)", lesson, re.MULTILINE | re.DOTALL)
     order: list[str] = []
     for item in ITEM.findall(section[1] if section else ""):
-        head = item.split(": ", 1)[0]
-        for name in re.findall(r"`([\w./]+\.py)`", head):
+        heads = " ".join(clause.split(": ", 1)[0] for clause in item.split(";"))
+        for name in re.findall(r"`([\w./]+\.py)`", heads):
             order.append(name if "/" in name or not order else str(Path(order[-1]).parent / name))
     lost = [path for path in order if not (repository(phase) / path).is_file()]
     if not order or lost:
         raise ConfigError(f'{phase.name}: "Read the code" in its lesson names {lost[0] if lost else "no file"}')
-    return order
+    return list(dict.fromkeys(order))

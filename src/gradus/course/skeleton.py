@@ -8,6 +8,7 @@ reference.
 import ast
 from collections.abc import Iterable, Iterator
 
+
 def cut(source: str, names: Iterable[str], phase: str) -> str:
     """The source, the bodies of the functions called `names` replaced by a NotImplementedError that names them.
 

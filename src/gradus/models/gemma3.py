@@ -84,7 +84,7 @@ class Block(nn.Module):
         return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
 
     def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
+        heads = self.qkv(x).to(x.dtype).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
         q, k, v = heads.split_with_sizes(self.sections, dim=1)
         q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
         out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]

@@ -61,7 +61,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def attend(self, x: Tensor, attention: Attention) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], 3, self.num_heads, -1)  # [N, 3, H, Dh]
+        heads = self.qkv(x).to(x.dtype).view(x.shape[0], 3, self.num_heads, -1)  # [N, 3, H, Dh]
         q, k, v = heads.unbind(1)  # [N, H, Dh] each
         out = attention.attend(self.index, q, k, v)  # [N, H, Dh]
         return self.output(out.flatten(1))  # the heads side by side again: [N, D]

@@ -31,8 +31,8 @@ class Linear(nn.Module):
     One large product is faster than three small ones, and at one row a step it is read from memory in one stream.
 
     To store weights in another way (narrower, packed, sharded), subclass: override `assign`, which receives them, and
-    `forward`, which takes and returns the activations' dtype. `dtype` is the activations' dtype; what the weights are
-    kept in is the subclass's business. No model file changes, and none assumes that `weight` has x's dtype.
+    `forward`. `dtype` is the activations' dtype; what the weights are kept in is the subclass's business, and it may
+    answer in a narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype.
     """
 
     weight: Tensor  # [sum(out_features), in_features]

@@ -65,7 +65,7 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
     def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
+        heads = self.qkv(x).to(x.dtype).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
         qk, v = heads.split_with_sizes((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = rotate(qk, rotation).split_with_sizes(
             (self.num_heads, self.num_kv_heads), dim=1

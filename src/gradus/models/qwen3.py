@@ -31,7 +31,7 @@ class Block(llama.Block):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, device)
 
     def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
+        heads = self.qkv(x).to(x.dtype).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
         q, k, v = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)  # each head on its own
         out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
