@@ -8,7 +8,7 @@ when they could be sent to a user; a step's only wait for the device is in its c
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -218,19 +218,39 @@ class Trial:
     samples: list[dict[str, Any]] = field(default_factory=list)
     failed: str | None = None
     peak_bytes: int | None = None
+    warm_up_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How often a cell is run: `usual`, or `if_slow` where its slowest contender takes more than `slow_s` seconds.
+
+    floor_s: what the slowest takes at least; beside it counts how long its warm-up took.
+    """
+
+    usual: int = 5
+    if_slow: int = 3
+    slow_s: float = 4.0
+    floor_s: float = 0.0
+
+    def count(self, ready: Sequence[Trial]) -> int:
+        if not ready:
+            return 0
+        slowest = max(self.floor_s, *(trial.warm_up_s for trial in ready))
+        return self.if_slow if slowest > self.slow_s else self.usual
 
 
 def compare(
     contenders: Sequence[Contender],
     arrivals: Sequence[Arrival],
     warm_up: Sequence[Arrival],
-    repeats: int,
+    repeats: Repeats,
     free_bytes: int,
     *,
     goal: Goal | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> list[Trial]:
-    """Run every contender `repeats` times, so that whatever drifts (heat, neighbors) drifts for all alike.
+    """Run every contender several times, so that whatever drifts (heat, neighbors) drifts for all alike.
 
     Each is built once, warms up with `warm_up` outside the clock, and then they take turns: A B C, B C A, C A B. Where
     they do not fit into memory side by side, they run in blocks, and the first half of each one's repeats is apart
@@ -240,15 +260,16 @@ def compare(
     trials = [Trial(contender) for contender in contenders]
     if sum(contender.needed_bytes for contender in contenders) <= free_bytes:
         with _built(trials, warm_up, done) as ready:
-            for repeat in range(repeats):
+            for repeat in range(repeats.count(ready)):
                 turn = repeat % max(1, len(ready))
                 for trial in ready[turn:] + ready[:turn]:
                     _measure(trial, arrivals, goal, done)
         return trials
-    for share in (repeats - repeats // 2, repeats // 2):
+    for first_half in (True, False):
         for trial in trials:
             with _built([trial], warm_up, done) as ready:
-                for _ in range(share if ready else 0):
+                whole = repeats.count(ready)
+                for _ in range(whole - whole // 2 if first_half else whole // 2):
                     _measure(trial, arrivals, goal, done)
     return trials
 
@@ -261,7 +282,9 @@ def _built(trials: Sequence[Trial], warm_up: Sequence[Arrival], done: Callable[[
             if trial.failed is None:
                 with _catching(trial):
                     trial.contender.build()
+                    start = time.perf_counter()
                     trial.peak_bytes = trial.contender.run(warm_up, watch_memory=True).peak_bytes
+                    trial.warm_up_s = time.perf_counter() - start
                 done()
         yield [trial for trial in trials if trial.failed is None]
     finally:
@@ -286,8 +309,3 @@ def _catching(trial: Trial) -> Iterator[None]:
     except Exception as error:
         trial.failed = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         trial.samples.clear()
-
-
-def total_runs(contenders: Iterable[object], repeats: int) -> int:
-    """How many times `compare` will call `done` when all goes well and all fit into memory."""
-    return len(list(contenders)) * (repeats + 1)

@@ -95,9 +95,8 @@ def draw(picture: Picture) -> str:
         levels = picture.kind == "levels"
         figure = Figure(figsize=(8, 1.5 + 0.5 * len(picture.series) if levels else 4.8), layout="constrained")
         FigureCanvasSVG(figure)
-        figure.suptitle(picture.title, x=0.01, ha="left", fontsize=15)
+        figure.suptitle(f"{picture.title}\n{picture.subtitle}", x=0.01, ha="left", fontsize=13)
         axes = figure.add_subplot()
-        axes.set_title(picture.subtitle, loc="left", fontsize=11)
         (_draw_levels if levels else _draw_lines)(axes, picture)
         return _svg(figure, picture)
 
@@ -148,7 +147,9 @@ def _draw_levels(axes: "Axes", picture: Picture) -> None:
             axes.plot([floor, floor], [place - 0.25, place + 0.25], color=GREY, linewidth=2.5)
         axes.plot([series.low[0], series.high[0]], [place, place], color=color, linewidth=4)
         axes.plot(value, place, color=color, marker=MARKERS[place % len(MARKERS)], markersize=11)
-        axes.annotate(_plain(value, 0), (value, place), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=11)
+        axes.annotate(
+            _plain(value, 0), (value, place), xytext=(0, 9), textcoords="offset points", ha="center", fontsize=11
+        )
     axes.set_yticks(range(len(picture.series)), [series.name for series in picture.series])
     axes.set_ylim(len(picture.series) - 0.4, -0.7)  # the first on top
     axes.grid(visible=False, axis="y")

@@ -94,6 +94,8 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
     parts.append(HOW_TO_READ)
     for run in found.runs:
         parts.append(f"## {run.title}")
+        if run.settings["quick"]:
+            parts.append(QUICK)
         for table in benchmark.tables:
             if run.of(table.name):
                 parts += [f"### {table.title}", table_of(run, table)]
@@ -107,10 +109,16 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
 
 
 HOW_TO_READ = (
-    "Medians of the repeats, with the smallest and the largest in brackets where they differ. *Floor* is the "
-    "prediction: the roofline's best for this schedule, this model, and this machine's measured bandwidth and "
-    "arithmetic rate. *× floor* is how many times as long it really took. TTFT: time to the first token; ITL: time "
-    "between two tokens."
+    "Medians of the repeats, with the smallest and the largest in brackets where they differ. *Predicted* is the "
+    "roofline's best for this schedule and this model, at the bandwidth and the arithmetic rate that were measured on "
+    "this machine; *ratio* is how many times as long it really took. TTFT: time to the first token; ITL: time between "
+    "two tokens."
+)
+
+
+QUICK = (
+    "**A quick look, not to be quoted.** Requests are few and cut to a few tokens, so a row's name says what would be "
+    "run, not what was."
 )
 
 
@@ -156,7 +164,7 @@ def table_of(run: Run, table: Table) -> str:
     alone = len(cells) == 1
     header = [*([] if alone else [table.axis]), "", metric.heading]
     header += ["speed-up"] if table.against else []
-    header += ["floor", "× floor", *(METRICS[column].heading for column in table.columns)]
+    header += ["predicted", "ratio", *(METRICS[column].heading for column in table.columns)]
     rows = [
         [*([] if alone else [cell.row if entry is cell.entries[0] else ""]), *_row(entry, cell, run, table)]
         for cell in cells
@@ -250,7 +258,7 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
     drawn = [(name, _series(name, cells, table)) for name in contenders]
     floors = any(floor is not None for _, series in drawn for floor in series.floor) and table.scale == "log"
     one = len(cells) == 1
-    mark = ("upright line" if one else "dotted") + ": the floor"
+    mark = ("upright line" if one else "dotted") + ": predicted"
     return Picture(
         kind="levels" if one else "lines",
         title=table.title,

@@ -14,7 +14,7 @@ from gradus.bench.contenders import Workbench
 from gradus.bench.declaration import Benchmark, Row, Table
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
-from gradus.bench.measure import compare, total_runs
+from gradus.bench.measure import Repeats, compare
 from gradus.bench.metrics import prediction_json
 from gradus.bench.prediction import predict
 from gradus.bench.profiler import profile_steps
@@ -23,8 +23,6 @@ from gradus.bench.roofline import Machine
 from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
 
-REPEATS, REPEATS_IF_SLOW = 5, 3
-SLOW = 10.0  # seconds: when the slowest contender's floor is above this, the cell is slow
 LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
 QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 32, 8, 2
 QUICK_SECONDS = 0.5  # until the last arrival
@@ -112,6 +110,7 @@ class Suite:
                 "cuDNN attention": "off",
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": self.bench.precision.reason,
+                "peers' weights": str(self.bench.model.dtype).removeprefix("torch."),
             },
         )
         before = all_runs.run(*fresh.key)
@@ -172,7 +171,7 @@ class Suite:
         slowest = max(floors, default=0.0)
         repeats = self._repeats(slowest)
         contenders = [self.bench.contender(entry.contender, workload.longest, cell.batch) for entry in cell.entries]
-        self.watcher.cell(f"{table.title}: {cell.row}", total_runs(contenders, repeats))
+        self.watcher.cell(f"{table.title}: {cell.row}", len(contenders) * (repeats.usual + 1))
         trials = compare(
             contenders,
             arrivals=workload.arrivals(config.vocab_size, config.context_length),
@@ -194,9 +193,9 @@ class Suite:
         widths = self.bench.widths
         return prediction_json(predict(policy, workload, self.bench.model.config, widths, self.machine, batch))
 
-    def _repeats(self, floor: float) -> int:
-        usual = QUICK_REPEATS if self.settings.quick else REPEATS_IF_SLOW if floor > SLOW else REPEATS
-        return self.settings.repeats or usual
+    def _repeats(self, floor: float) -> Repeats:
+        fixed = self.settings.repeats or (QUICK_REPEATS if self.settings.quick else None)
+        return Repeats(fixed, fixed) if fixed else Repeats(floor_s=floor)
 
     def _warm_up(self, workload: Workload, floor: float) -> Workload:
         """The whole workload, so that every shape has been seen; where it takes too long, its prompts and a few tokens.

@@ -1,0 +1,238 @@
+"""The figures of the lessons and of docs/architecture.md. `python -m gradus.course.figures` draws them all.
+
+A test compares the files in the repository with what is drawn here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradus import phases
+from gradus.course.drawing import BOX, DEVICE, FREE, KEPT, NEW, WASTE, Drawing, Kind
+from gradus.course.exercise import repository
+
+STORY = ["The", "cat", "sat", "on", "the", "mat", "and", "slept"]
+PROMPT, STEPS = 3, 5
+
+
+# -- p00 and p01: what each step computes ------------------------------------------------------------------------------
+
+
+def recomputed() -> Drawing:
+    rows = sum(PROMPT + step for step in range(STEPS))
+    drawing = Drawing(f"Without a cache, {STEPS} steps compute {rows} rows, of which {PROMPT + STEPS - 1} are new", 318)
+    _staircase(drawing, old=WASTE)
+    drawing.legend(272, [(NEW, "a new row"), (WASTE, "computed again, with the same result")])
+    drawing.words(0, 306, f"{rows} rows in {STEPS} steps, where {PROMPT + STEPS - 1} would do.", bold=True)
+    return drawing
+
+
+def kept() -> Drawing:
+    new, read = PROMPT + STEPS - 1, sum(PROMPT + step for step in range(STEPS - 1))
+    drawing = Drawing(f"With a cache, {STEPS} steps compute {new} rows and read the keys and values of the others", 318)
+    _staircase(drawing, old=KEPT)
+    drawing.legend(272, [(NEW, "a row computed in this step"), (KEPT, "its key and value are kept, and read")])
+    drawing.words(0, 306, f"{new} rows in {STEPS} steps; {read} times a kept one is read instead.", bold=True)
+    return drawing
+
+
+def _staircase(drawing: Drawing, old: Kind) -> None:
+    """A row of cells for each step: what was there before it, and what is new."""
+    width, height = 72, 34
+    for step in range(STEPS):
+        y = 4 + step * (height + 10)
+        known = PROMPT + step
+        drawing.words(0, y + 23, f"step {step + 1}")
+        for position in range(known):
+            is_new = step == 0 or position == known - 1
+            x = 74 + position * (width + 6)
+            drawing.cell(x, y, width, height, NEW if is_new else old, STORY[position])
+        x = 74 + known * (width + 6)
+        drawing.arrow((x, y + height / 2), (x + 24, y + height / 2))
+        drawing.words(x + 32, y + 23, STORY[known], mono=True, size=16)
+
+
+def contiguous() -> Drawing:
+    """p01: where one sequence's keys lie in memory."""
+    drawing = Drawing("The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 372)
+    heads, capacity, length = 3, 16, 7
+    left, size = 176, 36
+    for layer, top in ((0, 36), (1, 190)):
+        drawing.words(0, top + 70, f"layer {layer}", bold=True)
+        for head in range(heads):
+            y = top + head * (size + 6)
+            drawing.words(left - 16, y + 24, f"head {head}", anchor="end")
+            for position in range(capacity):
+                kind = KEPT if position < length - 1 else NEW if position == length - 1 else FREE
+                word = str(position) if layer == head == 0 else ""
+                drawing.cell(left + position * size, y, size - 3, size, kind, word)
+    drawing.words(left, 22, "position")
+    drawing.words(left + capacity * size, 22, "one cell: the head_dim numbers of a key", anchor="end")
+    drawing.words(84, 345, "…", bold=True, size=22)
+    drawing.bracket(left, left + length * size - 3, 330, "read in this step")
+    drawing.bracket(left + length * size, left + capacity * size - 3, 330, "reserved for what may come")
+    return drawing
+
+
+# -- p02: a rectangle --------------------------------------------------------------------------------------------------
+
+# prompts, and the rows that were computed after them; what ends a sequence is sampled, and never computed
+BATCH = [
+    (["The", "cat", "sat", "on", "the"], ["mat", "and", "slept", "."]),
+    (["Hi"], ["there"]),
+    (["One", "two", "three"], ["four", "five"]),
+]
+
+
+def padded() -> Drawing:
+    width, longest = max(len(prompt) for prompt, _ in BATCH), max(len(answer) for _, answer in BATCH)
+    real = sum(len(prompt) + len(answer) for prompt, answer in BATCH)
+    cells = len(BATCH) * (width + longest)
+    title = f"A batch as a rectangle: {cells - real} of {cells} rows are filler"
+    drawing = Drawing(title, 262)
+    left, size, height, gap = 66, 73, 36, 30
+    decodes = left + width * size + gap
+    drawing.words(left, 20, f"prefill: {len(BATCH)} × {width} rows in one step")
+    drawing.words(decodes, 20, f"decode: {len(BATCH)} rows a step")
+    for slot, (prompt, answer) in enumerate(BATCH):
+        y = 34 + slot * (height + 8)
+        drawing.words(0, y + 24, f"slot {slot}")
+        for column in range(width):
+            word = prompt[column] if column < len(prompt) else ""
+            drawing.cell(left + column * size, y, size - 5, height, KEPT if word else WASTE, word)
+        for column in range(longest):
+            word = answer[column] if column < len(answer) else ""
+            drawing.cell(decodes + column * size, y, size - 5, height, NEW if word else WASTE, word)
+    drawing.arrow((decodes - gap / 2 - 3, 30), (decodes - gap / 2 - 3, 166), head=False, dashed=True)
+    drawing.legend(204, [(KEPT, "prompt"), (NEW, "answer"), (WASTE, "filler: computed like all the others, then dropped")])
+    drawing.words(0, 244, f"{cells - real} of {cells} rows are filler.", bold=True)
+    return drawing
+
+
+# -- p03: slots over time ----------------------------------------------------------------------------------------------
+
+SLOTS = 3
+REQUESTS = {"a": 4, "b": 2, "c": 9, "d": 3, "e": 5, "f": 3}  # in the order they came, and the steps that each takes
+
+
+def timeline(continuous: bool) -> list[list[str]]:
+    """For each step, whose turn it is in each slot; "" for a slot that computes for nobody."""
+    waiting, left, slots, steps = list(REQUESTS), dict(REQUESTS), [""] * SLOTS, []
+    while waiting or any(slots):
+        if continuous or not any(slots):
+            slots = [name or (waiting.pop(0) if waiting else "") for name in slots]
+        steps.append(list(slots))
+        for name in filter(None, slots):
+            left[name] -= 1
+        slots = [name if name and left[name] else "" for name in slots]
+    return steps
+
+
+def slots() -> Drawing:
+    static, continuous = timeline(False), timeline(True)
+    title = f"The same six requests take {len(static)} steps in static batches, {len(continuous)} with continuous batching"
+    drawing = Drawing(title, 414)
+    _slots(drawing, 0, "static batching: the next batch waits for the last of this one", static)
+    _slots(drawing, 184, "continuous batching: whoever ends makes room at once", continuous)
+    drawing.legend(388, [(NEW, "its first step: the prompt"), (KEPT, "a decode"), (WASTE, "computed for nobody")])
+    return drawing
+
+
+def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]]) -> None:
+    left, size, height = 66, 50, 36
+    drawing.words(0, top + 18, title, bold=True)
+    seen: set[str] = set()
+    batch_runs = len(steps) > max(REQUESTS.values())
+    for step, names in enumerate(steps):
+        x = left + step * size
+        for slot, name in enumerate(names):
+            y = top + 32 + slot * (height + 6)
+            kind = KEPT if name in seen else NEW if name else WASTE if batch_runs else FREE
+            drawing.cell(x, y, size - 5, height, kind, name)
+        seen.update(names)
+    for slot in range(SLOTS):
+        drawing.words(0, top + 32 + slot * (height + 6) + 24, f"slot {slot}")
+    if len(steps) < 14:
+        drawing.words(left + len(steps) * size + 14, top + 98, f"{len(steps)} steps")
+
+
+# -- the architecture --------------------------------------------------------------------------------------------------
+
+
+def architecture() -> Drawing:
+    drawing = Drawing("One step of the engine: schedule, run, commit, and who owns what", 520)
+    _loop(drawing)
+    _owners(drawing)
+    drawing.legend(508, [(BOX, "host: numbers only, no torch"), (DEVICE, "device: tensors")])
+    return drawing
+
+
+def _loop(drawing: Drawing) -> None:
+    drawing.rectangle(112, 8, 576, 112, FREE, radius=10)
+    drawing.words(400, 34, "Engine.step()", anchor="middle", mono=True, bold=True)
+    for x, name, kind in ((132, "schedule", BOX), (336, "run", DEVICE), (540, "commit", BOX)):
+        drawing.rectangle(x, 50, 128, 50, kind, radius=8)
+        drawing.words(x + 64, 81, name, anchor="middle", color=kind.ink, bold=True, size=18)
+    for x, name in ((262, "Plan"), (466, "Result")):
+        drawing.arrow((x, 75), (x + 71, 75))
+        drawing.words(x + 34, 66, name, anchor="middle", size=16)
+    drawing.words(0, 66, "Request", size=16)
+    drawing.arrow((2, 75), (129, 75))
+    drawing.words(798, 66, "Output", anchor="end", size=16)
+    drawing.arrow((670, 75), (797, 75))
+
+
+def _owners(drawing: Drawing) -> None:
+    boxes = [
+        (0, 172, 300, "Scheduler", "who runs, for how many tokens", BOX),
+        (0, 296, 300, "CacheManager", "which positions are stored, where", BOX),
+        (350, 172, 300, "Runner", "a plan becomes a flat batch", DEVICE),
+        (350, 296, 190, "Model", "flat tokens in", DEVICE),
+        (570, 296, 230, "Sampler", "logits become tokens", DEVICE),
+        (350, 408, 300, "AttentionBackend", "keys and values: stores, attends", DEVICE),
+    ]
+    for x, y, width, name, does, kind in boxes:
+        drawing.rectangle(x, y, width, 66, kind, radius=8)
+        drawing.words(x + width / 2, y + 28, name, anchor="middle", color=kind.ink, bold=True, size=18)
+        drawing.words(x + width / 2, y + 51, does, anchor="middle", color=kind.ink, size=16)
+    drawing.arrow((196, 100), (196, 170))
+    drawing.arrow((604, 100), (604, 146), (260, 146), (260, 170))
+    drawing.arrow((400, 100), (400, 170))
+    drawing.arrow((150, 238), (150, 294))
+    drawing.arrow((445, 238), (445, 294))
+    drawing.arrow((600, 238), (600, 267), (685, 267), (685, 294))
+    drawing.arrow((445, 362), (445, 406))
+    drawing.words(460, 391, "attend(layer, q, k, v)  the seam", mono=True, size=16)
+    drawing.words(162, 273, "stored? reserve", mono=True, size=16)
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """path: in the repository."""
+
+    path: str
+    draw: Callable[[], Drawing]
+
+
+FIGURES = [
+    Figure("phases/p00_baseline/figures/recomputed.svg", recomputed),
+    Figure("phases/p01_kv_cache/figures/kept.svg", kept),
+    Figure("phases/p01_kv_cache/figures/contiguous.svg", contiguous),
+    Figure("phases/p02_static_batching/figures/padded.svg", padded),
+    Figure("phases/p03_continuous_batching/figures/slots.svg", slots),
+    Figure("docs/figures/architecture.svg", architecture),
+]
+
+
+def write_all(root: Path) -> None:
+    for figure in FIGURES:
+        path = root / figure.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(figure.draw().svg(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_all(repository(phases.highest()))
