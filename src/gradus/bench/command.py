@@ -12,6 +12,8 @@ from gradus.errors import ConfigError
 
 OWN_REPORTS = "my-reports"
 """Where `gradus bench` writes unless told otherwise: beside the repository's own reports, never over them."""
+OBSERVED_SECONDS = 3.0
+"""How long `gradus profile` keeps a GPU decoding while NVML watches."""
 
 
 def bench(
@@ -91,7 +93,7 @@ def profile(
     """
     from gradus.bench.contenders import Workbench
     from gradus.bench.gpu import Utilization
-    from gradus.bench.profiler import LONGEST_RUN, profile_steps, render
+    from gradus.bench.profiler import LONGEST_RUN, profile_steps, render, sustain
 
     names = [info.name for info in phases.available()]
     if phase not in names:
@@ -104,15 +106,11 @@ def profile(
     if not 1 <= context <= most:
         raise ConfigError(f"context must be between 1 and {most} for {model}, got {context}")
     trace = (out or Path(OWN_REPORTS)) / "traces" / f"{phase}-{bench.device.type}.json"
-    with Utilization(bench.device.index or 0) if bench.device.type == "cuda" else _Nothing() as use:
-        found = profile_steps(bench, phase, context=context, batch=batch, trace=trace)
-    render(found, say)
-    if use is not None and use.seconds:
-        busy = sum(use.busy_percent) / len(use.busy_percent)
-        say(
-            f"  over {use.seconds[-1]:.1f} s, loading aside: GPU busy {busy:.0f} % on average, "
-            f"memory up to {max(use.memory_mb):.0f} MB, power up to {max(use.power_w):.0f} W"
-        )
+    render(profile_steps(bench, phase, context=context, batch=batch, trace=trace), say)
+    if bench.device.type == "cuda":
+        with Utilization(bench.device.index or 0) as use:
+            sustain(bench, phase, context=context, batch=batch, seconds=OBSERVED_SECONDS)
+        say(use.summary())
     say(f"timeline: {trace} (open it in https://ui.perfetto.dev)")
     return trace
 
@@ -126,16 +124,6 @@ def _can_draw() -> bool:
     from importlib.util import find_spec
 
     return find_spec("matplotlib") is not None
-
-
-class _Nothing:
-    """Stands in where nothing is to be watched."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

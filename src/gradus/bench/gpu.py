@@ -97,6 +97,16 @@ class Utilization:
         self._stop.set()
         self._thread.join()
 
+    def summary(self) -> str:
+        """One line for people."""
+        if not self.seconds:
+            return "  utilization is not known: there is no NVML here"
+        busy = sum(self.busy_percent) / len(self.busy_percent)
+        return (
+            f"  over {self.seconds[-1]:.1f} s of prefills and decodes the GPU was busy {busy:.0f} % of the time, used "
+            f"up to {max(self.memory_mb):.0f} MB and drew up to {max(self.power_w):.0f} W"
+        )
+
     def _watch(self) -> None:
         with nvml(self.index) as known:
             if known is None:

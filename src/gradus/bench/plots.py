@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = 1  # changes when the drawing does, so that every figure counts as stale
-GREY = "#808890"
+GREY = "#747c84"
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
 MARKERS = "osD^vP*X"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "--")

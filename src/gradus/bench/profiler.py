@@ -94,7 +94,7 @@ def profile_steps(
     steps = Steps.prepare(bench, contender, workload)
     steps.timed(STEPS)
     unprofiled = median(steps.timed(STEPS))
-    with profile(activities=_activities(bench.device)) as recorded:
+    with profile(activities=_activities(bench.device), acc_events=True) as recorded:
         steps.timed(STEPS)
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +115,16 @@ def profile_steps(
             for name, us in spent.most_common(TOP)
         ],
     )
+
+
+def sustain(bench: Workbench, contender: str, *, context: int, batch: int, seconds: float) -> None:
+    """Prefill and decode for that long, for an observer of the device."""
+    workload = burst(batch, context, LONGEST_RUN)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        steps = Steps.prepare(bench, contender, workload)
+        while steps.engine.has_work and time.perf_counter() < end:
+            steps.engine.step()
 
 
 def _activities(device: torch.device) -> Sequence[ProfilerActivity]:
@@ -139,12 +149,12 @@ def _spent(recorded: profile, device: torch.device) -> tuple[Counter[str], Count
 def short(name: str, most: int = 70) -> str:
     """A kernel's name without its template arguments and return type."""
     plain, depth = "", 0
-    for letter in name.removeprefix("void "):
+    for letter in name.replace("(anonymous namespace)::", ""):
         depth += (letter == "<") - (letter == ">")
         if depth == 0 and letter != ">":
             plain += letter
-    plain = plain.split("(")[0].replace("at::native::", "").replace("(anonymous namespace)::", "")
-    return (plain or name)[:most]
+    words = plain.split("(")[0].replace("at::native::", "").split()
+    return (words[-1] if words else name)[:most]
 
 
 def render(found: StepProfile, say: Callable[[str], None]) -> None:

@@ -146,7 +146,11 @@ def _facts(run: Run) -> str:
 
 def _again(found: Results) -> str:
     device = "cpu" if found.hardware == "cpu" else "cuda"
-    commands = [f"gradus bench {found.benchmark} --device {device} --model {run.model}" for run in found.runs]
+    commands = [
+        f"gradus bench {found.benchmark} --device {device} --model {run.model}"
+        + ("" if " " in run.dtype else f" --dtype {run.dtype}")  # mixed widths are what "auto" may choose on a CPU
+        for run in found.runs
+    ]
     return "Measured again with:\n\n```console\n" + "\n".join(f"$ {c}" for c in dict.fromkeys(commands)) + "\n```"
 
 

@@ -128,17 +128,14 @@ def read(file: Path) -> Results:
         raise ConfigError(f"{file}: no results file: {type(error).__name__} {error}") from error
 
 
-def write(file: Path, results: Results) -> None:
-    """All or nothing, and never more than the limit: raises ConfigError for results that would be larger."""
+def write(file: Path, results: Results) -> int:
+    """All or nothing. Returns the size in bytes; one above MAX_BYTES is kept, but is too large to be committed."""
     text = dumps(results)
-    if len(text.encode()) > MAX_BYTES:
-        raise ConfigError(
-            f"{file}: {len(text.encode())} bytes, the limit is {MAX_BYTES}: fewer rows, models or repeats"
-        )
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
     part.write_text(text, encoding="utf-8")
     os.replace(part, file)
+    return len(text.encode())
 
 
 def dumps(results: Results) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-QUANTILES = (0, 25, 50, 75, 90, 95, 99, 100)
+QUANTILES = (0, 50, 90, 95, 99, 100)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -25,10 +25,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def distribution(values: Iterable[float], digits: int = 4) -> dict[str, float]:
-    """What is kept of many values: quantiles as {"p0": …, "p50": …, "p100": …}, and their mean. {} for none."""
+    """What is kept of many values: quantiles as {"p0": …, "p50": …, "p100": …}, and their mean.
+
+    A single value is its own median, and nothing more; {} for none.
+    """
     values = list(values)
-    if not values:
-        return {}
+    if len(values) < 2:
+        return {"p50": significant(value, digits) for value in values}
     kept = {f"p{share}": significant(percentile(values, share), digits) for share in QUANTILES}
     return kept | {"mean": significant(sum(values) / len(values), digits)}
 

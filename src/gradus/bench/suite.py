@@ -228,7 +228,9 @@ class Suite:
     def _finish(self, run: Run, all_runs: Results, file: Path) -> None:
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Darwin" else 1)
         run.settings["peak RSS MB"] = round(kilobytes / 1000)
-        results.write(file, all_runs)
+        size = results.write(file, all_runs)
+        if size > results.MAX_BYTES:
+            self.watcher.note(f"{file} has {size} bytes, more than the {results.MAX_BYTES} that may be committed")
 
 
 def _is_measured(run: Run, cell: Cell) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-WIDTH = 800
+WIDTH, MARGIN = 800, 6
 GREY = "#747c84"
 DARK = "#10202c"
 SANS = "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif"
@@ -89,13 +89,14 @@ class Drawing:
         for kind, text in entries:
             self.rectangle(x + 1, y - 14, 22, 17, kind)
             self.words(x + 31, y, text)
-            x += 31 + 8.7 * len(text) + 28
+            x += 31 + 9 * len(text) + 28
 
     def svg(self) -> str:
+        width, height = WIDTH + 2 * MARGIN, self.height + 2 * MARGIN
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" '
-                f'width="{WIDTH}" height="{self.height}" role="img">',
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-MARGIN} {-MARGIN} {width} {height}" '
+                f'width="{width}" height="{height}" role="img">',
                 f"<title>{escape(self.title)}</title>",
                 "<defs>",
                 '<pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'

@@ -54,7 +54,7 @@ def _staircase(drawing: Drawing, old: Kind) -> None:
 
 def contiguous() -> Drawing:
     """p01: where one sequence's keys lie in memory."""
-    drawing = Drawing("The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 372)
+    drawing = Drawing("The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 392)
     heads, capacity, length = 3, 16, 7
     left, size = 176, 36
     for layer, top in ((0, 36), (1, 190)):
@@ -67,8 +67,8 @@ def contiguous() -> Drawing:
                 word = str(position) if layer == head == 0 else ""
                 drawing.cell(left + position * size, y, size - 3, size, kind, word)
     drawing.words(left, 22, "position")
-    drawing.words(left + capacity * size, 22, "one cell: the head_dim numbers of a key", anchor="end")
-    drawing.words(84, 345, "…", bold=True, size=22)
+    drawing.words(28, 336, "…", bold=True, size=22)
+    drawing.words(0, 386, "A cell is one key: head_dim numbers. The values lie in a second tensor, in the same way.")
     drawing.bracket(left, left + length * size - 3, 330, "read in this step")
     drawing.bracket(left + length * size, left + capacity * size - 3, 330, "reserved for what may come")
     return drawing
@@ -131,29 +131,28 @@ def timeline(continuous: bool) -> list[list[str]]:
 def slots() -> Drawing:
     static, continuous = timeline(False), timeline(True)
     title = f"The same six requests take {len(static)} steps in static batches, {len(continuous)} with continuous batching"
-    drawing = Drawing(title, 414)
-    _slots(drawing, 0, "static batching: the next batch waits for the last of this one", static)
-    _slots(drawing, 184, "continuous batching: whoever ends makes room at once", continuous)
-    drawing.legend(388, [(NEW, "its first step: the prompt"), (KEPT, "a decode"), (WASTE, "computed for nobody")])
+    drawing = Drawing(title, 402)
+    _slots(drawing, 0, f"Static batching, {len(static)} steps: the next batch waits for the last of this one", static, WASTE)
+    _slots(drawing, 190, f"Continuous batching, {len(continuous)} steps: whoever ends makes room at once", continuous, FREE)
+    drawing.legend(
+        396, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed for nobody"), (FREE, "nobody waits")]
+    )
     return drawing
 
 
-def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]]) -> None:
+def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]], idle: Kind) -> None:
     left, size, height = 66, 50, 36
     drawing.words(0, top + 18, title, bold=True)
     seen: set[str] = set()
-    batch_runs = len(steps) > max(REQUESTS.values())
     for step, names in enumerate(steps):
         x = left + step * size
         for slot, name in enumerate(names):
             y = top + 32 + slot * (height + 6)
-            kind = KEPT if name in seen else NEW if name else WASTE if batch_runs else FREE
+            kind = idle if not name else KEPT if name in seen else NEW
             drawing.cell(x, y, size - 5, height, kind, name)
         seen.update(names)
     for slot in range(SLOTS):
         drawing.words(0, top + 32 + slot * (height + 6) + 24, f"slot {slot}")
-    if len(steps) < 14:
-        drawing.words(left + len(steps) * size + 14, top + 98, f"{len(steps)} steps")
 
 
 # -- the architecture --------------------------------------------------------------------------------------------------
@@ -202,8 +201,10 @@ def _owners(drawing: Drawing) -> None:
     drawing.arrow((445, 238), (445, 294))
     drawing.arrow((600, 238), (600, 267), (685, 267), (685, 294))
     drawing.arrow((445, 362), (445, 406))
-    drawing.words(460, 391, "attend(layer, q, k, v)  the seam", mono=True, size=16)
-    drawing.words(162, 273, "stored? reserve", mono=True, size=16)
+    drawing.words(432, 273, "Batch", anchor="end", size=16)
+    drawing.words(458, 391, "attend(layer, q, k, v)", mono=True, size=16)
+    drawing.words(690, 391, "the seam", bold=True)
+    drawing.words(162, 273, "stored, reserve", mono=True, size=16)
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------

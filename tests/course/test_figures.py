@@ -1,0 +1,65 @@
+"""The figures in the repository are what the code draws, and what they show is true."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from gradus import phases
+from gradus.course import figures
+from gradus.course.drawing import MARGIN, WIDTH, Drawing
+from gradus.engine.options import EngineOptions
+from tests.course.conftest import ROOT
+from tests.phases.conftest import tiny_model
+from tests.phases.test_promises import LIMITS, SHAPE, ask, plans
+
+STALE = "is stale: run python -m gradus.course.figures"
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
+def test_a_committed_figure_is_what_the_code_draws(figure):
+    assert (ROOT / figure.path).read_text(encoding="utf-8") == figure.draw().svg(), f"{figure.path} {STALE}"
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
+def test_a_figure_is_shown_on_a_page_beside_it(figure):
+    folder = (ROOT / figure.path).parent.parent
+    name = figure.path.rsplit("/", 1)[1]
+    assert any(f"](figures/{name})" in page.read_text(encoding="utf-8") for page in folder.glob("*.md"))
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
+def test_a_figure_is_well_formed_says_what_it_shows_and_keeps_within_its_frame(figure):
+    drawing = figure.draw()
+    root = ElementTree.fromstring(drawing.svg())
+    assert root.find("{http://www.w3.org/2000/svg}title").text == drawing.title
+    for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
+        right, bottom = (float(shape.get(a)) + float(shape.get(b)) for a, b in (("x", "width"), ("y", "height")))
+        assert right <= WIDTH + MARGIN and bottom <= drawing.height + MARGIN
+
+
+def test_words_too_small_for_half_size_are_refused():
+    with pytest.raises(AssertionError, match="half size"):
+        Drawing("small print", 10).words(0, 0, "small", size=9)
+
+
+@pytest.mark.parametrize(("phase", "continuous"), [("p02", False), ("p03", True)])
+def test_the_timeline_is_what_the_schedulers_do(phase, continuous):
+    options = EngineOptions(LIMITS, max_sequences=figures.SLOTS)
+    engine = phases.load(phase).build(tiny_model(SHAPE), options)
+    for name, steps in figures.REQUESTS.items():
+        engine.submit(ask(name, max_tokens=steps))
+    ran = []
+    for plan in plans(engine):
+        slots = [""] * figures.SLOTS
+        for span in plan.spans:
+            slots[span.slot] = span.sequence.request.id
+        ran.append(slots)
+    assert ran == figures.timeline(continuous)
+
+
+def test_the_rectangle_has_the_filler_that_its_caption_counts():
+    caption = re.search(r"(\d+) of (\d+) rows are filler", figures.padded().title)
+    kinds = [shape for shape in figures.padded().shapes if shape.startswith("<rect") and 'y="3' not in shape]
+    filler = sum("url(#hatch)" in shape for shape in figures.padded().shapes) - 1  # one is the legend's
+    assert kinds and (int(caption[1]), int(caption[2])) == (filler, 27)
