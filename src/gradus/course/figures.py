@@ -54,7 +54,9 @@ def _staircase(drawing: Drawing, old: Kind) -> None:
 
 def contiguous() -> Drawing:
     """p01: where one sequence's keys lie in memory."""
-    drawing = Drawing("The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 392)
+    drawing = Drawing(
+        "The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 392
+    )
     heads, capacity, length = 3, 16, 7
     left, size = 176, 36
     for layer, top in ((0, 36), (1, 190)):
@@ -104,7 +106,9 @@ def padded() -> Drawing:
             word = answer[column] if column < len(answer) else ""
             drawing.cell(decodes + column * size, y, size - 5, height, NEW if word else WASTE, word)
     drawing.arrow((decodes - gap / 2 - 3, 30), (decodes - gap / 2 - 3, 166), head=False, dashed=True)
-    drawing.legend(204, [(KEPT, "prompt"), (NEW, "answer"), (WASTE, "filler: computed like all the others, then dropped")])
+    drawing.legend(
+        204, [(KEPT, "prompt"), (NEW, "answer"), (WASTE, "filler: computed like all the others, then dropped")]
+    )
     drawing.words(0, 244, f"{cells - real} of {cells} rows are filler.", bold=True)
     return drawing
 
@@ -130,10 +134,20 @@ def timeline(continuous: bool) -> list[list[str]]:
 
 def slots() -> Drawing:
     static, continuous = timeline(False), timeline(True)
-    title = f"The same six requests take {len(static)} steps in static batches, {len(continuous)} with continuous batching"
+    title = (
+        f"The same six requests take {len(static)} steps in static batches, {len(continuous)} with continuous batching"
+    )
     drawing = Drawing(title, 402)
-    _slots(drawing, 0, f"Static batching, {len(static)} steps: the next batch waits for the last of this one", static, WASTE)
-    _slots(drawing, 190, f"Continuous batching, {len(continuous)} steps: whoever ends makes room at once", continuous, FREE)
+    _slots(
+        drawing,
+        0,
+        f"Static batching, {len(static)} steps: the next batch waits for the last of this one",
+        static,
+        WASTE,
+    )
+    _slots(
+        drawing, 190, f"Continuous batching, {len(continuous)} steps: whoever ends makes room at once", continuous, FREE
+    )
     drawing.legend(
         396, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed for nobody"), (FREE, "nobody waits")]
     )
