@@ -40,7 +40,7 @@ BENCHMARK = Benchmark(
                 Row(
                     "mixed",
                     0,
-                    {"cuda": burst(32, (32, 256), (32, 256)), "cpu": burst(16, (16, 96), (16, 96))},
+                    {"cuda": burst(32, (32, 256), (32, 256)), "cpu": burst(16, (16, 64), (16, 64))},
                     batch=8,
                 ),
             ),

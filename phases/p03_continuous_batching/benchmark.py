@@ -6,7 +6,7 @@ from gradus.bench.workloads import PUBLISHED, burst, poisson
 
 COLUMNS = ("ttft_ms", "ttft_ms_p99", "itl_ms", "itl_ms_p95", "itl_ms_p99", "e2e_ms_p99", "padding")
 GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05), "cpu": Goal(ttft=5.0, tpot=0.5)}
-RATES = {"cuda": (2, 4, 8, 16), "cpu": (0.25, 0.5, 1)}
+RATES = {"cuda": (4, 8, 16), "cpu": (0.3, 0.6)}
 
 
 def _arrivals(rate: float) -> Row:
@@ -14,7 +14,7 @@ def _arrivals(rate: float) -> Row:
     if rate in RATES["cuda"]:
         on["cuda"] = poisson(48, rate, (32, 256), (32, 256))
     if rate in RATES["cpu"]:
-        on["cpu"] = poisson(24, rate, (16, 96), (16, 96))
+        on["cpu"] = poisson(12, rate, (16, 64), (16, 64))
     return Row(f"{rate:g}/s", rate, on, batch=16)
 
 
@@ -41,7 +41,7 @@ BENCHMARK = Benchmark(
                 Row(
                     "mixed",
                     0,
-                    {"cuda": burst(64, (32, 256), (32, 256)), "cpu": burst(24, (16, 96), (16, 96))},
+                    {"cuda": burst(64, (32, 256), (32, 256)), "cpu": burst(24, (16, 64), (16, 64))},
                     batch=8,
                 ),
             ),

@@ -39,7 +39,7 @@ def test_the_weights_of_a_toy_are_counted_by_hand():
     [("gpt2-124m", 123.65), ("llama-3.2-1b", 1235.8), ("qwen3-0.6b", 596.0), ("llama-3.1-8b", 7504.9)],
 )
 def test_streamed_weights_leave_out_the_tables_that_are_looked_up(shape, millions):
-    """GPT-2: 124.44 M less 0.79 M of positions. Llama 3.1 8B: 8.03 B less the input embedding, which is not its head."""
+    """GPT-2: 124.44 M less 0.79 M of positions. Llama 3.1 8B: 8.03 B less its input embedding, not tied to the head."""
     assert streamed_parameters(SHAPES[shape]) / 1e6 == pytest.approx(millions, abs=0.06)
 
 

@@ -34,6 +34,8 @@ def test_a_distribution_keeps_its_quantiles_in_order():
     assert distribution([3.14159]) == {"p50": 3.142}
 
 
-@pytest.mark.parametrize(("value", "rounded"), [(0.0, 0.0), (123456.0, 123500.0), (0.00123456, 0.001235), (-9.9999, -10.0)])
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(0.0, 0.0), (123456.0, 123500.0), (0.00123456, 0.001235), (-9.9999, -10.0)]
+)
 def test_rounding_keeps_four_significant_digits(value, rounded):
     assert significant(value) == rounded

@@ -1,5 +1,7 @@
 """Workloads: the same on every machine, as they are described, and within their bounds."""
 
+from itertools import pairwise
+
 import pytest
 
 from gradus.bench.workloads import (
@@ -32,7 +34,9 @@ ALL: list[Workload] = [
 def test_requests_are_as_described_and_the_same_every_time(workload):
     arrivals = workload.arrivals(vocab_size=1000)
     assert arrivals == workload.arrivals(vocab_size=1000)
-    assert [(a.at, len(a.prompt), a.max_tokens) for a in arrivals] == [(j.at, j.prompt, j.output) for j in workload.jobs]
+    assert [(a.at, len(a.prompt), a.max_tokens) for a in arrivals] == [
+        (j.at, j.prompt, j.output) for j in workload.jobs
+    ]
     assert all(0 <= token < 1000 for arrival in arrivals for token in arrival.prompt)
     assert all(arrival.at >= 0 and arrival.prompt and arrival.max_tokens >= 1 for arrival in arrivals)
 
@@ -56,7 +60,7 @@ def test_poisson_arrivals_have_the_rate_and_begin_at_once():
     times = [job.at for job in poisson(4000, 5.0, 8, 8).jobs]
     assert times[0] == 0 and times == sorted(times)
     assert len(times) / times[-1] == pytest.approx(5.0, rel=0.05)
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.15)  # exponential
 

@@ -176,6 +176,13 @@ def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(check
     assert "asked for ('a', 0)" in verdict.printed
 
 
+def test_an_error_further_down_suspects_every_function(checked):
+    verdict = checked("p02", reference("p02").replace("self.real // self.width", "self.real"))
+    assert verdict.sentence.startswith("PaddedAttention.attend (padded.py, line")
+    assert "led to IndexError: index" in verdict.sentence and "raised in SlotTensors.store (slots.py" in verdict.sentence
+    assert "visible" in verdict.suspects and "PaddedAttention.prepare" in verdict.suspects
+
+
 def test_a_file_that_never_ends_is_stopped_where_it_hangs(checked):
     verdict = checked("p01", reference("p01").replace(STORED, "while True:\n            pass"), seconds=1)
     assert "takes too long: Contiguous.stored (contiguous.py, line" in verdict.sentence

@@ -94,17 +94,18 @@ def profile(
     from gradus.bench.contenders import Workbench
     from gradus.bench.gpu import Utilization
     from gradus.bench.profiler import LONGEST_RUN, profile_steps, render, sustain
+    from gradus.loading import open_checkpoint
 
     names = [info.name for info in phases.available()]
     if phase not in names:
         raise ConfigError(f"phase must be one of {', '.join(names)}, got {phase!r}")
     if batch < 1:
         raise ConfigError(f"batch must be 1 or more, got {batch}")
-    with watcher() as watching:
-        bench = Workbench.open(model, device, dtype, watching.loading)
-    most = bench.model.config.context_length - LONGEST_RUN
+    most = open_checkpoint(model).config.context_length - LONGEST_RUN
     if not 1 <= context <= most:
         raise ConfigError(f"context must be between 1 and {most} for {model}, got {context}")
+    with watcher() as watching:
+        bench = Workbench.open(model, device, dtype, watching.loading)
     trace = (out or Path(OWN_REPORTS)) / "traces" / f"{phase}-{bench.device.type}.json"
     render(profile_steps(bench, phase, context=context, batch=batch, trace=trace), say)
     if bench.device.type == "cuda":

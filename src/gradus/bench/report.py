@@ -27,7 +27,7 @@ from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
-BLOCK = re.compile(r"(<!-- results:begin ([\w/.-]+) -->\n).*?(<!-- results:end -->)", re.DOTALL)
+BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

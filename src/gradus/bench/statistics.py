@@ -30,8 +30,10 @@ def distribution(values: Iterable[float], digits: int = 4) -> dict[str, float]:
     A single value is its own median, and nothing more; {} for none.
     """
     values = list(values)
-    if len(values) < 2:
-        return {"p50": significant(value, digits) for value in values}
+    if not values:
+        return {}
+    if len(values) == 1:
+        return {"p50": significant(values[0], digits)}
     kept = {f"p{share}": significant(percentile(values, share), digits) for share in QUANTILES}
     return kept | {"mean": significant(sum(values) / len(values), digits)}
 

@@ -24,7 +24,8 @@ from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
 
 LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
-QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 32, 8, 2
+QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 24, 6, 2
+PROFILE = "profile"  # named like a table, to ask for it alone or with others
 QUICK_SECONDS = 0.5  # until the last arrival
 CPU_BATCH_WARM_UP = 8  # output tokens
 
@@ -210,7 +211,7 @@ class Suite:
     # -- the rest ------------------------------------------------------------------------------------------------------
 
     def _wants_profiles(self, benchmark: Benchmark, run: Run) -> bool:
-        narrowed = self.settings.tables and "profile" not in self.settings.tables
+        narrowed = self.settings.tables and PROFILE not in self.settings.tables
         return bool(benchmark.profile) and not narrowed and not (self.settings.resume and run.profiles)
 
     def _profiles(self, benchmark: Benchmark) -> list[dict[str, Any]]:
@@ -246,11 +247,24 @@ def targets(name: str) -> list[str]:
     return [name]
 
 
+def _check_names(wanted: Sequence[str], settings: Settings) -> None:
+    """Raises ConfigError for a table or a contender that none of the benchmarks has."""
+    tables = [table for name in wanted for table in declaration.load(name).tables]
+    for kind, asked, known in (
+        ("table", settings.tables, {*(table.name for table in tables), PROFILE}),
+        ("contender", settings.contenders, {name for table in tables for name in table.contenders}),
+    ):
+        for name in asked:
+            if name not in known:
+                raise ConfigError(f"{' '.join(wanted)} has no {kind} {name!r}, only {', '.join(sorted(known))}")
+
+
 def measure(
     target: str, settings: Settings, out: Path, watcher: Watcher, load: Callable[[], Workbench] | None = None
 ) -> Sequence[Path]:
     """Run `target` ("p01", "ladder", "all"); returns the results files, all written."""
     wanted = targets(target)
+    _check_names(wanted, settings)
     if settings.repeats is not None and settings.repeats < 1:
         raise ConfigError(f"repeats must be 1 or more, got {settings.repeats}")
     bench = load() if load else Workbench.open(settings.model, settings.device, settings.dtype)

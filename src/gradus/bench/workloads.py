@@ -195,7 +195,7 @@ PUBLISHED: dict[str, Callable[[], Workload]] = {
 
 # -- the ladder --------------------------------------------------------------------------------------------------------
 
-LADDER_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 96)}
+LADDER_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 64)}
 
 
 def ladder(device: str) -> Workload:

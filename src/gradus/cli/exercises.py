@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -144,7 +145,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _print_task(name: str, task: "Exercise", file: Path) -> None:
-    print(f"{task.text}\n\nYours to write, in {file}:")
+    print(f"{fill(task.text, 100)}\n\nYours to write, in {file}:")
     for function in task.functions:
         print(f"  {function}")
     print(f"\nThen: gradus check {name}{'' if file.parent == FOLDER / name else f' --impl {file}'}")
@@ -161,7 +162,7 @@ def _print_help(name: str, task: "Exercise", verdict: "Verdict", hint: int | Non
     for function in verdict.suspects:
         print(f"\n{function}")
         for number, text in enumerate(task.functions[function][:hint], start=1):
-            print(f"  hint {number}: {text}")
+            print(fill(text, 100, initial_indent=f"  hint {number}: ", subsequent_indent=" " * 10))
 
 
 def _print_diff(lines: list[str]) -> None:

@@ -160,7 +160,9 @@ def _place(frame: dict[str, Any]) -> str:
 
 
 def _suspects(failure: dict[str, Any], file: Path, exercise: Exercise) -> tuple[str, ...]:
-    seen = {frame["function"] for frame in failure["frames"] if frame["file"] == str(file)}
+    """What raised by itself is to blame; what led to an error elsewhere may have been given wrong numbers by another."""
+    innermost = failure["frames"][-1]
+    seen = {innermost["function"]} if innermost["file"] == str(file) else set()
     return tuple(name for name in exercise.functions if name in seen) or tuple(exercise.functions)
 
 

@@ -32,7 +32,7 @@ KEPT = Kind("#9fd3f2", DARK, "#56B4E9")  # computed before, and kept
 WASTE = Kind("#f5cf86", DARK, "#E69F00", hatched=True)  # computed, and of no use
 FREE = Kind("none", GREY, GREY, dashed=True)  # room that nobody uses
 BOX = Kind("#e4eef5", DARK, "#56B4E9")
-DEVICE = Kind("#0072B2", "#ffffff", "#0072B2")
+DEVICE = NEW
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Drawing:
                 f"<title>{escape(self.title)}</title>",
                 "<defs>",
                 '<pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-                '<line x1="0" y1="0" x2="0" y2="7" stroke="#9a6a00" stroke-width="1.6" stroke-opacity="0.55"/></pattern>',
+                '<path d="M0,0 V7" stroke="#9a6a00" stroke-width="1.6" stroke-opacity="0.55"/></pattern>',
                 '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
                 f'<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/></marker>',
                 "</defs>",

@@ -1,0 +1,161 @@
+"""The driver, on real engines over a tiny model; and how repeats take turns."""
+
+import time
+
+import pytest
+import torch
+
+from gradus.bench.contenders import tensor_bytes
+from gradus.bench.declaration import Goal
+from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
+from gradus.bench.workloads import Arrival, burst, poisson
+
+CPU = torch.device("cpu")
+
+
+def arrivals(*jobs: tuple[float, int, int]) -> list[Arrival]:
+    return [Arrival(at, tuple(range(1, prompt + 1)), output) for at, prompt, output in jobs]
+
+
+@pytest.mark.parametrize("phase", ["p00", "p01", "p02", "p03"])
+def test_every_request_gets_its_tokens_and_its_rows_are_counted(bench, phase):
+    work = poisson(5, 200.0, (4, 12), (2, 9))
+    run = drive(bench.engine(phase, work.longest, 3), work.arrivals(320), CPU)
+    assert [len(times) for times in run.token_times] == [job.output for job in work.jobs]
+    assert all(times == sorted(times) for times in run.token_times)
+    useful = sum(job.prompt + job.output - 1 for job in work.jobs)
+    if phase in ("p01", "p03"):
+        assert (run.rows, run.padding_rows) == (useful, 0)
+    if phase == "p02":
+        assert run.rows - run.padding_rows == useful
+    if phase == "p00":
+        assert run.rows == sum(job.output * job.prompt + job.output * (job.output - 1) // 2 for job in work.jobs)
+
+
+def test_static_batching_wastes_the_rows_that_it_should(bench):
+    """Prompts of 4 and 2, answers of 2 and 5: a rectangle of 2 x 4, then four steps of 2 rows."""
+    run = drive(bench.engine("p02", 7, 2), arrivals((0, 4, 2), (0, 2, 5)), CPU)
+    assert run.rows == 2 * 4 + 4 * 2
+    assert run.padding_rows == run.rows - (4 + 1) - (2 + 4)
+
+
+def test_nothing_starts_before_it_arrives_and_nobody_waits_for_the_driver(bench):
+    engine = bench.engine("p01", 20, 1)
+    started = time.perf_counter()
+    run = drive(engine, arrivals((0, 3, 2), (0.15, 3, 2)), CPU)
+    assert run.token_times[1][0] >= 0.15
+    assert time.perf_counter() - started < 2
+    assert run.sample()["ttft_ms"]["p100"] < 150  # from its arrival, not from the start
+
+
+def test_a_request_that_waits_for_another_pays_for_it_in_its_latency(bench):
+    """Open loop: the second arrives while the first runs, one at a time, and its clock starts at once."""
+    run = drive(bench.engine("p01", 300, 1), arrivals((0, 3, 60), (0.001, 3, 2)), CPU)
+    first, second = run.token_times
+    assert second[0] > first[-1]
+    assert run.sample()["ttft_ms"]["p100"] == pytest.approx(1e3 * (second[0] - 0.001), rel=1e-3)
+
+
+def test_a_sample_says_what_happened():
+    """Two requests: tokens after 1, 2 and 4 s; and, arrived at 1 s, after 2 and 3 s."""
+    run = Run(arrivals((0, 3, 3), (1, 3, 2)), [[1, 2, 4], [2, 3]], steps=4, rows=10, padding_rows=2, host_s=0.004)
+    sample = run.sample(Goal(ttft=1.0, tpot=1.2))
+    assert (sample["seconds"], sample["output_tokens"], sample["completed"]) == (4, 5, 2)
+    assert (sample["ttft_ms"]["p0"], sample["ttft_ms"]["p100"]) == (1000, 1000)
+    assert (sample["itl_ms"]["p0"], sample["itl_ms"]["p100"]) == (1000, 2000)
+    assert (sample["tpot_ms"]["p0"], sample["tpot_ms"]["p100"]) == (1000, 1500)
+    assert (sample["e2e_ms"]["p0"], sample["e2e_ms"]["p100"]) == (2000, 4000)
+    assert sample["host_us"] == 1000
+    assert sample["good"] == 1  # the first takes 1.5 s a token
+    assert sample["requests"] == [[1000, 4000], [1000, 2000]]
+    assert "good" not in run.sample()
+
+
+def test_a_run_with_a_missing_token_does_not_count():
+    with pytest.raises(ContenderFailed, match="request 1 got 1 tokens instead of 2"):
+        Run(arrivals((0, 3, 2), (0, 3, 2)), [[1, 2], [1]]).check()
+
+
+# -- taking turns ------------------------------------------------------------------------------------------------------
+
+
+class Scripted:
+    """Writes down what is done to it."""
+
+    def __init__(self, name: str, log: list[str], needed_bytes: int = 1, fails_at: int = 0, takes: float = 0.0) -> None:
+        self.name, self.log, self.needed_bytes, self.fails_at, self.takes = name, log, needed_bytes, fails_at, takes
+        self.runs = 0
+
+    def build(self) -> None:
+        self.log.append(f"build {self.name}")
+
+    def run(self, arrivals, *, watch_memory=False):
+        self.runs += 1
+        self.log.append(f"warm {self.name}" if watch_memory else self.name)
+        if self.runs == self.fails_at:
+            raise RuntimeError("out of\nmemory")
+        time.sleep(self.takes)
+        return Run(arrivals, [[0.1] * arrival.max_tokens for arrival in arrivals], peak_bytes=100)
+
+    def close(self) -> None:
+        self.log.append(f"close {self.name}")
+
+
+WORK = arrivals((0, 3, 2))
+
+
+def test_contenders_are_built_once_and_take_turns():
+    log: list[str] = []
+    trials = compare([Scripted("A", log), Scripted("B", log)], WORK, WORK, Repeats(3, 3), free_bytes=2)
+    assert log == ["build A", "warm A", "build B", "warm B", "A", "B", "B", "A", "A", "B", "close A", "close B"]
+    assert [len(trial.samples) for trial in trials] == [3, 3]
+
+
+def test_where_memory_forbids_two_at_once_they_run_in_blocks():
+    log: list[str] = []
+    trials = compare([Scripted("A", log), Scripted("B", log)], WORK, WORK, Repeats(3, 3), free_bytes=1)
+    assert [entry for entry in log if len(entry) == 1] == ["A", "A", "B", "B", "A", "B"]
+    assert log[:5] == ["build A", "warm A", "A", "A", "close A"]
+    assert [len(trial.samples) for trial in trials] == [3, 3]
+
+
+@pytest.mark.parametrize("fails_at", [1, 3])
+def test_a_contender_that_fails_leaves_a_reason_and_no_samples_and_the_others_go_on(fails_at):
+    log: list[str] = []
+    broken, sound = compare(
+        [Scripted("A", log, fails_at=fails_at), Scripted("B", log)], WORK, WORK, Repeats(3, 3), free_bytes=2
+    )
+    assert (broken.failed, broken.samples) == ("RuntimeError: out of memory", [])
+    assert (sound.failed, len(sound.samples)) == (None, 3)
+    assert "close A" in log
+
+
+def test_a_slow_cell_is_run_less_often():
+    quick, slow = Scripted("A", []), Scripted("B", [], takes=0.02)
+    assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=0.01), 9)[0].samples) == 5
+    assert len(compare([slow], WORK, WORK, Repeats(5, 3, slow_s=0.01), 9)[0].samples) == 3
+    assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=0.01, floor_s=1), 9)[0].samples) == 3
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_counts_every_storage_once():
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = torch.zeros(10, 4)
+            self.views = [self.keys[i] for i in range(10)]
+            self.inner = {"values": torch.zeros(5)}
+
+    assert tensor_bytes(Cache()) == 160 + 20
+
+
+def test_a_phase_holds_its_weights_and_room_for_what_is_asked(bench):
+    work = burst(2, 8, 4)
+    contender = bench.contender("p02", work.longest, 2)
+    contender.build()
+    peak = contender.run(work.arrivals(320), watch_memory=True).peak_bytes
+    config = bench.model.config
+    cache = 2 * config.num_layers * 2 * config.num_kv_heads * (work.longest + 1) * config.head_dim * 4
+    assert peak >= bench.weight_bytes + cache
+    assert peak < bench.weight_bytes + cache + 20_000  # masks and indices of a step, nothing larger

@@ -1,0 +1,153 @@
+"""A whole benchmark, quick, on a tiny model; and the two front ends."""
+
+import json
+
+import pytest
+import torch
+
+from gradus.bench import __main__ as plain
+from gradus.bench import command, fingerprint, gpu, results
+from gradus.bench.profiler import profile_steps, short
+from gradus.errors import ConfigError
+from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
+
+TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture(autouse=True)
+def known_machine(monkeypatch):
+    """Ceilings without the second that measuring them takes."""
+    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
+    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: found)
+
+
+def test_a_quick_look_measures_every_table_and_writes_the_report(gradus, tmp_path):  # noqa: F811
+    done = gradus("bench", "p01", "--quick", "--no-peers", "--out", str(tmp_path), *TINY)
+    assert done.code == 0, done.err
+    folder = tmp_path / "cpu" / "p01"
+    assert done.out.strip() == str(folder / "report.md")
+    found = results.read(folder / "results.json")
+    (run,) = found.runs
+    assert {(cell.table, cell.row) for cell in run.cells} >= {("output-length", "200"), ("prompt-length", "64")}
+    for cell in run.cells:
+        assert [entry.contender for entry in cell.entries] == ["p00", "p01"]
+        for entry in cell.entries:
+            assert entry.skipped is None and len(entry.samples) == 2 and entry.prediction
+            assert entry.samples[0]["output_tokens"] == 6
+    assert [profile["contender"] for profile in run.profiles] == ["p00", "p01"]
+    assert all(profile["kernels"] > 10 and profile["top"] for profile in run.profiles)
+    assert run.settings["quick"] and run.settings["commit"] and run.fingerprint["versions"]["torch"]
+    text = (folder / "report.md").read_text()
+    assert "not to be quoted" in text and "p01 KV cache" in text
+    assert (folder / "output-length.svg").exists()
+    assert command.report(tmp_path, check=True) == 0
+
+
+def test_resuming_keeps_what_is_there_and_adds_what_is_not(tmp_path):
+    arguments = ["p02", "--quick", "--commit", "abc", "--out", str(tmp_path), *TINY]
+    file = tmp_path / "cpu" / "p02" / "results.json"
+    assert plain.main([*arguments, "--table", "batch-size"]) == 0
+    before = results.read(file).runs[0]
+    assert {cell.table for cell in before.cells} == {"batch-size"}
+    assert plain.main([*arguments, "--resume"]) == 0
+    after = results.read(file).runs[0]
+    assert after.cells[: len(before.cells)] == before.cells
+    assert {cell.table for cell in after.cells} == {"batch-size", "padding"} and after.profiles
+    # another commit's results are no place to go on from
+    assert (
+        plain.main(
+            ["p02", "--quick", "--resume", "--commit", "def", "--table", "padding", "--out", str(tmp_path), *TINY]
+        )
+        == 0
+    )
+    assert {cell.table for cell in results.read(file).runs[0].cells} == {"padding"}
+
+
+def test_only_one_contender_can_be_asked_for(tmp_path):
+    assert plain.main(["ladder", "--quick", "--contender", "p03", "--out", str(tmp_path), *TINY]) == 0
+    (cell,) = results.read(tmp_path / "cpu" / "ladder" / "results.json").runs[0].cells
+    assert [entry.contender for entry in cell.entries] == ["p03"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["bench", "p99"], "benchmark must be one of p00, p01, p02, p03, ladder, all, got 'p99'"),
+        (["bench", "p01", "--repeats", "0", *TINY], "repeats must be 1 or more, got 0"),
+        (["bench", "p01", "--model", "random:nothing"], "no shape named 'nothing'"),
+        (["report", "nowhere"], "nowhere: no such folder"),
+        (["profile", "p99", *TINY], "phase must be one of p00"),
+        (["profile", "p01", "--context", "0", *TINY], "context must be between 1 and"),
+        (["profile", "p01", "--batch", "0", *TINY], "batch must be 1 or more, got 0"),
+    ],
+)
+def test_a_mistake_is_one_line(gradus, arguments, complaint):  # noqa: F811
+    done = gradus(*arguments)
+    assert done.code == 2
+    assert complaint in done.err and done.err.count("\n") == 1
+
+
+def test_the_plain_front_end_tells_a_mistake_in_one_line_too(capsys):
+    assert plain.main(["p99"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_profile_says_where_the_time_goes_and_leaves_a_timeline(gradus, tmp_path):  # noqa: F811
+    done = gradus("profile", "p01", "--context", "16", "--out", str(tmp_path), *TINY)
+    assert done.code == 0, done.err
+    assert "a step takes" in done.out and "aten::" in done.out
+    trace = json.loads((tmp_path / "traces" / "p01-cpu.json").read_text())
+    assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
+
+
+def test_the_step_of_the_baseline_does_more_than_that_of_the_cache(bench):
+    slow, fast = (profile_steps(bench, phase, context=200) for phase in ("p00", "p01"))
+    assert slow.device_ms > fast.device_ms
+    assert 0 <= fast.idle_percent <= 100
+    assert sum(share for _, share, _ in fast.top) <= 100.5
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("void at::native::(anonymous namespace)::layer_norm_kernel<float, float>(int)", "layer_norm_kernel"),
+        ("std::enable_if<!(false), void>::type internal::gemvx::kernel<int>(Params)", "internal::gemvx::kernel"),
+        ("aten::mm", "aten::mm"),
+        ("sgemm_largek_lds64", "sgemm_largek_lds64"),
+    ],
+)  # fmt: skip
+def test_kernels_have_names_that_can_be_read(name, said):
+    assert short(name) == said
+
+
+def test_the_ceilings_are_measured(monkeypatch):
+    monkeypatch.undo()
+    fingerprint.rates.cache_clear()
+    found = fingerprint.rates(torch.device("cpu"), quick=True)
+    assert set(found) == {"read_gb_s", "copy_gb_s", "float32_tflop_s", "bfloat16_tflop_s", "launch_us"}
+    assert all(value > 0 for value in found.values())
+    assert 0.1 < found["read_gb_s"] < 10_000 and 0.01 < found["launch_us"] < 1000
+    machine = fingerprint.machine_of(found, torch.float32)
+    assert machine.bandwidth == found["read_gb_s"] * 1e9 and machine.rate == found["float32_tflop_s"] * 1e12
+
+
+def test_the_fingerprint_names_machine_and_versions():
+    found = fingerprint.fingerprint(torch.device("cpu"))
+    assert {"processor", "cores", "instruction sets", "memory"} <= found["hardware"].keys()
+    assert {"python", "torch", "gradus"} <= found["versions"].keys()
+    assert fingerprint.hardware_name(torch.device("cpu")) == "cpu"
+
+
+def test_without_nvml_there_is_none_and_no_complaint(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    with gpu.nvml() as known:
+        assert known is None
+    with gpu.Utilization(period_s=0.001) as use:
+        pass
+    assert "no NVML" in use.summary()
+
+
+@pytest.mark.parametrize("arguments", [{"tables": ("nothing",)}, {"contenders": ("p77",)}])
+def test_asking_for_a_table_or_a_contender_that_is_not_there_is_refused(tmp_path, arguments):
+    with pytest.raises(ConfigError, match="p01 has no"):
+        command.bench("p01", model="random:tiny-llama", device="cpu", dtype="float32", out=tmp_path, **arguments)
