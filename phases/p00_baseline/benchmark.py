@@ -1,6 +1,6 @@
 """How slow is the slowest correct engine, and what is its time made of?"""
 
-from gradus.bench.declaration import Benchmark, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.prediction import recompute
 from gradus.bench.workloads import single_stream
 
@@ -33,4 +33,36 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p00",),
+    accounts={
+        "h200": Account(
+            explains=(
+                "From the shortest answer to the longest the rows grow from {output-length/50/p00/rows} to "
+                "{output-length/400/p00/rows}, and the time between two tokens hardly by half, from "
+                "{output-length/50/p00/itl_ms} to {output-length/400/p00/itl_ms} ms. A short sequence's step is a "
+                "string of launches: {profile/p00/kernels} kernels, each of which Python must ask for, whether it then "
+                "works on thirty rows or on three hundred. At a context of {profile/p00/context} the kernels do catch "
+                "up with the launches: they run for {profile/p00/device_ms} of {profile/p00/step_ms} ms, most of it in "
+                "float32 products, which this GPU does without its matrix units. So the ratio to the prediction falls "
+                "from {output-length/50/p00/times_floor} to {output-length/400/p00/times_floor} as the answer grows: "
+                "the arithmetic that was predicted comes to be what is measured."
+            ),
+            loses=(
+                "Against itself: the longest answer comes at {output-length/400/p00/speedup} times the rate of the "
+                "shortest, and that falls on for as long as the answer goes on."
+            ),
+        ),
+    },
+    rungs={
+        "h200": Account(
+            explains=(
+                "One request after the other, every token a pass over the whole sequence: {ladder/all/p00/rows} rows "
+                "for the same tokens that take {ladder/all/p01/rows} with a cache. That they cost only "
+                "{ladder/all/p01/speedup} times the time in float32 is the launches' doing, which cost both the same."
+            ),
+            loses=(
+                "The median request waits {ladder/all/p00/ttft_ms} ms for its first token: not for its own prompt, but "
+                "for the requests before it."
+            ),
+        ),
+    },
 )

@@ -1,6 +1,6 @@
 """Up to which batch is another sequence almost free?"""
 
-from gradus.bench.declaration import FIRST_ROW, Benchmark, Row, Table
+from gradus.bench.declaration import FIRST_ROW, Account, Benchmark, Row, Table
 from gradus.bench.prediction import static
 from gradus.bench.workloads import burst
 
@@ -50,4 +50,43 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p01", "p02"),
+    accounts={
+        "h200": Account(
+            explains=(
+                "While the step is a string of launches, another sequence is free: from one to sixteen the time "
+                "between tokens stays near {batch-size/1/p02/itl_ms} ms ({batch-size/16/p02/itl_ms} at sixteen), and "
+                "the tokens a second go up {batch-size/16/p02/speedup} times. That is a different reason than the "
+                "predicted one, the weights' bytes, which would allow steps many times as short: the ratio begins at "
+                "{batch-size/1/p02/times_floor}. From {batch-size/128/p02/itl_ms} ms at a batch of a hundred and "
+                "twenty-eight on, the GPU's own work shows, and the ratio falls to {batch-size/512/p02/times_floor}: "
+                "float32 products without matrix units are close to their predicted limit. The largest batch makes "
+                "{batch-size/512/p02/output_tok_s} tok/s, {batch-size/512/p02/speedup} times the first, in "
+                "{batch-size/512/p02/peak_mb} MB. In bfloat16 the arithmetic ends later, so the same batch gives "
+                "{random:gpt2-124m, bfloat16: batch-size/512/p02/speedup} times, and the larger Llama "
+                "{random:llama-3.2-1b, bfloat16: batch-size/512/p02/speedup}. Sequences of mixed lengths, eight at a "
+                "time, gain less, {padding/mixed/p02/speedup} times: {padding/mixed/p02/padding} of the rows are "
+                "filler."
+            ),
+            loses=(
+                "At a batch of one it is slower than p01: a step launches {profile/p02/kernels} kernels instead of "
+                "{profile/p01/kernels}, for the mask and for stores and reads by slot, and takes {profile/p02/step_ms} "
+                "instead of {profile/p01/step_ms} ms. The first token comes later as the batch grows, "
+                "{batch-size/512/p02/ttft_ms} ms for the largest, because all prompts are one step. And memory is "
+                "taken for every slot at its full length, filled or not."
+            ),
+        ),
+    },
+    rungs={
+        "h200": Account(
+            explains=(
+                "All sixteen in one rectangle: {ladder/all/p02/speedup} times the baseline, for a step of sixteen "
+                "sequences needs no more launches than a step of one. {ladder/all/p02/padding} of its rows are filler, "
+                "and on this GPU they cost next to nothing."
+            ),
+            loses=(
+                "Where rows have a price, the filler does too; and nobody may come late. Here all were there from the "
+                "start, the kindest case for it: the next rung does not beat it."
+            ),
+        ),
+    },
 )

@@ -1,6 +1,6 @@
 """What is gained when nobody waits for the longest answer of a batch?"""
 
-from gradus.bench.declaration import Benchmark, Goal, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import continuous
 from gradus.bench.workloads import PUBLISHED, burst, poisson
 
@@ -72,4 +72,34 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p01", "p03"),
+    accounts={
+        "h200": Account(
+            explains=(
+                "With everybody there from the start and eight slots, {mixed-lengths/mixed/p03/speedup} times the "
+                "tokens a second: a slot that comes free is taken in the next step, so there are fewer steps, and "
+                "{mixed-lengths/mixed/p03/padding} of the rows are filler, not {mixed-lengths/mixed/p02/padding}. "
+                "Predicted was more, for the prediction counts bytes and operations; a step of this phase takes the "
+                "host longer ({mixed-lengths/mixed/p03/itl_ms} against {mixed-lengths/mixed/p02/itl_ms} ms between "
+                "tokens), since prompts and decodes are attended to apart."
+            ),
+            loses=(
+                "The slowest gaps between tokens grow, from {mixed-lengths/mixed/p02/itl_ms_p99} to "
+                "{mixed-lengths/mixed/p03/itl_ms_p99} ms: a newcomer's prompt is in everybody's step. A single decode "
+                "costs more than p01's, for it asks who is where."
+            ),
+        ),
+    },
+    rungs={
+        "h200": Account(
+            explains=(
+                "No filler, and yet {ladder/all/p03/speedup} times the baseline against p02's "
+                "{ladder/all/p02/speedup}: sixteen requests that are all there from the start fill one batch, so there "
+                "is nobody to take the slots that come free. What choosing anew costs the host is all that shows."
+            ),
+            loses=(
+                "On just this workload, against static batching. Its own is the one where requests come and go: see "
+                "the report of p03."
+            ),
+        ),
+    },
 )

@@ -179,7 +179,8 @@ def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(check
 def test_an_error_further_down_suspects_every_function(checked):
     verdict = checked("p02", reference("p02").replace("self.real // self.width", "self.real"))
     assert verdict.sentence.startswith("PaddedAttention.attend (padded.py, line")
-    assert "led to IndexError: index" in verdict.sentence and "raised in SlotTensors.store (slots.py" in verdict.sentence
+    assert "led to IndexError: index" in verdict.sentence
+    assert "raised in SlotTensors.store (slots.py" in verdict.sentence
     assert "visible" in verdict.suspects and "PaddedAttention.prepare" in verdict.suspects
 
 

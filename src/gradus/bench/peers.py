@@ -91,7 +91,7 @@ class Transformers:
 
         config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
         room = sum(len(arrival.prompt) + arrival.max_tokens for arrival in arrivals)
-        batching = ContinuousBatchingConfig(**_pool(room, self.batch))
+        batching = ContinuousBatchingConfig(max_requests_per_batch=self.batch, **_pool(room, self.batch))
         manager = self.model.init_continuous_batching(generation_config=config, continuous_batching_config=batching)
         getattr(manager, "warmup", lambda: None)()  # captures CUDA graphs, in the releases that do
         manager.start()

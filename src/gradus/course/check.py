@@ -160,7 +160,7 @@ def _place(frame: dict[str, Any]) -> str:
 
 
 def _suspects(failure: dict[str, Any], file: Path, exercise: Exercise) -> tuple[str, ...]:
-    """What raised by itself is to blame; what led to an error elsewhere may have been given wrong numbers by another."""
+    """A function that raised is to blame; one that led to an error elsewhere may have been given wrong numbers."""
     innermost = failure["frames"][-1]
     seen = {innermost["function"]} if innermost["file"] == str(file) else set()
     return tuple(name for name in exercise.functions if name in seen) or tuple(exercise.functions)
