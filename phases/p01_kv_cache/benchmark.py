@@ -59,8 +59,8 @@ BENCHMARK = Benchmark(
                 "than the launches, and then they show fully: {profile/p00/device_ms} of {profile/p00/step_ms} ms. "
                 "Others who built the same two steps on an earlier GPU saw the same: hardly any gain for short "
                 "answers, and more than twice for long ones. The prompt's length tells the same story: with the cache "
-                "the latency does not depend on it ({prompt-length/64/p01/e2e_ms} and {prompt-length/512/p01/e2e_ms} ms), "
-                "without it does ({prompt-length/64/p00/e2e_ms} and {prompt-length/512/p00/e2e_ms})."
+                "the latency does not depend on it ({prompt-length/64/p01/e2e_ms} and {prompt-length/512/p01/e2e_ms} "
+                "ms), without it does ({prompt-length/64/p00/e2e_ms} and {prompt-length/512/p00/e2e_ms})."
             ),
             loses=(
                 "In bfloat16, outright: {random:gpt2-124m, bfloat16: output-length/200/p01/speedup} and "
