@@ -213,6 +213,12 @@ def test_sentences_are_filled_from_the_samples():
     )
 
 
+def test_a_row_may_have_a_stroke_in_its_name():
+    found = made()
+    found.runs[0].cells[0].row = "8/s"
+    assert fill("{length/8/s/p01/output_tok_s}", found, BENCHMARK) == "100"
+
+
 @pytest.mark.parametrize(
     "field",
     ["length/200/p09/output_tok_s", "length/300/p01/output_tok_s", "length/500/p00/speedup", "profile/p00/kernels",

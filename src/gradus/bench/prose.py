@@ -43,7 +43,7 @@ def lookup(where: str, results: Results, benchmark: Benchmark) -> str:
         raise missing
     try:
         value = _value(path.split("/"), run, benchmark)
-    except (KeyError, StopIteration, IndexError):
+    except (KeyError, StopIteration, IndexError, ValueError):
         value = None
     if value is None:
         raise missing
@@ -58,8 +58,8 @@ def _value(parts: list[str], run: Run, benchmark: Benchmark) -> str | None:
         if parts[2] == "top":
             return f"`{profile['top'][0][0]}`"
         return shown(profile["top"][0][1] if parts[2] == "top_percent" else profile[parts[2]])
-    name, row, contender, metric = parts
-    table, cell = benchmark.table(name), run.cell(name, row)
+    name, *label, contender, metric = parts
+    table, cell = benchmark.table(name), run.cell(name, "/".join(label))  # a row may be called "8/s"
     entry = cell.entry(contender) if cell else None
     if cell is None or entry is None:
         return None

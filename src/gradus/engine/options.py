@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from gradus.engine.request import ModelLimits
 
-
 DEFAULT_MAX_SEQUENCES = 8
 
 
