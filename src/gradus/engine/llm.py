@@ -12,7 +12,7 @@ from typing import Any
 
 from gradus.engine.completion import Completion, Delta
 from gradus.engine.engine import Engine, Metrics
-from gradus.engine.options import DEFAULT_MAX_SEQUENCES, EngineOptions
+from gradus.engine.options import DEFAULT_MAX_SEQUENCES, EngineOptions, resolve_context
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output
 from gradus.engine.transcript import Transcript
@@ -60,7 +60,7 @@ class LLM:
         self.precision: Precision = resolve_precision(dtype, self.device, self.config)
         self.limits = ModelLimits(
             vocab_size=self.config.vocab_size,
-            context_length=_context(context_length, self.config.context_length),
+            context_length=resolve_context(context_length, self.config.context_length),
             eos_token_ids=_eos(self.checkpoint),
         )
         options = EngineOptions(self.limits, _sequences(max_sequences))
@@ -227,14 +227,6 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, co
         limit = f"one SamplingParams for all, or one for each of the {count} prompts"
         raise RequestError(f"params must be {limit}, got {len(params)}", param="params", limit=limit, got=len(params))
     return list(params)
-
-
-def _context(asked: int | None, most: int) -> int:
-    if asked is None:
-        return most
-    if not 2 <= asked <= most:
-        raise ConfigError(f"context_length must be between 2 and {most} (what the model was made for), got {asked}")
-    return asked
 
 
 def _sequences(asked: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gradus.engine.options import resolve_context
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
@@ -92,9 +93,7 @@ def memory_plan(
     """
     where = resolve_device(device)
     precision = resolve_precision(dtype, where, config)
-    length = config.context_length if context_length is None else context_length
-    if not 2 <= length <= config.context_length:
-        raise ConfigError(f"context_length must be between 2 and {config.context_length}, got {length}")
+    length = resolve_context(context_length, config.context_length)
     model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
     names = dict.fromkeys(str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations))
     return MemoryPlan(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
 
 DEFAULT_MAX_SEQUENCES = 8
 
@@ -16,3 +17,11 @@ class EngineOptions:
 
     limits: ModelLimits
     max_sequences: int = DEFAULT_MAX_SEQUENCES
+
+
+def resolve_context(asked: int | None, most: int) -> int:
+    """Tokens of prompt and output together: as asked, or the `most` that the model was made for."""
+    length = most if asked is None else asked
+    if not 2 <= length <= most:
+        raise ConfigError(f"context_length must be between 2 and {most}, got {length}")
+    return length
