@@ -20,8 +20,9 @@ class CacheManager(Protocol):
     def reserve(self, id: Hashable, end: int) -> bool:
         """Make room so that positions [0, end) are stored after this step: all or nothing, False if there is none."""
 
-    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
-        """The sequence's block table, one tuple of pages a layer group; a snapshot."""
+    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...] | None:
+        """The sequence's block table, one tuple of pages a layer group; a snapshot, or None where nothing has changed
+        since it was last asked for. () from caches without pages."""
 
     def release(self, id: Hashable) -> None:
         """Forget the sequence and free its room. A sequence never seen is no mistake."""

@@ -22,7 +22,8 @@ class Span:
     slot: the row of the sequence's state on the device while it runs (sampling state; later its block table).
     logits: how many of the last rows get logits, decided at scheduling: 1 to sample, 0 for a chunk that does not end
         the prompt.
-    pages: its block table, one tuple a layer group: a snapshot, safe to keep while the cache manager moves on.
+    pages: its block table, one tuple of pages a layer group: a snapshot, safe to keep while the cache manager moves on;
+        None where it is what the slot's span before had, as in most decodes. () from caches without pages.
     """
 
     sequence: Sequence | None
@@ -30,7 +31,7 @@ class Span:
     start: int
     tokens: Ordered[int]
     logits: int
-    pages: tuple[tuple[int, ...], ...] = ()
+    pages: tuple[tuple[int, ...], ...] | None = ()
 
 
 @dataclass(slots=True)
@@ -57,10 +58,15 @@ def admit(sequence: Sequence, slot: int) -> Admission:
 
 @dataclass(slots=True)
 class Plan:
-    """One step's work, in the order of the flat batch. Admissions take effect before any span runs."""
+    """One step's work, in the order of the flat batch. Admissions and wiping take effect before any span runs.
+
+    wiped: pages to be filled with zeros, because a sequence that ended with numbers that are not finite wrote them: a
+    position that attention masks has the weight 0, and 0 times NaN is NaN.
+    """
 
     spans: list[Span]
     admissions: list[Admission] = field(default_factory=list)
+    wiped: tuple[int, ...] = ()
 
 
 class Result(Protocol):

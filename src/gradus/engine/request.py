@@ -21,6 +21,9 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 1000
+MAX_SECONDS = 7 * 24 * 3600
+MAX_SALT_CHARACTERS = 1024
 DEFAULT_MAX_TOKENS = 256
 
 
@@ -102,6 +105,36 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulingParams:
+    """When to serve a request, and what it may share. Raises RequestError naming the field, its limit and what came.
+
+    priority: under the policy "priority" a lower number goes first, and may push a higher one out of the batch.
+    deadline: seconds after its arrival by which the last token must be there. A request that cannot make it any more
+        ends with finish_reason "deadline", and no further step is spent on it. None is no deadline.
+    timeout: seconds after its arrival when it ends with finish_reason "timeout", wherever it is. None is no timeout.
+    cache_salt: requests share cached prefixes only with those of the same salt; so tenants learn nothing from how fast
+        an answer comes. None is the salt of everybody who gives none.
+    """
+
+    priority: int = 0
+    deadline: float | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+
+    def __post_init__(self) -> None:
+        limit = f"a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}"
+        if not isinstance(self.priority, int) or isinstance(self.priority, bool) or abs(self.priority) > MAX_PRIORITY:
+            raise _refuse("priority", limit, self.priority)
+        for name in ("deadline", "timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None:
+                object.__setattr__(self, name, _real(name, seconds, 0, MAX_SECONDS, above=True))
+        salt = self.cache_salt
+        if salt is not None and (not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_CHARACTERS):
+            raise _refuse("cache_salt", f"a string of 1 to {MAX_SALT_CHARACTERS} characters", salt)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLimits:
     """What a request must respect: token ids in [0, vocab_size), prompt and output within context_length tokens."""
 
@@ -120,9 +153,17 @@ class Request:
     max_tokens: int
     seed: int
     stop_ids: frozenset[int]
+    scheduling: SchedulingParams = SchedulingParams()
 
     @classmethod
-    def create(cls, id: str, prompt: Iterable[int], params: SamplingParams, limits: ModelLimits) -> "Request":
+    def create(
+        cls,
+        id: str,
+        prompt: Iterable[int],
+        params: SamplingParams,
+        limits: ModelLimits,
+        scheduling: SchedulingParams | None = None,
+    ) -> "Request":
         """Check `prompt` and `params` against the model. Raises RequestError; nothing is queued or kept."""
         tokens = _prompt(prompt, limits)
         for token in params.stop_token_ids:
@@ -137,6 +178,7 @@ class Request:
             max_tokens=_resolve_max_tokens(len(tokens), params, limits),
             seed=secrets.randbelow(MAX_SEED) if params.seed is None else params.seed,
             stop_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            scheduling=scheduling or SchedulingParams(),
         )
 
     @property

@@ -73,6 +73,7 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
         tables=[span.pages for span in spans],
         logits_rows=torch.tensor([row for _, row in rows], device=device, dtype=torch.int64),
         row_spans=[index for index, _ in rows],
+        wiped=plan.wiped,
     )
 
 

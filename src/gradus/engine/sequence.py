@@ -66,6 +66,7 @@ class Sequence:
 
     request: Request
     index: int
+    id: tuple[str, int] = field(init=False)  # what the cache manager knows it by
     tokens: list[int] = field(init=False)
     slot: int = -1
     cached_tokens: int = 0
@@ -75,12 +76,8 @@ class Sequence:
     first_token: float | None = None
 
     def __post_init__(self) -> None:
+        self.id = self.request.id, self.index
         self.tokens = list(self.request.prompt)
-
-    @property
-    def id(self) -> tuple[str, int]:
-        """What the cache manager knows it by."""
-        return self.request.id, self.index
 
     @property
     def generated(self) -> int:
