@@ -68,6 +68,7 @@ BENCHMARK = Benchmark(
             contenders=("p02", "p03"),
             columns=("ttft_ms", "ttft_ms_p99", "itl_ms", "itl_ms_p99", "requests_s", "goodput", "padding"),
             against="p02",
+            scale="names",
             goals=GOALS,
         ),
     ),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradus.bench import fingerprint
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders import Room, Workbench
 from gradus.bench.profiler import profile_steps
 from gradus.bench.workloads import burst
 from gradus.models.precision import resolve_device, without_cudnn_attention
@@ -22,7 +22,7 @@ def test_a_gpu_is_measured_with_its_own_memory_and_kernels():
     assert fingerprint.fingerprint(device, quick=True)["hardware"]["gpu"]
     bench = Workbench.open("random:tiny-llama", "cuda", "float32")
     work = burst(2, 8, 4)
-    contender = bench.contender("p03", work.longest, 2)
+    contender = bench.contender("p03", Room(work.longest, 2))
     contender.build()
     run = contender.run(work.arrivals(320))
     contender.close()

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from gradus.bench.contenders import tensor_bytes
+from gradus.bench.contenders import Room, tensor_bytes
 from gradus.bench.declaration import Goal
 from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
 from gradus.bench.workloads import Arrival, burst, poisson
@@ -20,7 +20,7 @@ def arrivals(*jobs: tuple[float, int, int]) -> list[Arrival]:
 @pytest.mark.parametrize("phase", ["p00", "p01", "p02", "p03"])
 def test_every_request_gets_its_tokens_and_its_rows_are_counted(bench, phase):
     work = poisson(5, 200.0, (4, 12), (2, 9))
-    run = drive(bench.engine(phase, work.longest, 3), work.arrivals(320), CPU)
+    run = drive(bench.engine(phase, Room(work.longest, 3)), work.arrivals(320), CPU)
     assert [len(times) for times in run.token_times] == [job.output for job in work.jobs]
     assert all(times == sorted(times) for times in run.token_times)
     useful = sum(job.prompt + job.output - 1 for job in work.jobs)
@@ -34,13 +34,13 @@ def test_every_request_gets_its_tokens_and_its_rows_are_counted(bench, phase):
 
 def test_static_batching_wastes_the_rows_that_it_should(bench):
     """Prompts of 4 and 2, answers of 2 and 5: a rectangle of 2 x 4, then four steps of 2 rows."""
-    run = drive(bench.engine("p02", 7, 2), arrivals((0, 4, 2), (0, 2, 5)), CPU)
+    run = drive(bench.engine("p02", Room(7, 2)), arrivals((0, 4, 2), (0, 2, 5)), CPU)
     assert run.rows == 2 * 4 + 4 * 2
     assert run.padding_rows == run.rows - (4 + 1) - (2 + 4)
 
 
 def test_nothing_starts_before_it_arrives_and_nobody_waits_for_the_driver(bench):
-    engine = bench.engine("p01", 20, 1)
+    engine = bench.engine("p01", Room(20, 1))
     started = time.perf_counter()
     run = drive(engine, arrivals((0, 3, 2), (0.15, 3, 2)), CPU)
     assert run.token_times[1][0] >= 0.15
@@ -50,7 +50,7 @@ def test_nothing_starts_before_it_arrives_and_nobody_waits_for_the_driver(bench)
 
 def test_a_request_that_waits_for_another_pays_for_it_in_its_latency(bench):
     """Open loop: the second arrives while the first runs, one at a time, and its clock starts at once."""
-    run = drive(bench.engine("p01", 300, 1), arrivals((0, 3, 60), (0.001, 3, 2)), CPU)
+    run = drive(bench.engine("p01", Room(300, 1)), arrivals((0, 3, 60), (0.001, 3, 2)), CPU)
     first, second = run.token_times
     assert second[0] > first[-1]
     assert run.sample()["ttft_ms"]["p100"] == pytest.approx(1e3 * (second[0] - 0.001), rel=1e-3)
@@ -152,7 +152,7 @@ def test_memory_counts_every_storage_once():
 
 def test_a_phase_holds_its_weights_and_room_for_what_is_asked(bench):
     work = burst(2, 8, 4)
-    contender = bench.contender("p02", work.longest, 2)
+    contender = bench.contender("p02", Room(work.longest, 2))
     contender.build()
     peak = contender.run(work.arrivals(320), watch_memory=True).peak_bytes
     config = bench.model.config

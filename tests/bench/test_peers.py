@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gradus.bench.contenders import Room
 from gradus.bench.peers import build_model, hugging_face_config
 from gradus.bench.workloads import burst
 from gradus.loading import Checkpoint
@@ -67,7 +68,7 @@ def test_the_peer_computes_with_the_checkpoints_weights(shape):
 @pytest.mark.parametrize("name", ["transformers", "transformers-batch"])
 def test_a_peer_does_the_same_work_and_every_token_is_timed(bench, name):
     work = burst(2, (4, 8), (3, 5))
-    peer = bench.contender(name, work.longest, 2)
+    peer = bench.contender(name, Room(work.longest, 2))
     peer.build()
     run = peer.run(work.arrivals(320))
     peer.close()

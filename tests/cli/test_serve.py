@@ -35,6 +35,51 @@ def test_a_dry_run_for_people_says_the_same(gradus):
     assert "random:tiny-llama" in done.out and "context 512 tokens" in done.out
 
 
+PAGED = ["--phase", "p06", "--context-length", "100"]
+
+
+def test_a_dry_run_counts_the_pages_that_the_engine_allocates(gradus):
+    memory = plan(gradus, *PAGED, "--max-sequences", "5", "--cache-tokens", "350", "--page-size", "8")["memory"]
+    pages = memory["pages"]
+    # 350 tokens are 43 full pages; a sequence of 100 tokens takes 13
+    assert (pages["count"], pages["page_size"], pages["positions"]) == (43, 8, 344)
+    assert pages["full_sequences"] == memory["sequences"] == 3
+    assert pages["bytes"] == memory["cache_bytes"] == 44 * 8 * memory["cache_bytes_per_token"]
+
+
+def test_a_dry_run_shows_the_paged_cache_to_people(gradus):
+    done = gradus("serve", *TINY, "--dry-run", *PAGED, "--cache-tokens", "320")
+    assert "20 of 16 tokens; 320 tokens" in done.out and "2 sequences of full length" in done.out
+    assert "which fits" in done.out
+
+
+def test_a_dry_run_says_so_where_weights_and_cache_do_not_fit(gradus):
+    arguments = [*PAGED, "--cache-tokens", str(10**12)]
+    assert "does NOT fit" in gradus("serve", *TINY, "--dry-run", *arguments).out
+    assert plan(gradus, *arguments)["memory"]["fits"] is False
+
+
+def test_phases_without_pages_plan_slots(gradus):
+    memory = plan(gradus, "--phase", "p03", "--context-length", "100", "--max-sequences", "5")["memory"]
+    assert memory["pages"] is None and memory["cache_bytes"] == 5 * memory["cache_bytes_per_sequence"]
+
+
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("phase", "option", "value"),
+    [
+        ("p03", "--cache-tokens", "4096"),
+        ("p01", "--policy", "priority"),
+        ("p03", "--page-size", "16"),
+        ("p05", "--token-budget", "64"),
+    ],
+)
+def test_an_option_that_the_phase_would_ignore_is_refused(gradus, phase, option, value, dry_run):
+    done = gradus("serve", *TINY, *dry_run, "--phase", phase, option, value)
+    assert (done.code, done.out) == (2, "")
+    assert f"{option[2:].replace('-', '_')} does nothing in phase {phase}" in done.err and "p06" in done.err
+
+
 @pytest.mark.parametrize(
     ("option", "value", "setting"),
     [
@@ -43,6 +88,10 @@ def test_a_dry_run_for_people_says_the_same(gradus):
         ("--context-length", 64, "context_length"),
         ("--host", "localhost", "host"),
         ("--max-sequences", 3, "max_sequences"),
+        ("--page-size", 32, "page_size"),
+        ("--cache-tokens", 4096, "cache_tokens"),
+        ("--policy", "deadline", "policy"),
+        ("--token-budget", 64, "token_budget"),
         ("--max-waiting", 7, "max_waiting"),
         ("--request-timeout", 9.5, "request_timeout"),
         ("--drain-timeout", 2.5, "drain_timeout"),
@@ -57,6 +106,10 @@ def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_
         "context_length": 128,
         "host": "127.0.0.1",
         "max_sequences": 2,
+        "page_size": 8,
+        "cache_tokens": 2048,
+        "policy": "priority",
+        "token_budget": 32,
         "max_waiting": 5,
         "request_timeout": 20,
         "drain_timeout": 3,

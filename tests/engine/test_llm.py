@@ -1,8 +1,11 @@
 """The offline API: what it returns, how streams and whole answers agree, and that one request's fault stays its own."""
 
+import time
+
 import pytest
 
 from gradus import LLM, SamplingParams
+from gradus.engine.request import SchedulingParams
 from gradus.errors import ConfigError, RequestError
 
 LONG = SamplingParams(max_tokens=24, temperature=1.0, seed=3, ignore_eos=True)
@@ -163,6 +166,51 @@ def test_a_prompt_that_cannot_be_served_is_refused_before_anything_is_queued(llm
 def test_params_must_match_the_prompts(llm):
     with pytest.raises(RequestError, match="one for each of the 2 prompts"):
         llm.generate(["a", "b"], [SamplingParams()])
+    with pytest.raises(RequestError, match="one SchedulingParams for all, or one for each of the 2 prompts"):
+        llm.generate(["a", "b"], scheduling=[SchedulingParams()] * 3)
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+NO_END = SamplingParams(max_tokens=400, ignore_eos=True)
+
+
+@pytest.mark.parametrize("limit", ["timeout", "deadline"])
+def test_a_request_ends_when_its_time_is_over_running_or_waiting(llm, limit):
+    """In p01, whose scheduler keeps no time: one runs, the other waits behind it."""
+    for prompt in ("a", "b"):
+        llm.submit(prompt, NO_END, scheduling=SchedulingParams(**{limit: 0.1}))
+    llm.step()
+    time.sleep(0.1)
+    done = [delta.completion for delta in llm.step()]
+    assert [completion.finish_reason for completion in done] == [limit, limit]
+    assert [len(completion.token_ids) for completion in done] == [1, 0]
+
+
+def test_the_earlier_limit_names_the_ending(llm):
+    both = SchedulingParams(timeout=60, deadline=0.02)
+    assert next(iter(llm.chat([{"role": "user", "content": "a"}], NO_END, scheduling=both))).finish_reason == "deadline"
+
+
+def test_each_prompt_may_have_its_own_limit_and_leaves_the_others_alone(llm):
+    scheduling = [SchedulingParams(timeout=1e-9), SchedulingParams()]
+    late, fine = llm.generate(["a", "b"], SamplingParams(max_tokens=3, ignore_eos=True), scheduling=scheduling)
+    assert (late.finish_reason, late.token_ids) == ("timeout", ())
+    assert (fine.finish_reason, len(fine.token_ids)) == ("length", 3)
+
+
+def test_the_limit_of_an_ended_request_does_not_meet_the_next_one_of_its_name(llm):
+    llm.submit("a", SamplingParams(max_tokens=1), scheduling=SchedulingParams(timeout=0.05), request_id="x")
+    llm.step()
+    llm.submit("a", NO_END, request_id="x")
+    time.sleep(0.06)
+    assert llm.step()[0].completion is None
+    llm.cancel("x")
+
+
+def test_a_stream_says_that_it_ran_out_of_time(llm):
+    *_, last = llm.stream("a", NO_END, scheduling=SchedulingParams(timeout=0.02))
+    assert last.completion.finish_reason == "timeout"
 
 
 # -- faults and neighbors ----------------------------------------------------------------------------------------------
@@ -210,8 +258,15 @@ def test_without_a_seed_answers_differ(llm):
         ({"dtype": "int3"}, "dtype must be auto, float32"),
         ({"context_length": 1}, "context_length must be between 2 and"),
         ({"context_length": 10**9}, "context_length must be between 2 and"),
-        ({"max_sequences": 0}, "max_sequences must be 1 or more"),
-        ({"max_sequences": 10**9, "phase": "p03"}, "not enough memory for the weights and a cache of 1000000000 x 512"),
+        ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more"),
+        ({"policy": "fifo", "phase": "p03"}, "policy must be one of fcfs, priority, deadline, got 'fifo'"),
+        (
+            {"page_size": 16, "phase": "p03"},
+            "page_size does nothing in phase p03, leave it out; it is for p04, p05, p06",
+        ),
+        ({"token_budget": 64, "phase": "p05"}, "token_budget does nothing in phase p05, leave it out; it is for p06"),
+        ({"cache_tokens": 8, "phase": "p04"}, "cache_tokens must be a whole number, 16 or more, got 8"),
+        ({"max_sequences": 10**9, "phase": "p03"}, "not enough memory for the weights and a cache of 512000000000"),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(options, message):

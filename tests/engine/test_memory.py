@@ -4,8 +4,13 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
+from gradus.attention.storage import PagedStorage
+from gradus.cache.paged import PagedCache
 from gradus.engine.memory import MemoryPlan, free_memory, memory_plan, readable
+from gradus.engine.options import EngineOptions
+from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.models import create_model
 from gradus.models.shapes import SHAPES
@@ -58,6 +63,32 @@ def test_a_context_beyond_the_model_is_refused():
         memory_plan(SHAPES["tiny-llama"], device="cpu", dtype="float32", context_length=1_000_000)
 
 
+def options(context, **settings):
+    return EngineOptions(ModelLimits(vocab_size=320, context_length=context), **settings)
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_pages_are_counted_as_they_are_allocated(shape):
+    """tiny-gemma3 has windows: several layer groups share the pool."""
+    config = SHAPES[shape]
+    paging = options(100, max_sequences=3, page_size=16, cache_tokens=330)
+    pages = memory_plan(config, device="cpu", dtype="float32", context_length=100, paging=paging).pages
+    storage = PagedStorage(config, pages.count, 16, torch.float32, torch.device("cpu"))
+    assert pages.bytes == storage.keys.nbytes + storage.values.nbytes
+    assert pages.positions == 320 and pages.count == 20 * len(storage.groups)
+    assert pages.full_sequences == 2  # 7 pages each, of 20
+    cache = PagedCache(pages.count, 16, [group.window for group in storage.groups])
+    assert all(cache.reserve(number, 100) for number in range(2)) and not cache.reserve(2, 100)
+
+
+def test_pages_that_do_not_fit_beside_the_weights_are_told():
+    small = options(100, cache_tokens=1600)
+    plan = memory_plan(SHAPES["tiny-llama"], device="cpu", dtype="float32", paging=small, free_bytes=1 << 30)
+    assert plan.fits and plan.cache_bytes == plan.pages.bytes
+    plan = dataclasses.replace(plan, free_bytes=plan.weight_bytes + plan.cache_bytes)  # nothing left for activations
+    assert not plan.fits and "does NOT fit" in plan.render()
+
+
 def test_both_renderings_hold_every_figure():
     assert "sequences that fit  7" in PLAN.render()
     assert json.loads(json.dumps(PLAN.as_dict()))["sequences"] == 7
@@ -76,6 +107,4 @@ def test_sizes_are_readable(size, text):
 
 @pytest.mark.gpu
 def test_a_gpu_tells_its_free_memory():
-    import torch
-
     assert 0 < free_memory(torch.device("cuda")) <= torch.cuda.get_device_properties(0).total_memory

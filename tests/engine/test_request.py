@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.engine.request import DEFAULT_MAX_TOKENS, MAX_SEED, ModelLimits, Request, SamplingParams
+from gradus.engine.request import DEFAULT_MAX_TOKENS, MAX_SEED, ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 
 LIMITS = ModelLimits(vocab_size=100, context_length=32, eos_token_ids=(2,))
@@ -42,6 +42,35 @@ def test_a_field_out_of_bounds_is_refused_with_its_name_limit_and_value(param, v
     assert refused.value.limit
     assert param in str(refused.value) and "got" in str(refused.value)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 250
+
+
+BAD_SCHEDULING = [
+    ("priority", [-1001, 1001, 10**400, 1.0, True, "1", None]),
+    ("deadline", [0, -1, 604801, 10**400, math.inf, math.nan, True, "5", [5]]),
+    ("timeout", [0, -0.0, -1, 604801, math.inf, math.nan, False, "5", {}]),
+    ("cache_salt", ["", "x" * 1025, 5, True, b"a", ["a"]]),
+]
+
+
+@pytest.mark.parametrize("param, value", [(param, value) for param, values in BAD_SCHEDULING for value in values])
+def test_a_scheduling_field_out_of_bounds_is_refused_in_the_same_way(param, value):
+    with pytest.raises(RequestError) as refused:
+        SchedulingParams(**{param: value})
+    assert refused.value.param == param and refused.value.limit
+    assert param in str(refused.value) and "got" in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 250
+
+
+def test_scheduling_at_its_limits_is_accepted_and_seconds_are_numbers():
+    params = SchedulingParams(priority=-1000, deadline=604800, timeout=1, cache_salt="x" * 1024)
+    assert (params.deadline, params.timeout) == (604800.0, 1.0) and isinstance(params.timeout, float)
+    assert SchedulingParams() == SchedulingParams(priority=0, deadline=None, timeout=None, cache_salt=None)
+
+
+def test_a_request_without_scheduling_has_the_defaults():
+    assert Request.create("r", [1], SamplingParams(), LIMITS).scheduling == SchedulingParams()
+    urgent = SchedulingParams(priority=-5)
+    assert Request.create("r", [1], SamplingParams(), LIMITS, urgent).scheduling is urgent
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63, 2**64, 10**30])
@@ -129,6 +158,14 @@ JUNK = st.recursive(
 def test_junk_is_either_accepted_or_refused_in_one_line(name, value):
     try:
         SamplingParams(**{name: value})
+    except RequestError as refused:
+        assert refused.param == name and "\n" not in str(refused)
+
+
+@given(st.sampled_from([field.name for field in dataclasses.fields(SchedulingParams)]), JUNK)
+def test_junk_scheduling_is_either_accepted_or_refused_in_one_line(name, value):
+    try:
+        SchedulingParams(**{name: value})
     except RequestError as refused:
         assert refused.param == name and "\n" not in str(refused)
 

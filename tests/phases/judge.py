@@ -4,16 +4,20 @@
            --facts=facts.json
 
 runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like:
-`gradus check` makes a sentence of it.
+`gradus check` makes a sentence of it. Test files outside tests/phases, named beside it, are about a part that no phase
+owns (tests/cache), and run whole.
 """
 
 import json
 import linecache
 from pathlib import Path
 
+import pytest
+
 from gradus.course.substitute import substitute
 
 ROOT = Path(__file__).parents[2]
+PHASES = ROOT / "tests" / "phases"
 failures: list[dict] = []
 
 
@@ -23,14 +27,21 @@ def pytest_addoption(parser):
         group.addoption(f"--{name}", required=True)
 
 
-def pytest_configure(config):
-    substitute(config.getoption("module"), Path(config.getoption("file")))
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config):
+    """Before any conftest can import the module."""
+    options = early_config.known_args_namespace
+    substitute(options.module, Path(options.file))
 
 
 def pytest_collection_modifyitems(config, items):
-    """Only the tests of the phase: those that take it as a parameter."""
+    """Of the phases' tests only those of the phase, which take it as a parameter; of a part's own, all."""
     phase = config.getoption("phase")
-    items[:] = sorted((item for item in items if phase in parameters(item).values()), key=telling)
+    items[:] = sorted((item for item in items if is_part(item) or phase in parameters(item).values()), key=telling)
+
+
+def is_part(item) -> bool:
+    return not item.path.is_relative_to(PHASES)
 
 
 def parameters(item) -> dict:
@@ -38,10 +49,12 @@ def parameters(item) -> dict:
 
 
 def telling(item) -> int:
-    """What a phase promises alone says most about a mistake, then whole runs, last random schedules."""
+    """What a phase promises says most about a mistake, then the part alone, then whole runs, last random schedules."""
     if item.get_closest_marker("hypothesis"):
-        return 3
-    return {"test_promises": 0, "test_oracle": 1}.get(item.path.stem, 2)
+        return 4
+    if is_part(item):
+        return 1
+    return 0 if item.path.stem.startswith("test_promises") else 2 if item.path.stem == "test_oracle" else 3
 
 
 def pytest_exception_interact(node, call, report):

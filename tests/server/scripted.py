@@ -1,7 +1,7 @@
 """A deterministic engine with an LLM's step-level interface, for tests that need faults and timing on cue.
 
 Sample i of a prompt yields the tokens i, i + 1, i + 2, … as text "0 1 2 …", one token a step, `slots` samples at once,
-first come first served. Validation is the real one.
+first come first served. Validation is the real one; a request's time and its deadline are looked at before each step.
 """
 
 import time
@@ -28,24 +28,37 @@ class ScriptedLLM:
     """step_s: how long a step takes. piece: the text of a token after its number, to make answers large.
 
     `faults` maps a step's number (from 1) to an exception to raise in it; `hang` maps it to a duration; `poison` is a
-    prompt token whose samples end with finish_reason "error".
+    prompt token whose samples end with finish_reason "error"; `unbalanced` makes every self-check fail.
     """
 
-    def __init__(self, *, slots=4, step_s=0.0, piece=" ", faults=None, hang=None, poison=None, context_length=4096):
+    def __init__(
+        self,
+        *,
+        slots=4,
+        step_s=0.0,
+        piece=" ",
+        faults=None,
+        hang=None,
+        poison=None,
+        unbalanced=False,
+        context_length=4096,
+    ):
         self.limits = ModelLimits(vocab_size=1000, context_length=context_length)
         self.checkpoint = SimpleNamespace(name="scripted")
         self.precision = SimpleNamespace(weights="torch.float32", activations="torch.float32")
         self.phase, self.device = "p99", "cpu"
         self.slots, self.step_s, self.piece = slots, step_s, piece
         self.faults, self.hang, self.poison = faults or {}, hang or {}, poison
+        self.unbalanced, self.checks = unbalanced, 0
         self.waiting, self.running = deque(), []
+        self.settings = {"max_sequences": slots}
         self.totals = Metrics()
         self.seen = []  # request ids in the order in which their first sample began
         self.spent = {}  # request id → steps that included it
 
-    def submit(self, prompt, params, *, request_id):
+    def submit(self, prompt, params, *, scheduling=None, request_id):
         tokens = list(prompt.encode()) if isinstance(prompt, str) else prompt
-        request = Request.create(request_id, tokens, params, self.limits)
+        request = Request.create(request_id, tokens, params, self.limits, scheduling)
         self.totals.prompt_tokens += len(request.prompt)
         self.waiting.extend(Sample(request, index) for index in range(params.n))
         return request_id
@@ -59,12 +72,28 @@ class ScriptedLLM:
         time.sleep(self.hang.get(self.totals.steps, self.step_s))
         if error := self.faults.get(self.totals.steps):
             raise error
+        ended = self._expire()
         while self.waiting and len(self.running) < self.slots:
             self.running.append(self.waiting.popleft())
             self.seen.append(self.running[-1].request.id)
         self.totals.batch_total += len(self.running)
         self.totals.max_batch = max(self.totals.max_batch, len(self.running))
-        return [self._advance(sample) for sample in list(self.running)]
+        return ended + [self._advance(sample) for sample in list(self.running)]
+
+    def check(self):
+        self.checks += 1
+        assert not self.unbalanced, "secret detail"
+
+    def _expire(self):
+        ended = []
+        for sample in (*self.running, *self.waiting):
+            age = time.perf_counter() - sample.arrived
+            scheduling = sample.request.scheduling
+            for reason, limit in (("timeout", scheduling.timeout), ("deadline", scheduling.deadline)):
+                if limit is not None and age >= limit:
+                    ended.append(self._end(sample, (), "", reason))
+                    break
+        return ended
 
     def cancel(self, request_id, reason="cancelled"):
         meant = [sample for sample in (*self.running, *self.waiting) if sample.request.id == request_id]
@@ -91,7 +120,7 @@ class ScriptedLLM:
         (self.running if sample in self.running else self.waiting).remove(sample)
         self.totals.completed += reason == "length"
         self.totals.failed += reason == "error"
-        self.totals.cancelled += reason in ("cancelled", "timeout")
+        self.totals.cancelled += reason in ("cancelled", "timeout", "deadline")
         now = time.perf_counter()
         completion = Completion(
             request_id=sample.request.id,

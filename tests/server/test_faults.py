@@ -54,10 +54,10 @@ def test_a_sample_that_fails_leaves_its_siblings_streams_alone(serving):
 
 def test_a_submission_that_breaks_the_tokenizer_breaks_nothing_else(serving, caplog):
     class Fragile(ScriptedLLM):
-        def submit(self, prompt, params, *, request_id):
+        def submit(self, prompt, params, **names):
             if prompt == "break":
                 raise ZeroDivisionError("secret detail")
-            return super().submit(prompt, params, request_id=request_id)
+            return super().submit(prompt, params, **names)
 
     server = serving(Fragile)
     answer = server.generate(prompt="break", max_tokens=1)
@@ -69,7 +69,7 @@ def test_a_submission_that_breaks_the_tokenizer_breaks_nothing_else(serving, cap
 
 def test_an_engine_that_is_full_is_an_overload(serving):
     class Full(ScriptedLLM):
-        def submit(self, prompt, params, *, request_id):
+        def submit(self, prompt, params, **names):
             raise CapacityError("no room")
 
     answer = serving(Full).generate(prompt="a", max_tokens=1)
@@ -112,6 +112,35 @@ def test_a_step_that_hangs_is_noticed(serving):
     # when the step does come back, nothing runs after it
     assert eventually(lambda: not server.client._thread.is_alive())
     assert server.engine.totals.steps == 3
+
+
+def test_an_idle_engine_checks_its_books_once_and_says_so(serving):
+    server = serving()
+    for _ in range(3):
+        server.generate(prompt="a", max_tokens=1)
+    assert eventually(lambda: server.stats()["self_checks"] >= 1)
+    time.sleep(0.2)  # nothing more happens, so there is nothing more to check
+    assert server.stats()["self_checks"] == server.engine.checks <= 2
+    assert server.stats()["failed_self_checks"] == 0
+
+
+def test_books_that_do_not_balance_are_reported_and_serving_goes_on(serving, caplog):
+    server = serving(partial(ScriptedLLM, unbalanced=True))
+    assert server.generate(prompt="a", max_tokens=1).status_code == 200
+    assert eventually(lambda: server.stats()["failed_self_checks"] == 1)
+    assert "self-check failed" in caplog.text and "secret detail" in caplog.text
+    assert server.health() == 200
+    assert server.generate(prompt="a", max_tokens=1).status_code == 200
+
+
+def test_the_books_are_checked_at_most_once_a_second(serving):
+    server = serving()
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        server.generate(prompt="a", max_tokens=1)
+        time.sleep(0.02)
+    assert server.engine.checks <= 2
+    assert eventually(lambda: server.stats()["self_checks"] == server.engine.checks)
 
 
 def test_slow_steps_below_the_limit_are_no_alarm(serving):

@@ -210,7 +210,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(
     ["prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
      "frequency_penalty", "logit_bias", "seed", "n", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "logprobs",
-     "stream", "timeout"]
+     "stream", "timeout", "priority", "deadline", "cache_salt"]
 )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ FIELDS = st.sampled_from(
 def test_any_values_in_any_fields(server, fields, with_prompt):
     body = ({"prompt": "a", "max_tokens": 2} if with_prompt else {}) | fields
     answer = post(server, json.dumps(body).encode())
-    assert answer.status_code in (200, 400)
+    assert answer.status_code in (200, 400, *([504] if {"timeout", "deadline"} & set(fields) else []))
     if answer.status_code == 400:
         assert answer.json()["error"]["param"]
         assert "Traceback" not in answer.text
@@ -272,6 +272,17 @@ def test_any_values_in_any_fields(server, fields, with_prompt):
         ("seed", 2**63, str(2**63)),
         ("ignore_eos", 1, "1"),
         ("stream", "yes", "'yes'"),
+        ("priority", 1001, "1001"),
+        ("priority", 1.0, "1.0"),
+        ("priority", True, "True"),
+        ("deadline", 0, "0"),
+        ("deadline", -1, "-1"),
+        ("deadline", "soon", "'soon'"),
+        ("deadline", 10**400, None),
+        ("timeout", 10**400, None),
+        ("cache_salt", "", "''"),
+        ("cache_salt", 5, "5"),
+        ("cache_salt", "x" * 1025, None),
         ("prompt", 5, "5"),
         ("prompt", None, "None"),
         ("prompt", {"text": "a"}, None),
@@ -355,9 +366,10 @@ def test_every_documented_status_is_json_and_no_page_loads_from_elsewhere(server
 def test_the_schema_describes_every_field_of_a_request(server):
     operation = server.http.get("/openapi.json").json()["paths"]["/generate"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    from gradus.engine.request import SamplingParams
+    from gradus.engine.request import SamplingParams, SchedulingParams
 
-    assert set(schema["properties"]) == {*SamplingParams.__slots__, "prompt", "stream", "timeout"}
+    fields = {*SamplingParams.__slots__, *SchedulingParams.__slots__}
+    assert set(schema["properties"]) == {*fields, "prompt", "stream"}
     assert all(field["description"] for field in schema["properties"].values())
 
 

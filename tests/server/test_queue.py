@@ -141,6 +141,50 @@ def test_the_servers_own_timeout_holds_where_a_request_names_none(serving):
     assert server.generate(prompt="a", max_tokens=1000).status_code == 504
 
 
+def test_a_waiting_request_whose_time_is_up_frees_its_place(serving):
+    server = serving(SLOW, max_waiting=1)
+    running = server.send(b'{"prompt": "a", "max_tokens": 1000}')
+    assert eventually(lambda: server.stats()["active"] == 1)
+    waiting = server.send(b'{"prompt": "a", "max_tokens": 1, "timeout": 0.3}')
+    assert eventually(lambda: server.stats()["waiting"] == 1)
+    assert server.generate(prompt="a", max_tokens=1).status_code == 503
+    assert read_answer(waiting)[0] == 504
+    assert eventually(lambda: server.stats()["waiting"] == 0)
+    assert server.generate(prompt="a", max_tokens=1, timeout=0.2).status_code == 504  # it waited: there was room
+    server.leave(running, reset=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_cannot_make_its_deadline_is_told_so(serving, stream):
+    server = serving(SLOW)
+    answer = server.generate(prompt="a", max_tokens=1000, deadline=0.2, stream=stream)
+    if stream:
+        frames, done = events(answer)
+        assert answer.status_code == 200 and done
+        assert frames[-1]["finish_reason"] == "deadline" and frames[-1]["usage"]["completion_tokens"] > 0
+        error = frames[-1]["error"]
+    else:
+        assert answer.status_code == 504
+        error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("deadline", 504)
+    assert "deadline" in error["message"]
+    assert server.idle()
+
+
+def test_a_deadline_that_is_met_is_no_matter(serving):
+    assert serving().generate(prompt="a", max_tokens=3, deadline=20, timeout=10).status_code == 200
+
+
+def test_time_spent_before_the_engine_looks_counts(serving):
+    """The second request comes while the engine is inside a long step: its time runs all the same."""
+    server = serving(partial(ScriptedLLM, slots=2, hang={2: 0.6}))
+    first = server.send(b'{"prompt": "a", "max_tokens": 50}')
+    assert eventually(lambda: server.client._thread.step_started and server.engine.totals.steps == 2)
+    assert server.generate(prompt="b", max_tokens=50, deadline=0.3).status_code == 504
+    assert "gen-2" not in server.engine.spent
+    assert read_answer(first)[0] == 200
+
+
 def test_a_timeout_beyond_the_servers_is_refused(serving):
     server = serving(request_timeout=20)
     for timeout in (0, -1, 20.1, 1e9, True, "5", [1]):

@@ -2,7 +2,8 @@
 
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from gradus import phases
 from gradus.bench.declaration import PEERS
-from gradus.bench.measure import Contender, Run, drive, synchronize
+from gradus.bench.measure import Contender, ContenderFailed, Run, drive, synchronize
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
+from gradus.cache import CacheManager
+from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.engine.memory import free_memory
 from gradus.engine.options import EngineOptions
@@ -60,54 +63,99 @@ class Workbench:
     def weight_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
 
-    def contender(self, name: str, context_length: int, batch: int) -> Contender:
-        """name: a phase or a peer. context_length, batch: the longest sequence, and the most at once, of the cell."""
+    def contender(self, name: str, room: "Room") -> Contender:
+        """name: a phase or a peer."""
         if name in PEERS:
             from gradus.bench.peers import Transformers
 
-            return Transformers(name, self, batch)
-        return PhaseContender(name, self, context_length, batch)
+            return Transformers(name, self, room.batch)
+        return PhaseContender(name, self, room)
 
-    def engine(self, phase: str, context_length: int, batch: int) -> Engine:
+    def engine(self, phase: str, room: "Room") -> Engine:
         """The phase's engine with room for exactly what is asked of it."""
-        limits = ModelLimits(self.model.config.vocab_size, min(context_length + 1, self.model.config.context_length))
-        return phases.load(phase).build(self.model, EngineOptions(limits, max_sequences=batch))
+        module = phases.load(phase)
+        room = room.of(module)
+        limits = ModelLimits(self.model.config.vocab_size, min(room.context + 1, self.model.config.context_length))
+        paged = {"cache_tokens": room.cache_tokens} if is_paged(module) else {}
+        budget = {"token_budget": room.token_budget} if "token_budget" in uses(module) else {}
+        return module.build(self.model, EngineOptions(limits, max_sequences=room.batch, **paged, **budget))
 
-    def cache_bytes(self, context_length: int, batch: int) -> int:
-        return kv_bytes_per_token(self.model.config, self.model.dtype.itemsize) * context_length * batch
+    @property
+    def bytes_a_position(self) -> int:
+        return kv_bytes_per_token(self.model.config, self.model.dtype.itemsize)
 
     def free_bytes(self) -> int:
         """What contenders may take together: the rest is for activations, logits and fragments."""
         return int(0.8 * free_memory(self.device))
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a contender is built for: sequences of up to `context` tokens, `batch` at a time.
+
+    cache_tokens: positions of cache that it gets; None is as many as `batch` sequences of `context` can fill.
+    token_budget: most tokens a step, where prompts are cut; None is the phase's own choice.
+    """
+
+    context: int
+    batch: int
+    cache_tokens: int | None = None
+    token_budget: int | None = None
+
+    @property
+    def positions(self) -> int:
+        return self.cache_tokens or self.batch * self.context
+
+    def of(self, module: ModuleType) -> "Room":
+        """For this phase: one without pages reserves a whole context for each sequence, and runs as many as that fit.
+
+        Raises ContenderFailed if not a single one does.
+        """
+        if self.cache_tokens is None or is_paged(module):
+            return self
+        if self.cache_tokens < self.context:
+            raise ContenderFailed(f"{self.cache_tokens} positions hold no sequence of {self.context}")
+        return replace(self, batch=min(self.batch, self.cache_tokens // self.context))
+
+
+def uses(module: ModuleType) -> frozenset[str]:
+    """The options beside max_sequences that a phase's engine follows."""
+    return getattr(module, "USES", frozenset())
+
+
+def is_paged(module: ModuleType) -> bool:
+    return "cache_tokens" in uses(module)
+
+
 class PhaseContender:
     """A phase's engine, driven directly: token ids in, token ids out, no text and no server between."""
 
-    def __init__(self, name: str, bench: Workbench, context_length: int, batch: int) -> None:
+    def __init__(self, name: str, bench: Workbench, room: Room) -> None:
         self.name = name
-        self.bench, self.context_length, self.batch = bench, context_length, batch
-        self.needed_bytes = bench.cache_bytes(context_length, batch)
+        self.bench, self.room = bench, room
+        self.needed_bytes = room.positions * bench.bytes_a_position
         self.engine: Engine | None = None
 
     def build(self) -> None:
         before = allocated(self.bench.device)
-        self.engine = self.bench.engine(self.name, self.context_length, self.batch)
+        self.engine = self.bench.engine(self.name, self.room)
         self.own_bytes = allocated(self.bench.device) - before
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
         assert self.engine is not None, "built before it runs"
         device = self.bench.device
-        if device.type == "cuda":
+        forget_prefixes(self.engine)  # every run finds the cache empty, as the first one does
+        cuda = device.type == "cuda"
+        if cuda:
             torch.cuda.reset_peak_memory_stats(device)
             before = allocated(device)
-            run = drive(self.engine, arrivals, device)
+        watch = _MemoryWatch(self.engine, self.bench.bytes_a_position, tensors=not cuda)
+        run = drive(self.engine, arrivals, device, **({"after_step": watch.look} if watch_memory else {}))
+        run.cache_bytes, run.cache_waste = watch.cache_bytes, watch.cache_waste
+        if cuda:
             run.peak_bytes = self.bench.weight_bytes + self.own_bytes + torch.cuda.max_memory_allocated(device) - before
-            return run
-        # A CPU keeps no account of what is allocated: count the tensors that live from step to step.
-        kept = _Most(getattr(self.engine.runner, "attention", None))
-        run = drive(self.engine, arrivals, device, **({"after_step": kept.look} if watch_memory else {}))
-        run.peak_bytes = self.bench.weight_bytes + kept.bytes if watch_memory else None
+        elif watch_memory:
+            run.peak_bytes = self.bench.weight_bytes + watch.tensor_bytes
         return run
 
     def close(self) -> None:
@@ -115,14 +163,44 @@ class PhaseContender:
         release(self.bench.device)
 
 
-class _Most:
-    """The most memory that an object's tensors held, of all the times when it was looked at."""
+def forget_prefixes(engine: Engine) -> None:
+    """Empty what a prefix cache keeps of requests that are over."""
+    if isinstance(engine.scheduler.cache, PagedCache):
+        engine.scheduler.cache.forget()
 
-    def __init__(self, owner: object) -> None:
-        self.owner, self.bytes = owner, 0
+
+class _MemoryWatch:
+    """The most memory that was in use, of all the times when it was looked at.
+
+    tensor_bytes: of the tensors that live from step to step. (A CPU keeps no account of what is allocated.)
+    cache_bytes, cache_waste: what sequences held of the cache, and the share of it that stored nothing just then.
+    """
+
+    def __init__(self, engine: Engine, bytes_a_position: int, *, tensors: bool) -> None:
+        self.engine, self.bytes_a_position, self.tensors = engine, bytes_a_position, tensors
+        self.tensor_bytes = 0
+        self.cache_bytes: int | None = None
+        self.cache_waste: float | None = None
 
     def look(self) -> None:
-        self.bytes = max(self.bytes, tensor_bytes(self.owner))
+        if self.tensors:
+            self.tensor_bytes = max(self.tensor_bytes, tensor_bytes(getattr(self.engine.runner, "attention", None)))
+        held, stored = positions_held(self.engine.scheduler.cache)
+        if held and held * self.bytes_a_position > (self.cache_bytes or 0):
+            self.cache_bytes, self.cache_waste = held * self.bytes_a_position, 100 * (1 - stored / held)
+
+
+def positions_held(cache: CacheManager) -> tuple[int, int]:
+    """How many positions sequences hold of a cache, and how many of those store something; (0, 0) without a cache.
+
+    A slot is held whole by whoever is in it; of pages only those that somebody needed.
+    """
+    if isinstance(cache, PagedCache):
+        usage = cache.usage()
+        groups = len(cache.windows)
+        return usage.held * cache.page_size // groups, usage.stored_positions
+    lengths = getattr(cache, "lengths", {})
+    return len(lengths) * getattr(cache, "capacity", 0), sum(lengths.values())
 
 
 def allocated(device: torch.device) -> int:

@@ -27,12 +27,18 @@ class Row:
 
     x: its place on the figure's axis. batch: most sequences at once (None: as many as the workload has requests).
     workload: the same everywhere, or by device ("cpu", "cuda"); a device that is not named leaves the row out.
+    context: tokens that a sequence may have (None: as many as the workload's longest). cache_tokens: positions of cache
+    that every contender gets; one that reserves a whole context for each sequence then runs as many as that holds.
+    token_budget: most tokens a step, for contenders that cut prompts.
     """
 
     label: str
     x: float
     workload: Workload | Mapping[str, Workload]
     batch: int | None = None
+    context: int | None = None
+    cache_tokens: int | None = None
+    token_budget: int | None = None
 
     def on(self, device: str) -> Workload | None:
         return self.workload if isinstance(self.workload, Workload) else self.workload.get(device)
@@ -51,7 +57,8 @@ class Table:
     """axis: what the rows' labels are. metric: the one that is predicted and drawn; columns: the others to show.
 
     against: the contender that speed-ups count from; "first row" compares each contender with its own first row.
-    scale: of the figure's axes, "log" or "linear". goals: by device, for goodput.
+    scale: of the figure's axes: "log", "linear", or "names" where the rows' x says nothing. goals: by device, for
+    goodput.
     """
 
     name: str

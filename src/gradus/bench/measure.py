@@ -7,10 +7,10 @@ when they could be sent to a user; a step's only wait for the device is in its c
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from gradus.bench.workloads import Arrival
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import Request, SamplingParams
-from gradus.engine.sequence import SpanResult
+from gradus.engine.sequence import Output, SpanResult
 
 RAW_REQUESTS = 16  # a sample keeps each request's times up to this many; beyond, the distributions must do
 
@@ -35,8 +35,12 @@ class ContenderFailed(RuntimeError):
 class Run:
     """One workload, run once. Times in seconds from the start; token_times[i] are those of arrival i.
 
+    arrivals: as they really came; a conversation's next turn has its whole prompt, and the time that it came at.
     rows, padding_rows: what the model computed, and what of it nobody had asked for; None where it is not known.
+    cached_tokens: positions of prompts that were found in a cache. preemptions: how often a sequence had to give way.
     host_s: time that steps took beside the model's work (see `Stopwatch`). peak_bytes: the contender's own memory.
+    cache_bytes, cache_waste: what sequences held of the cache when that was the most, and the share of it that stored
+    nothing.
     """
 
     arrivals: Sequence[Arrival]
@@ -44,8 +48,12 @@ class Run:
     steps: int | None = None
     rows: int | None = None
     padding_rows: int | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
     host_s: float | None = None
     peak_bytes: int | None = None
+    cache_bytes: int | None = None
+    cache_waste: float | None = None
 
     def check(self) -> None:
         """Raises ContenderFailed unless every request got exactly the tokens that it asked for."""
@@ -70,13 +78,23 @@ class Run:
             "rows": self.rows,
             "padding_rows": self.padding_rows,
             "host_us": significant(self.host_s / self.steps * 1e6) if self.steps and self.host_s is not None else None,
+            "cached_tokens": self.cached_tokens or None,
+            "prompt_tokens": sum(len(arrival.prompt) for arrival in self.arrivals),
+            "preemptions": self.preemptions or None,
             "peak_bytes": self.peak_bytes,
+            "cache_bytes": self.cache_bytes,
+            "cache_waste": None if self.cache_waste is None else significant(self.cache_waste),
             "good": None if goal is None else sum(_meets(goal, arrival, times) for arrival, times in requests),
             "ttft_ms": distribution(1e3 * (times[0] - arrival.at) for arrival, times in requests),
             "tpot_ms": distribution(1e3 * tpot for tpot in tpots),
             "itl_ms": distribution(1e3 * gap for gap in gaps),
             "e2e_ms": distribution(1e3 * (times[-1] - arrival.at) for arrival, times in requests),
         }
+        longest = max(len(arrival.prompt) for arrival in self.arrivals)
+        if longest > min(len(arrival.prompt) for arrival in self.arrivals):
+            sample["ttft_ms_longest"] = distribution(
+                1e3 * (times[0] - arrival.at) for arrival, times in requests if len(arrival.prompt) == longest
+            )
         if 1 < len(requests) <= RAW_REQUESTS:
             sample["requests"] = [
                 [significant(1e3 * (times[i] - arrival.at)) for i in (0, -1)] for arrival, times in requests
@@ -146,12 +164,8 @@ def drive(
 
     after_step: called after each step, inside the measured time. Raises ContenderFailed if a request fails.
     """
-    requests = [
-        Request.create(str(index), a.prompt, SamplingParams(max_tokens=a.max_tokens, ignore_eos=True), engine.limits)
-        for index, a in enumerate(arrivals)
-    ]
-    due = deque(sorted(zip(arrivals, requests, strict=True), key=lambda pair: pair[0].at))
-    token_times: list[list[float]] = [[] for _ in arrivals]
+    audience = _Audience(arrivals, engine)
+    due = audience.due
     before = engine.metrics()
     stepping = 0.0
     synchronize(device)
@@ -159,32 +173,76 @@ def drive(
         start = time.perf_counter()
         while due or engine.has_work:
             now = time.perf_counter() - start
-            while due and due[0][0].at <= now:
-                engine.submit(due.popleft()[1])
+            while due and due[0][0] <= now:
+                engine.submit(heappop(due)[2])
             if not engine.has_work:
-                time.sleep(max(0.0, due[0][0].at - (time.perf_counter() - start)))
+                time.sleep(max(0.0, due[0][0] - (time.perf_counter() - start)))
                 continue
             began = time.perf_counter()
             outputs = engine.step()
             ended = time.perf_counter()
             stepping += ended - began
             for output in outputs:
-                if output.error:
-                    raise ContenderFailed(output.error)
-                token_times[int(output.request_id)] += [ended - start] * len(output.tokens)
+                audience.hear(output, ended - start)
             after_step()
     after = engine.metrics()
     run = Run(
-        arrivals,
-        token_times,
+        audience.arrivals,
+        audience.token_times,
         steps=after.steps - before.steps,
         rows=after.rows - before.rows,
         padding_rows=after.padding_rows - before.padding_rows,
+        cached_tokens=after.cached_tokens - before.cached_tokens,
+        preemptions=after.preemptions - before.preemptions,
         # on a GPU the host launches and then waits; on a CPU `run` is the model's work itself
         host_s=stepping - (watch.wait_s if device.type == "cuda" else watch.run_s + watch.wait_s),
     )
     run.check()
     return run
+
+
+class _Audience:
+    """Those who ask: when each asks what, what came back when, and what is asked next because of it.
+
+    due: (time, index, request) of those who have not asked yet, a heap; a conversation's next turn comes into it when
+    the one before has ended.
+    """
+
+    def __init__(self, arrivals: Sequence[Arrival], engine: Engine) -> None:
+        self.arrivals = list(arrivals)
+        self.token_times: list[list[float]] = [[] for _ in arrivals]
+        self.due: list[tuple[float, int, Request]] = []
+        self._limits = engine.limits
+        self._followers = {a.follows: index for index, a in enumerate(arrivals) if a.follows is not None}
+        self._answers: dict[int, list[int]] = {index: [] for index in self._followers}
+        for index, arrival in enumerate(arrivals):
+            if arrival.follows is None:
+                self._will_ask(index)
+
+    def _will_ask(self, index: int) -> None:
+        arrival = self.arrivals[index]
+        params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
+        request = Request.create(str(index), arrival.prompt, params, self._limits)
+        heappush(self.due, (arrival.at, index, request))
+
+    def hear(self, output: Output, now: float) -> None:
+        """Take what a step gave one of them. Raises ContenderFailed if it failed."""
+        if output.error:
+            raise ContenderFailed(output.error)
+        index = int(output.request_id)
+        self.token_times[index] += [now] * len(output.tokens)
+        if index in self._followers:
+            self._answers[index] += output.tokens
+            if output.finish_reason is not None:
+                self._answer(index, now)
+
+    def _answer(self, index: int, now: float) -> None:
+        """What was said so far, and then the next turn."""
+        follower = self._followers[index]
+        arrival = self.arrivals[follower]
+        said = (*self.arrivals[index].prompt, *self._answers[index])
+        self.arrivals[follower] = replace(arrival, at=now + arrival.at, prompt=said + arrival.prompt)
+        self._will_ask(follower)
 
 
 def synchronize(device: torch.device) -> None:
@@ -217,7 +275,7 @@ class Trial:
     contender: Contender
     samples: list[dict[str, Any]] = field(default_factory=list)
     failed: str | None = None
-    peak_bytes: int | None = None
+    watched: Run | None = None  # the warm-up, in which memory was looked at
     warm_up_s: float = 0.0
 
 
@@ -283,7 +341,7 @@ def _built(trials: Sequence[Trial], warm_up: Sequence[Arrival], done: Callable[[
                 with _catching(trial):
                     trial.contender.build()
                     start = time.perf_counter()
-                    trial.peak_bytes = trial.contender.run(warm_up, watch_memory=True).peak_bytes
+                    trial.watched = trial.contender.run(warm_up, watch_memory=True)
                     trial.warm_up_s = time.perf_counter() - start
                 done()
         yield [trial for trial in trials if trial.failed is None]
@@ -296,7 +354,10 @@ def _measure(trial: Trial, arrivals: Sequence[Arrival], goal: Goal | None, done:
     if trial.failed is None:
         with _catching(trial):
             run = trial.contender.run(arrivals)
-            run.peak_bytes = max((b for b in (run.peak_bytes, trial.peak_bytes) if b is not None), default=None)
+            watched = trial.watched
+            assert watched is not None, "warmed up before it is measured"
+            run.peak_bytes = max((b for b in (run.peak_bytes, watched.peak_bytes) if b is not None), default=None)
+            run.cache_bytes, run.cache_waste = watched.cache_bytes, watched.cache_waste
             trial.samples.append(run.sample(goal))
     done()
 

@@ -43,6 +43,10 @@ def _padding(sample: Sample) -> float | None:
     return 100 * sample["padding_rows"] / sample["rows"] if sample.get("rows") else None
 
 
+def _hit(sample: Sample) -> float | None:
+    return 100 * sample.get("cached_tokens", 0) / sample["prompt_tokens"] if sample.get("prompt_tokens") else None
+
+
 METRICS: dict[str, Metric] = {
     "output_tok_s": Metric(
         "tok/s",
@@ -70,9 +74,14 @@ METRICS: dict[str, Metric] = {
     "rows": Metric("rows", _scaled("rows", 1)),
     "steps": Metric("steps", _scaled("steps", 1)),
     "peak_mb": Metric("peak MB", _scaled("peak_bytes", 1e-6)),
+    "cache_mb": Metric("cache held MB", _scaled("cache_bytes", 1e-6)),
+    "waste": Metric("of it empty", _scaled("cache_waste", 1)),
+    "hit": Metric("prompt tokens hit", _hit),
+    "preemptions": Metric("preemptions", lambda sample: sample.get("preemptions", 0)),
+    "ttft_ms_longest": Metric("TTFT of the longest prompts ms", _quantile("ttft_ms_longest", "p50")),
 }
 
-PERCENT = {"padding"}
+PERCENT = {"padding", "waste", "hit"}
 
 
 @dataclass(frozen=True, slots=True)

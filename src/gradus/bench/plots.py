@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +41,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """kind: "lines" over an axis, or "levels", one value a series. labels: what to write at the x of each row."""
+    """kind: "lines" over an axis, or "levels", one value a series. labels: what to write at the x of each row.
+
+    scale: "log" or "linear", of both axes; "names" where rows are not numbers: one beside the other, values on a log
+    axis.
+    """
 
     kind: str
     title: str
@@ -109,15 +114,18 @@ def _svg(figure: "Figure", picture: Picture) -> str:
 
 
 def _draw_lines(axes: "Axes", picture: Picture) -> None:
+    named = picture.scale == "names"
     for index, series in enumerate(picture.series):
         color = COLORS[index % len(COLORS)]
+        # rows that are names have no order to draw a line along: points side by side
+        aside = 0.14 * (index - (len(picture.series) - 1) / 2) if named else 0.0
         errors = [
             [y - low for y, low in zip(series.y, series.low, strict=True)],
             [high - y for y, high in zip(series.y, series.high, strict=True)],
         ]
         axes.errorbar(
-            series.x, series.y, yerr=errors, color=color, capsize=3, label=series.name,
-            marker=MARKERS[index % len(MARKERS)], linestyle=DASHES[index % len(DASHES)],
+            [x + aside for x in series.x], series.y, yerr=errors, color=color, capsize=3, label=series.name,
+            marker=MARKERS[index % len(MARKERS)], linestyle="" if named else DASHES[index % len(DASHES)],
         )  # fmt: skip
         points = [(x, y) for x, y in zip(series.x, series.floor, strict=False) if y is not None]
         if points and picture.scale == "log":  # on a linear axis a far floor would press everything else flat
@@ -125,9 +133,13 @@ def _draw_lines(axes: "Axes", picture: Picture) -> None:
     if picture.scale == "log":
         axes.set_xscale("log")
         axes.set_yscale("log")
+    elif named:
+        axes.set_yscale("log")
+        axes.set_xlim(-0.5, len(picture.labels) - 0.5)
     else:
         axes.set_ylim(bottom=0)
-    axes.set_xticks([x for x, _ in picture.labels], [label for _, label in picture.labels])
+    labels = [textwrap.fill(label, 14) if named else label for _, label in picture.labels]
+    axes.set_xticks([x for x, _ in picture.labels], labels)
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)

@@ -5,9 +5,11 @@ clock adds each step's floor, and requests arrive while it runs; so the predicti
 No torch here.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from gradus.bench.roofline import Cost, Machine, SpanShape, Widths, step_cost
@@ -24,6 +26,7 @@ class Clock:
     widths: Widths
     machine: Machine
     times: list[list[float]]
+    budget: int | None = None  # most tokens a step, for a schedule that cuts prompts
     now: float = 0.0
     steps: int = 0
     rows: int = 0
@@ -88,21 +91,72 @@ def static(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
 
 
 def continuous(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p03: at every step those that are done leave and those that wait enter; no pad rows, prefills among decodes."""
-    waiting = deque(enumerate(jobs))
-    running: dict[int, int] = {}  # job → tokens generated
-    while waiting or running:
-        if not running:
-            clock.wait_until(waiting[0][1].at)
-        while waiting and len(running) < batch and waiting[0][1].at <= clock.now:
-            running[waiting.popleft()[0]] = 0
-        clock.step([_next_span(jobs[index], generated) for index, generated in running.items()])
-        clock.tokens(running)
-        running = {index: done + 1 for index, done in running.items() if done + 1 < jobs[index].output}
+    """p03 and p04: at every step those that are done leave and those that wait enter; no pad rows, prefills among
+    decodes. Memory is taken to suffice."""
+    _Continuous(jobs, clock, batch).run()
 
 
-def _next_span(job: Job, generated: int) -> SpanShape:
-    return SpanShape(0, job.prompt) if generated == 0 else SpanShape(job.prompt + generated - 1, 1)
+def reusing(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
+    """p05 and p06: a prefix that an earlier job has computed is not computed again. With a budget in the clock, prompts
+    are cut so that no step has more tokens."""
+    _Continuous(jobs, clock, batch, reuse=True).run()
+
+
+class _Continuous:
+    """The state of a schedule that is chosen anew at every step. Jobs run in the order in which they arrive."""
+
+    def __init__(self, jobs: Sequence[Job], clock: Clock, batch: int, *, reuse: bool = False) -> None:
+        self.jobs, self.clock, self.batch, self.reuse = jobs, clock, batch, reuse
+        self.waiting = [(job.at, index) for index, job in enumerate(jobs) if job.follows is None]
+        heapify(self.waiting)
+        self.running: dict[int, int] = {}  # job → positions stored
+        self.computed: dict[int, int] = {}  # group → how many of its shared tokens are in the cache
+
+    def run(self) -> None:
+        while self.waiting or self.running:
+            if not self.running:
+                self.clock.wait_until(self.waiting[0][0])
+            while self.waiting and len(self.running) < self.batch and self.waiting[0][0] <= self.clock.now:
+                _, index = heappop(self.waiting)
+                self.running[index] = self._hit(self.jobs[index])
+            self._step()
+
+    def _hit(self, job: Job) -> int:
+        if not self.reuse:
+            return 0
+        before = 0 if job.follows is None else self.jobs[job.follows].prompt + self.jobs[job.follows].output - 1
+        return min(max(before, min(job.shared, self.computed.get(job.group, 0))), job.prompt - 1)
+
+    def _step(self) -> None:
+        left = self.clock.budget or sys.maxsize
+        spans: dict[int, SpanShape] = {}
+        for index in sorted(self.running, key=lambda index: self.running[index] < self.jobs[index].prompt):
+            job, stored = self.jobs[index], self.running[index]
+            rows = min(left, max(1, job.prompt - stored))  # decodes came first
+            if rows == 0:
+                break
+            spans[index] = SpanShape(stored, rows, logits=int(stored + rows >= job.prompt))
+            left -= rows
+        self.clock.step(list(spans.values()))
+        self.clock.tokens(index for index, span in spans.items() if span.logits)
+        for index, span in spans.items():
+            self._advance(index, span.start + span.rows)
+
+    def _advance(self, index: int, stored: int) -> None:
+        job = self.jobs[index]
+        self.running[index] = stored
+        if stored >= job.prompt:
+            self.computed[job.group] = max(self.computed.get(job.group, 0), job.shared)
+        if stored == job.prompt + job.output - 1:
+            del self.running[index]
+            for follower, other in enumerate(self.jobs):
+                if other.follows == index:
+                    heappush(self.waiting, (self.clock.now + other.at, follower))
+
+
+def arrived(jobs: Sequence[Job], times: Sequence[Sequence[float]]) -> list[float]:
+    """When each job came: a conversation's next turn counts from the end of the one before."""
+    return [job.at if job.follows is None else times[job.follows][-1] + job.at for job in jobs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +175,24 @@ class Prediction:
 
 
 def predict(
-    policy: Policy, workload: Workload, config: ModelConfig, widths: Widths, machine: Machine, batch: int
+    policy: Policy,
+    workload: Workload,
+    config: ModelConfig,
+    widths: Widths,
+    machine: Machine,
+    batch: int,
+    budget: int | None = None,
 ) -> Prediction:
-    clock = Clock(config, widths, machine, times=[[] for _ in workload.jobs])
-    policy(workload.jobs, clock, batch)
-    runs = list(zip(workload.jobs, clock.times, strict=True))
+    clock = Clock(config, widths, machine, times=[[] for _ in workload.jobs], budget=budget)
+    policy(workload.whole, clock, batch)
+    runs = list(zip(arrived(workload.jobs, clock.times), clock.times, strict=True))
     gaps = [later - earlier for times in clock.times for earlier, later in pairwise(times)]
     return Prediction(
         seconds=clock.now,
         output_tokens=workload.output_tokens,
-        ttft_p50=percentile([times[0] - job.at for job, times in runs], 50),
+        ttft_p50=percentile([times[0] - at for at, times in runs], 50),
         itl_p50=percentile(gaps, 50) if gaps else None,
-        e2e_p50=percentile([times[-1] - job.at for job, times in runs], 50),
+        e2e_p50=percentile([times[-1] - at for at, times in runs], 50),
         steps=clock.steps,
         rows=clock.rows,
         bytes=clock.cost.bytes,

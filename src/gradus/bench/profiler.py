@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders import Room, Workbench
 from gradus.bench.measure import synchronize
 from gradus.bench.statistics import median, significant
 from gradus.bench.workloads import Workload, burst
@@ -65,7 +65,7 @@ class Steps:
 
     @classmethod
     def prepare(cls, bench: Workbench, contender: str, workload: Workload) -> "Steps":
-        engine = bench.engine(contender, workload.longest, len(workload.jobs))
+        engine = bench.engine(contender, Room(workload.longest, len(workload.jobs)))
         steps = cls(engine, bench.device)
         for index, arrival in enumerate(workload.arrivals(bench.model.config.vocab_size)):
             params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)

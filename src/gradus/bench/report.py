@@ -258,7 +258,7 @@ def figure_name(found: Results, run: Run, table: Table) -> str:
 def picture_of(found: Results, run: Run, table: Table) -> Picture:
     cells = run.of(table.name)
     metric = METRICS[table.metric]
-    contenders = [entry.contender for entry in cells[0].entries]
+    contenders = list(dict.fromkeys(entry.contender for cell in cells for entry in cell.entries))
     drawn = [(name, _series(name, cells, table)) for name in contenders]
     floors = any(floor is not None for _, series in drawn for floor in series.floor) and table.scale == "log"
     one = len(cells) == 1
@@ -270,18 +270,23 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
         x_label=metric.heading if one else table.axis,
         y_label="" if one else metric.heading,
         series=tuple(series for _, series in drawn if series.y),
-        labels=() if one else tuple((cell.x, cell.row) for cell in cells),
+        labels=() if one else tuple((_x(index, cell, table), cell.row) for index, cell in enumerate(cells)),
         scale=table.scale,
     )
 
 
+def _x(index: int, cell: Cell, table: Table) -> float:
+    return index if table.scale == "names" else cell.x
+
+
 def _series(contender: str, cells: list[Cell], table: Table) -> Series:
     points = []
-    for cell in cells:
+    for index, cell in enumerate(cells):
         entry = cell.entry(contender)
         measured = spread(entry.samples, table.metric) if entry else None
         if entry and measured:
-            points.append((cell.x, measured.median, measured.low, measured.high, predicted(entry, table)))
+            floor = predicted(entry, table)
+            points.append((_x(index, cell, table), measured.median, measured.low, measured.high, floor))
     columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], [], []]
     return Series(declaration.title_of(contender), *columns)
 

@@ -3,18 +3,20 @@
 import platform
 import resource
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from gradus import phases
 from gradus.bench import declaration, results
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders import Room, Workbench
 from gradus.bench.declaration import Benchmark, Row, Table
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
-from gradus.bench.measure import Repeats, compare
+from gradus.bench.measure import ContenderFailed, Repeats, compare
 from gradus.bench.metrics import prediction_json
 from gradus.bench.prediction import predict
 from gradus.bench.profiler import profile_steps
@@ -134,6 +136,12 @@ class Suite:
                 f"the model's context of {config.context_length}"
             )
             return None
+        if row.context is not None and row.context > config.context_length:
+            self.watcher.note(
+                f"{name}, {table.title}, {row.label}: left out, a context of {row.context} tokens is longer than the "
+                f"model's of {config.context_length}"
+            )
+            return None
         return Cell(
             table=table.name,
             row=row.label,
@@ -167,11 +175,12 @@ class Suite:
         workload = self._workload(row)
         assert workload is not None
         config = self.bench.model.config
-        cell.entries = [Entry(name, self._predict(name, workload, cell.batch)) for name in self._contenders(table)]
+        room = self._room(row, workload, cell)
+        cell.entries = [Entry(name, self._predict(name, workload, room)) for name in self._contenders(table)]
         floors = [entry.prediction["seconds"] for entry in cell.entries if entry.prediction]
         slowest = max(floors, default=0.0)
         repeats = self._repeats(slowest)
-        contenders = [self.bench.contender(entry.contender, workload.longest, cell.batch) for entry in cell.entries]
+        contenders = [self.bench.contender(entry.contender, room) for entry in cell.entries]
         self.watcher.cell(f"{table.title}: {cell.row}", len(contenders) * (repeats.usual + 1))
         trials = compare(
             contenders,
@@ -187,12 +196,21 @@ class Suite:
             if trial.failed:
                 self.watcher.note(f"{table.title}, {cell.row}: {entry.contender} left out: {trial.failed}")
 
-    def _predict(self, contender: str, workload: Workload, batch: int) -> dict[str, Any] | None:
+    def _room(self, row: Row, workload: Workload, cell: Cell) -> Room:
+        """A quick look's sequences are shorter, and so is then the context."""
+        context = workload.longest if row.context is None or self.settings.quick else row.context
+        return Room(context, cell.batch, row.cache_tokens, row.token_budget)
+
+    def _predict(self, contender: str, workload: Workload, room: Room) -> dict[str, Any] | None:
         policy = declaration.policy_of(contender)
         if policy is None:
             return None
-        widths = self.bench.widths
-        return prediction_json(predict(policy, workload, self.bench.model.config, widths, self.machine, batch))
+        if contender not in declaration.PEERS:
+            with suppress(ContenderFailed):  # it will fail again, and say so, when it is built
+                room = room.of(phases.load(contender))
+        config, widths = self.bench.model.config, self.bench.widths
+        found = predict(policy, workload, config, widths, self.machine, room.batch, room.token_budget)
+        return prediction_json(found)
 
     def _repeats(self, floor: float) -> Repeats:
         fixed = self.settings.repeats or (QUICK_REPEATS if self.settings.quick else None)

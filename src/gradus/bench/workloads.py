@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from gradus.errors import ConfigError
 
@@ -21,17 +22,27 @@ SEED = 0
 class Job:
     """One request before its tokens are drawn. at: seconds after the start. Lengths in tokens.
 
-    shared: how many of the prompt's first tokens are the same for all jobs of the workload.
+    shared: how many of the prompt's first tokens are the same for all jobs of the same `group`.
+    follows: the index of the job whose next turn this is: its prompt is all of that one's sequence, then `prompt` new
+    tokens; it arrives `at` seconds after that one has ended.
     """
 
     at: float
     prompt: int
     output: int
     shared: int = 0
+    group: int = 0
+    follows: int | None = None
 
     def cut(self, prompt: int, output: int) -> "Job":
         """At most so many tokens in and out."""
-        return Job(self.at, min(self.prompt, prompt), min(self.output, output), min(self.shared, prompt - 1))
+        shared = min(self.shared, prompt - 1)
+        return replace(self, prompt=min(self.prompt, prompt), output=min(self.output, output), shared=shared)
+
+    def facts(self) -> list[Any]:
+        """What makes it this job and no other; what most jobs don't have is left out."""
+        rare = [self.group, self.follows] if self.group or self.follows is not None else []
+        return [round(self.at, 9), self.prompt, self.output, self.shared, *rare]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +50,13 @@ class Arrival:
     """One request: `prompt` token ids arrive `at` seconds after the start and want exactly `max_tokens` tokens.
 
     Greedy, and the end-of-sequence token is ignored: so the work is the same whatever a model says.
+    follows: as a job's; `prompt` is then what comes after the whole sequence of that arrival.
     """
 
     at: float
     prompt: tuple[int, ...]
     max_tokens: int
+    follows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +69,17 @@ class Workload:
     seed: int = SEED
 
     @property
+    def whole(self) -> tuple[Job, ...]:
+        """The jobs with the length of all their prompt, the turns before included."""
+        whole: list[Job] = []
+        for job in self.jobs:
+            before = 0 if job.follows is None else whole[job.follows].prompt + whole[job.follows].output
+            whole.append(replace(job, prompt=before + job.prompt))
+        return tuple(whole)
+
+    @property
     def prompt_tokens(self) -> int:
-        return sum(job.prompt for job in self.jobs)
+        return sum(job.prompt for job in self.whole)
 
     @property
     def output_tokens(self) -> int:
@@ -66,7 +88,7 @@ class Workload:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence, prompt and output."""
-        return max(job.prompt + job.output for job in self.jobs)
+        return max(job.prompt + job.output for job in self.whole)
 
     @property
     def last_arrival(self) -> float:
@@ -81,13 +103,26 @@ class Workload:
             raise ConfigError(
                 f"workload {self.name!r} has sequences of {self.longest} tokens, the context is {context_length}"
             )
-        common = Random(f"{self.seed} shared")
-        prefix = _draw(common, max((job.shared for job in self.jobs), default=0), vocab_size)
+        prefixes = self._prefixes(vocab_size)
         ids = Random(f"{self.seed} ids")
         return tuple(
-            Arrival(job.at, prefix[: job.shared] + _draw(ids, job.prompt - job.shared, vocab_size), job.output)
+            Arrival(
+                job.at,
+                prefixes[job.group][: job.shared] + _draw(ids, job.prompt - job.shared, vocab_size),
+                job.output,
+                job.follows,
+            )
             for job in self.jobs
         )
+
+    def _prefixes(self, vocab_size: int) -> list[tuple[int, ...]]:
+        """What the jobs of each group begin with."""
+        common = Random(f"{self.seed} shared")
+        lengths = [
+            max((job.shared for job in self.jobs if job.group == group), default=0)
+            for group in range(1 + max((job.group for job in self.jobs), default=0))
+        ]
+        return [_draw(common, length, vocab_size) for length in lengths]
 
     def shrunk(self, jobs: int, prompt: int, output: int) -> "Workload":
         """The first few jobs, cut to these lengths: to warm up, or for a quick look."""
@@ -100,7 +135,7 @@ class Workload:
 
     def digest(self) -> str:
         """Changes when anything about the workload does; equal digests mean equal work."""
-        jobs = [[round(job.at, 9), job.prompt, job.output, job.shared] for job in self.jobs]
+        jobs = [job.facts() for job in self.jobs]
         return hashlib.sha256(json.dumps([self.seed, jobs]).encode()).hexdigest()[:16]
 
 
@@ -137,15 +172,26 @@ def poisson(count: int, rate: float, prompt: int | Range, output: int | Range, s
 
 
 def shared_prefix(
-    count: int, rate: float, prefix: int, prompt: int | Range, output: int | Range, seed: int = SEED
+    count: int,
+    rate: float,
+    prefix: int,
+    prompt: int | Range,
+    output: int | Range,
+    seed: int = SEED,
+    lead: float = 0.0,
 ) -> Workload:
-    """A system prompt: all requests begin with the same `prefix` tokens; `prompt` counts what follows."""
+    """A system prompt: all requests begin with the same `prefix` tokens; `prompt` counts what follows.
+
+    rate: infinite is all at once. lead: the first one comes so many seconds before the others.
+    """
     draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
     jobs = tuple(
-        Job(at, prefix + _length(draw, prompt), _length(draw, output), shared=prefix)
-        for at in _poisson_times(clock, count, rate)
+        Job(at + (lead if index else 0.0), prefix + _length(draw, prompt), _length(draw, output), shared=prefix)
+        for index, at in enumerate(_poisson_times(clock, count, rate))
     )
-    what = f"{count} requests at {rate:g}/s sharing {prefix} tokens, {_said(prompt)} more in, {_said(output)} out"
+    when = "at once" if math.isinf(rate) else f"at {rate:g}/s"
+    after = f", {lead:g} s after the first" if lead else ""
+    what = f"{count} requests {when}{after} sharing {prefix} tokens, {_said(prompt)} more in, {_said(output)} out"
     return Workload("shared prefix", what, jobs, seed)
 
 
@@ -157,6 +203,43 @@ def long_prompts(
     intruders = [Job((i + 1) * every, prompt, output) for i in range(injected)]
     what = f"{steady} steady decodes of {steady_output} tokens, {injected} prompts of {prompt}, one every {every:g} s"
     return Workload("long prompts", what, tuple(decodes + intruders), seed)
+
+
+def few_shot(groups: int, each: int, examples: int, question: int, output: int, seed: int = SEED) -> Workload:
+    """Several tasks, each with its own worked examples before every question; tasks take turns."""
+    jobs = tuple(
+        Job(0.0, examples + question, output, shared=examples, group=index % groups) for index in range(groups * each)
+    )
+    what = f"{groups * each} requests at once, {groups} tasks of {examples} tokens, {question} more in, {output} out"
+    return Workload("few-shot", what, jobs, seed)
+
+
+def conversations(
+    count: int, turns: int, first: int, question: int, answer: int, pause: float, system: int = 0, seed: int = SEED
+) -> Workload:
+    """Chats: each turn sends everything said so far again. `system` tokens stand before all of them."""
+    jobs: list[Job] = [Job(0.0, system + first, answer, shared=system) for _ in range(count)]
+    for turn in range(1, turns):
+        jobs += [Job(pause, question, answer, follows=(turn - 1) * count + chat) for chat in range(count)]
+    what = (
+        f"{count} conversations of {turns} turns, {system + first} tokens in at first, {question} more each turn, "
+        f"{answer} out, {pause:g} s between turns"
+    )
+    return Workload("conversations", what, tuple(jobs), seed)
+
+
+def conversational(count: int, seed: int = SEED, prompt: int = 202, output: int = 179, longest: int = 1024) -> Workload:
+    """Lengths as people's chats have them, everybody at once: log-normal with the means of ShareGPT's conversations as
+    serving benchmarks sample them (202 tokens in, 179 out), and a standard deviation of the logarithm of 1."""
+    draw = Random(f"{seed} lengths")
+
+    def length(mean: int) -> int:
+        return max(1, min(longest // 2, round(math.exp(math.log(mean) - 0.5 + _normal(draw)))))
+
+    jobs = tuple(Job(0.0, length(prompt), length(output)) for _ in range(count))
+    lengths = f"log-normal lengths (means {prompt} in, {output} out, each at most {longest // 2})"
+    what = f"{count} requests at once, {lengths}"
+    return Workload("conversational", what, jobs, seed)
 
 
 def memory_pressure(pool_tokens: int, demand: float, prompt: int, output: int, seed: int = SEED) -> Workload:
@@ -220,6 +303,11 @@ def _length(random: Random, bounds: int | Range) -> int:
         return bounds
     low, high = bounds
     return low + int(random.random() * (high - low + 1))
+
+
+def _normal(random: Random) -> float:
+    """A standard normal number (Box and Muller 1958)."""
+    return math.sqrt(-2 * math.log(1.0 - random.random())) * math.cos(2 * math.pi * random.random())
 
 
 def _poisson_times(random: Random, count: int, rate: float) -> Sequence[float]:

@@ -24,7 +24,7 @@ def exercise(
     to: Annotated[Path | None, Option(help="The folder to write into; exercises/<phase> by default.")] = None,
     force: Annotated[bool, Option("--force", help="Write over your own file, and lose it.")] = False,
 ) -> int:
-    """Start an exercise: the phase's file without the functions that are yours to write.
+    """Start an exercise: the phase's file (or files) without the functions that are yours to write.
 
     Examples:
 
@@ -32,16 +32,17 @@ def exercise(
       gradus exercise p01 --to my-solutions
     """
     from gradus import phases
-    from gradus.course.exercise import exercise_of, reference_of
+    from gradus.course.exercise import exercises_of, reference_of
     from gradus.course.skeleton import cut
 
     info = phases.find(phase)
-    task = exercise_of(info)
-    file = (to or FOLDER / info.name) / task.file_name
-    if file.exists() and not force:
-        raise ConfigError(f"{file} is there already, and is left as it is; --force writes over it")
-    _write(file, cut(reference_of(info), task.functions, info.name))
-    _print_task(info.name, task, file)
+    tasks = {(to or FOLDER / info.name) / task.file_name: task for task in exercises_of(info)}
+    for file in tasks:
+        if file.exists() and not force:
+            raise ConfigError(f"{file} is there already, and is left as it is; --force writes over it")
+    for file, task in tasks.items():
+        _write(file, cut(reference_of(info, task), task.functions, info.name))
+        _print_task(info.name, task, file)
     return 0
 
 
@@ -52,7 +53,8 @@ def check(
 ) -> int:
     """Run the phase's own tests against your file, and say in a sentence what is wrong.
 
-    The exit code is 0 if all of them pass, and 1 if not.
+    Where an exercise has several files, each is judged alone, beside the reference's others. The exit code is 0 if all
+    tests pass, and 1 if not.
 
     Examples:
 
@@ -62,18 +64,22 @@ def check(
     """
     from gradus import phases
     from gradus.course import check as course_check
-    from gradus.course.exercise import exercise_of
+    from gradus.course.exercise import exercise_of, exercises_of
 
     info = phases.find(phase)
-    task = exercise_of(info)
-    file = impl or FOLDER / info.name / task.file_name
-    if impl is None and not file.exists():
-        raise ConfigError(f"{file} is not there: start with `gradus exercise {info.name}`, or name yours with --impl")
-    verdict = course_check.check(info, file)
-    print(f"{info.name}: {verdict.sentence}")
-    if not verdict.passed:
-        _print_help(info.name, task, verdict, hint)
-    return 0 if verdict.passed else 1
+    files = [impl] if impl else [FOLDER / info.name / task.file_name for task in exercises_of(info)]
+    if impl is None and not files[0].exists():
+        raise ConfigError(
+            f"{files[0]} is not there: start with `gradus exercise {info.name}`, or name yours with --impl"
+        )
+    code = 0
+    for file in files:
+        verdict = course_check.check(info, file)
+        print(f"{info.name}: {verdict.sentence}")
+        if not verdict.passed:
+            _print_help(info.name, exercise_of(info, file), verdict, hint)
+            code = 1
+    return code
 
 
 def diff(

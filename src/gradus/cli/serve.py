@@ -10,9 +10,11 @@ from gradus.cli import options, terminal
 from gradus.errors import RequestError
 
 if TYPE_CHECKING:
+    from gradus.engine.memory import MemoryPlan
+    from gradus.models.config import ModelConfig
     from gradus.server.config import ServerConfig
 
-_WHERE, _LIMITS = "Where", "Limits"
+_WHERE, _LIMITS, _CACHE = "Where", "Limits", "Cache and scheduling (in phases that use them)"
 
 
 def serve(
@@ -24,6 +26,24 @@ def serve(
     max_sequences: Annotated[
         int | None,
         Option(help="Most sequences that run at once, in phases that batch; 8 by default.", rich_help_panel=_LIMITS),
+    ] = None,
+    page_size: Annotated[
+        int | None, Option(help="Tokens in a page of the cache; 16 by default.", rich_help_panel=_CACHE)
+    ] = None,
+    cache_tokens: Annotated[
+        int | None,
+        Option(
+            help="Tokens that the whole cache has room for; by default --max-sequences of the longest.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        Option(help="Who goes first: fcfs (as they came), priority or deadline.", rich_help_panel=_CACHE),
+    ] = None,
+    token_budget: Annotated[
+        int | None,
+        Option(help="Most tokens a step: longer prompts are cut into chunks.", rich_help_panel=_CACHE),
     ] = None,
     config: Annotated[
         Path | None, Option("--config", "-c", help="A YAML file of settings; the options here win over it.")
@@ -59,6 +79,7 @@ def serve(
       gradus serve
       gradus serve --model gemma3-270m --port 9000
       gradus serve --config configs/cpu.yaml --dry-run
+      gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
       curl http://127.0.0.1:8000/    what is where
     """
     from gradus.server.config import ServerConfig
@@ -71,6 +92,10 @@ def serve(
             "dtype": dtype,
             "context_length": context_length,
             "max_sequences": max_sequences,
+            "page_size": page_size,
+            "cache_tokens": cache_tokens,
+            "policy": policy,
+            "token_budget": token_budget,
             "host": host,
             "port": port,
             "max_waiting": max_waiting,
@@ -92,21 +117,13 @@ def serve(
 def _plan(settings: "ServerConfig", json: bool) -> None:
     """Show what serving would take, found out without reading a weight. Raises what serving would raise."""
     from gradus import phases
-    from gradus.engine.memory import memory_plan
     from gradus.loading import open_checkpoint
     from gradus.server.serve import bind
 
     bind(settings).close()
     phase = settings.phase or phases.highest().name
-    capacity = getattr(phases.load(phase), "CAPACITY", settings.max_sequences)  # a phase that does not batch says so
     checkpoint = open_checkpoint(settings.model)
-    memory = memory_plan(
-        checkpoint.config,
-        device=settings.device,
-        dtype=settings.dtype,
-        context_length=settings.context_length,
-        phase_capacity=capacity,
-    )
+    memory = _memory(settings, phase, checkpoint.config)
     if json:
         model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
         terminal.print_json({"settings": asdict(settings), "model": model, "phase": phase, "memory": memory.as_dict()})
@@ -116,4 +133,30 @@ def _plan(settings: "ServerConfig", json: bool) -> None:
         f"{'phase':<20}{phase}\n"
         f"{memory.render()}\n"
         f"{'would listen at':<20}http://{settings.host}:{settings.port}\n"
+    )
+
+
+def _memory(settings: "ServerConfig", phase: str, config: "ModelConfig") -> "MemoryPlan":
+    from gradus.engine.memory import memory_plan
+    from gradus.engine.options import resolve_context
+    from gradus.engine.phase_options import capacity, options_for, used_by
+    from gradus.engine.request import ModelLimits
+
+    length = resolve_context(settings.context_length, config.context_length)
+    options = options_for(
+        phase,
+        ModelLimits(config.vocab_size, length),
+        settings.max_sequences,
+        page_size=settings.page_size,
+        cache_tokens=settings.cache_tokens,
+        policy=settings.policy,
+        token_budget=settings.token_budget,
+    )
+    return memory_plan(
+        config,
+        device=settings.device,
+        dtype=settings.dtype,
+        context_length=length,
+        phase_capacity=capacity(phase, settings.max_sequences),
+        paging=options if "page_size" in used_by(phase) else None,
     )

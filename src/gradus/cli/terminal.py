@@ -74,7 +74,8 @@ def statistics(completions: Sequence[Completion]) -> str:
     """What a run was like, in one line."""
     tokens = sum(len(completion.token_ids) for completion in completions)
     first = completions[0]
-    parts = [f"{first.prompt_tokens} prompt tokens", f"{tokens} generated"]
+    cached = f" ({first.cached_tokens} cached)" if first.cached_tokens else ""
+    parts = [f"{first.prompt_tokens} prompt tokens{cached}", f"{tokens} generated"]
     parts.append(", ".join(dict.fromkeys(_ending(completion) for completion in completions)))
     if first.timings.ttft_s is not None:
         parts.append(f"first token after {first.timings.ttft_s:.2f} s")

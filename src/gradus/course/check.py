@@ -1,7 +1,7 @@
 """A student's file judged by the tests that the reference passes, and one sentence about what is wrong with it.
 
-The tests are the repository's own (tests/phases), restricted to the exercise's phase. They run in a process of their
-own, in which the student's file stands in for the module that it rewrites (`tests/phases/judge.py`), so the file may
+The tests are the repository's own: those of tests/phases that are about the exercise's phase, and where the file is a
+part of gradus itself, that part's. They run in a process of their own, in which the student's file stands in for the module that it rewrites (`tests/phases/judge.py`), so the file may
 print, hang or end the process without harm. The first failure ends the run.
 """
 
@@ -47,7 +47,7 @@ def check(phase: PhaseInfo, file: Path, *, seconds: float = SECONDS_A_TEST) -> V
     seconds: how long one test may take; all together get ten times that.
     Raises ConfigError if the file cannot be read, or if the tests or pytest are not there.
     """
-    exercise = exercise_of(phase)
+    exercise = exercise_of(phase, file)
     source = _read(file)
     names = tuple(exercise.functions)
     try:
@@ -88,7 +88,7 @@ def _require_tests(root: Path) -> None:
 def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts.json"
-        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", "tests/phases"]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", "tests/phases", *exercise.tests]
         command += ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={seconds}"]
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
         try:

@@ -18,11 +18,13 @@ class Exercise:
     file: its path in the repository, as in "phases/p01_kv_cache/contiguous.py".
     functions: "Class.method" or "function", each with three hints: where to look, what to do, almost how.
     text: the task, in a few sentences; the lesson has said the rest.
+    tests: what judges the file beside the phase's own tests: the files that test the part alone, if it lives in src.
     """
 
     file: str
     functions: dict[str, Hints]
     text: str
+    tests: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -34,13 +36,29 @@ class Exercise:
         return Path(self.file).name
 
 
-def exercise_of(phase: PhaseInfo) -> Exercise:
-    """Raises ConfigError if the phase has none."""
+def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
+    """The phase's `EXERCISE`, or its `EXERCISES`: one a file. Raises ConfigError if the phase has none."""
     name = f"phases.{phase.folder}.exercise"
     if find_spec(name) is None:
         raise ConfigError(f"{phase.name} has no exercise: phases/{phase.folder}/exercise.py is not there")
-    exercise: Exercise = import_module(name).EXERCISE
-    return exercise
+    module = import_module(name)
+    exercises: tuple[Exercise, ...] = module.EXERCISES if hasattr(module, "EXERCISES") else (module.EXERCISE,)
+    return exercises
+
+
+def exercise_of(phase: PhaseInfo, file: Path | None = None) -> Exercise:
+    """The exercise that a student's `file` solves, told by its name where the phase has several; without one, the first.
+
+    Raises ConfigError if the phase has none, or the name fits none of several.
+    """
+    exercises = exercises_of(phase)
+    if file is None or len(exercises) == 1:
+        return exercises[0]
+    for exercise in exercises:
+        if exercise.file_name == file.name:
+            return exercise
+    names = " or ".join(exercise.file_name for exercise in exercises)
+    raise ConfigError(f"{phase.name} has {len(exercises)} exercises: name your file {names}, not {file.name}")
 
 
 def repository(phase: PhaseInfo) -> Path:
@@ -48,6 +66,6 @@ def repository(phase: PhaseInfo) -> Path:
     return phase.path.parent.parent
 
 
-def reference_of(phase: PhaseInfo) -> str:
-    """The source of the file that the exercise is cut out of."""
-    return (repository(phase) / exercise_of(phase).file).read_text(encoding="utf-8")
+def reference_of(phase: PhaseInfo, exercise: Exercise | None = None) -> str:
+    """The source of the file that an exercise, by default the phase's first, is cut out of."""
+    return (repository(phase) / (exercise or exercise_of(phase)).file).read_text(encoding="utf-8")

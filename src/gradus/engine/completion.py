@@ -12,7 +12,9 @@ class Completion:
     prompt_index: which of the prompts given together; index: which of its n samples.
     token_ids: everything generated, an ending stop token or the tokens of a stop string included.
     text: those tokens as text, without stop string and control tokens.
-    finish_reason: "stop" (stop_reason: the token id or the string), "length", "cancelled", "timeout", or "error".
+    cached_tokens: those of the prompt that were not computed, because the prefix cache had them.
+    finish_reason: "stop" (stop_reason: the token id or the string), "length", "cancelled", "timeout", "deadline" (it
+        could not end in time), or "error".
     """
 
     request_id: str

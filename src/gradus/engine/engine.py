@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.scheduler import Scheduler
 from gradus.engine.sequence import Output, Sequence
+
+if TYPE_CHECKING:
+    from gradus.cache.usage import CacheUsage
 
 
 class Runner(Protocol):
@@ -19,14 +22,21 @@ class Runner(Protocol):
 class Metrics:
     """Totals since the engine was built, and its queue now. A request's n samples count one each.
 
-    completed: ended by a stop token, a stop string or their length. failed: ended by an error.
+    completed: ended by a stop token, a stop string or their length. failed: ended by an error. deadline_misses: ended
+    because their deadline could not be met. cancelled: ended from outside, or by their timeout.
+    preemptions: how often a running sequence was sent back to the queue.
+    cached_tokens: prompt positions that were not computed, because the prefix cache had them.
     batch_total, max_batch: spans, summed over all steps, and the most in one.
     rows, padding_rows: what the model computed, and what of it nobody had asked for.
+    cache: how full the pages are, in the phases that have some.
     """
 
     completed: int = 0
     cancelled: int = 0
     failed: int = 0
+    deadline_misses: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     steps: int = 0
@@ -36,6 +46,7 @@ class Metrics:
     padding_rows: int = 0
     waiting: int = 0
     active: int = 0
+    cache: "CacheUsage | None" = None
 
     @property
     def average_batch(self) -> float:
@@ -57,16 +68,19 @@ class Engine:
 
     def step(self) -> list[Output]:
         plan = self.scheduler.schedule()  # which sequences advance, and by how many tokens
+        ended = self.scheduler.take_ended()  # for whom it is too late
+        self._count_endings(ended)
         if plan is None:
-            return []
+            return ended
         result = self.runner.run(plan)  # one forward pass over all of them
         outputs = self.scheduler.commit(plan, result)  # append tokens, finish, free
         self._count_step(plan, result, outputs)
-        return outputs
+        return ended + outputs
 
     def submit(self, request: Request) -> None:
         """Queue a request, its n samples at once. Raises RequestError, keeping nothing, if it could never be served."""
-        self.scheduler.add([Sequence(request, index) for index in range(request.params.n)])
+        clock = self.scheduler.clock
+        self.scheduler.add([Sequence(request, index, clock) for index in range(request.params.n)])
         self._totals.prompt_tokens += len(request.prompt)
 
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> list[Output]:
@@ -80,11 +94,20 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.waiting_count + self.scheduler.active_count > 0
+        scheduler = self.scheduler
+        return scheduler.waiting_count + scheduler.active_count + len(scheduler.ended) > 0
 
     def metrics(self) -> Metrics:
         """A snapshot; later steps do not change it."""
-        return replace(self._totals, waiting=self.scheduler.waiting_count, active=self.scheduler.active_count)
+        scheduler = self.scheduler
+        return replace(
+            self._totals,
+            waiting=scheduler.waiting_count,
+            active=scheduler.active_count,
+            preemptions=scheduler.preemptions,
+            cached_tokens=scheduler.cached_tokens,
+            cache=scheduler.usage(),
+        )
 
     def _count_step(self, plan: Plan, result: Result, outputs: Iterable[Output]) -> None:
         totals = self._totals
@@ -102,5 +125,7 @@ class Engine:
                 self._totals.completed += 1
             elif output.finish_reason == "error":
                 self._totals.failed += 1
+            elif output.finish_reason == "deadline":
+                self._totals.deadline_misses += 1
             elif output.finish_reason is not None:
                 self._totals.cancelled += 1

@@ -8,19 +8,22 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from gradus.engine.completion import Completion, Delta
 from gradus.engine.engine import Engine, Metrics
 from gradus.engine.options import DEFAULT_MAX_SEQUENCES, EngineOptions, resolve_context
-from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.phase_options import capacity, options_for, used_by
+from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
+from gradus.engine.time_limits import TimeLimits
 from gradus.engine.transcript import Transcript
 from gradus.errors import ConfigError, RequestError
 from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
 from gradus.models.precision import Precision, resolve_device, resolve_precision
 
 Prompt = str | Sequence[int]
+Params = TypeVar("Params", SamplingParams, SchedulingParams)
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ class LLM:
     dtype: "auto" (bfloat16 on a GPU; on a CPU what is measured to decode fastest), "float32", "bfloat16", "float16".
     context_length: most tokens of prompt and output; None is what the model was made for.
     max_sequences: most sequences that run at once, in phases that batch.
+    page_size, cache_tokens, policy, token_budget: as EngineOptions has them, in phases that use them; None is what
+        suits the phase. One that the phase would ignore is refused.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: whoever owns the loop makes every call.
     """
@@ -47,6 +52,10 @@ class LLM:
         dtype: str = "auto",
         context_length: int | None = None,
         max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        page_size: int | None = None,
+        cache_tokens: int | None = None,
+        policy: str | None = None,
+        token_budget: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         from gradus import phases
@@ -63,8 +72,16 @@ class LLM:
             context_length=resolve_context(context_length, self.config.context_length),
             eos_token_ids=_eos(self.checkpoint),
         )
-        options = EngineOptions(self.limits, _sequences(max_sequences))
-        with _enough_memory(options):
+        self.options = options_for(
+            self.phase,
+            self.limits,
+            max_sequences,
+            page_size=page_size,
+            cache_tokens=cache_tokens,
+            policy=policy,
+            token_budget=token_budget,
+        )
+        with _enough_memory(self.options):
             loaded = load_model(
                 self.checkpoint,
                 dtype=self.precision.activations,
@@ -72,8 +89,10 @@ class LLM:
                 linear=self.precision.linear,
                 progress=progress,
             )
-            self.engine: Engine = build(loaded, options)
+            self.engine: Engine = build(loaded, self.options)
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
+        self._times = TimeLimits()
+        self._scheduler_keeps_time = "policy" in used_by(self.phase)
         self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
         self._numbers = itertools.count()
 
@@ -83,25 +102,38 @@ class LLM:
         self,
         prompts: "Prompt | Sequence[Prompt]",
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        scheduling: SchedulingParams | Sequence[SchedulingParams] | None = None,
     ) -> list[Completion]:
-        """Run prompts (texts or token ids) to their end. `params`: one for all, one for each, or None for defaults.
+        """Run prompts (texts or token ids) to their end.
+
+        `params` and `scheduling`: one for all, one for each, or None for defaults.
 
         Returns a flat list, prompt-major: prompt 0's n samples, then prompt 1's, … Raises RequestError before anything
         runs if any prompt cannot be served.
         """
-        completions = [delta.completion for delta in self._run(_as_list(prompts), params) if delta.completion]
+        deltas = self._run(_as_list(prompts), params, scheduling)
+        completions = [delta.completion for delta in deltas if delta.completion]
         return sorted(completions, key=lambda completion: (completion.prompt_index, completion.index))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, scheduling: SchedulingParams | None = None
+    ) -> Iterator[Delta]:
         """Run one prompt, yielding what is new as it comes; each sample's last delta carries its Completion.
 
         Closing the iterator early cancels the request.
         """
-        return self._run([prompt], params)
+        return self._run([prompt], params, scheduling)
 
-    def chat(self, messages: Sequence[dict[str, Any]], params: SamplingParams | None = None) -> list[Completion]:
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        scheduling: SchedulingParams | None = None,
+    ) -> list[Completion]:
         """Answer a conversation of {"role", "content"} messages through the model's own chat template."""
-        return self.generate(self.chat_prompt(messages), params)
+        return self.generate(self.chat_prompt(messages), params, scheduling=scheduling)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for the assistant's turn. Raises RequestError without a template."""
@@ -109,9 +141,17 @@ class LLM:
 
     # -- step by step -------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        scheduling: SchedulingParams | None = None,
+        request_id: str | None = None,
+    ) -> str:
         """Queue one prompt; returns the request's id. Raises RequestError, queueing nothing, if it can't be served."""
-        return self._submit(self._request(prompt, params or SamplingParams(), request_id), prompt_index=0)
+        request = self._request(prompt, params or SamplingParams(), scheduling, request_id)
+        return self._submit(request, prompt_index=0)
 
     def step(self) -> list[Delta]:
         """One engine step over all requests. Returns what is new, a sample's deltas in their order."""
@@ -126,16 +166,34 @@ class LLM:
     def has_work(self) -> bool:
         return self.engine.has_work or bool(self._untaken)
 
+    @property
+    def settings(self) -> dict[str, int | str | None]:
+        """How the engine was built: max_sequences, and of the other options those that the phase heeds."""
+        heeded = {name: getattr(self.options, name) for name in sorted(used_by(self.phase))}
+        return {"max_sequences": capacity(self.phase, self.options.max_sequences)} | heeded
+
     def metrics(self) -> Metrics:
         return self.engine.metrics()
+
+    def check(self) -> None:
+        """Assert that the books of queue and cache balance. Costs more than a step: for tests, and for idle servers."""
+        self.engine.scheduler.check()
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
     def _run(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        scheduling: SchedulingParams | Sequence[SchedulingParams] | None,
     ) -> Iterator[Delta]:
-        each = _params_of_each(params, len(prompts))
-        return self._drive([self._request(prompt, p) for prompt, p in zip(prompts, each, strict=True)])
+        each = zip(
+            prompts,
+            _of_each("params", params, SamplingParams, len(prompts)),
+            _of_each("scheduling", scheduling, SchedulingParams, len(prompts)),
+            strict=True,
+        )
+        return self._drive([self._request(*one) for one in each])
 
     def _drive(self, requests: list[Request]) -> Iterator[Delta]:
         """Step until these requests have ended. What a step brings for others waits until they ask for it."""
@@ -161,12 +219,19 @@ class LLM:
         self._untaken = [delta for delta in self._untaken if delta.request_id not in ids]
         return mine
 
-    def _request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams | None,
+        request_id: str | None = None,
+    ) -> Request:
         if isinstance(prompt, str):
             prompt = self._need_tokenizer("prompt").encode(prompt)
         if params.stop:
             self._need_tokenizer("stop")
-        return Request.create(request_id or f"request-{next(self._numbers)}", prompt, params, self.limits)
+        name = request_id or f"request-{next(self._numbers)}"
+        return Request.create(name, prompt, params, self.limits, scheduling)
 
     def _submit(self, request: Request, prompt_index: int) -> str:
         if request.id in self._transcripts:
@@ -176,10 +241,14 @@ class LLM:
         self._transcripts[request.id] = {
             index: Transcript(request, prompt_index, index, token_bytes) for index in range(request.params.n)
         }
+        if not self._scheduler_keeps_time:
+            self._times.watch(request)
         return request.id
 
     def _advance(self) -> list[Delta]:
-        return [self._deliver(output) for output in self.engine.step()]
+        late = self._times.late()
+        ended = [output for request_id, reason in late for output in self.engine.cancel(request_id, reason=reason)]
+        return [self._deliver(output) for output in ended + self.engine.step()]
 
     def _deliver(self, output: Output) -> Delta:
         """One step's tokens as text. A stop string, or a fault in decoding, ends the sample before its next step."""
@@ -196,6 +265,7 @@ class LLM:
             del samples[output.index]
             if not samples:
                 del self._transcripts[output.request_id]
+                self._times.forget(output.request_id)
         return delta
 
     def _end(self, output: Output, reason: str, error: str | None = None) -> Output:
@@ -220,19 +290,14 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        limit = f"one SamplingParams for all, or one for each of the {count} prompts"
-        raise RequestError(f"params must be {limit}, got {len(params)}", param="params", limit=limit, got=len(params))
-    return list(params)
-
-
-def _sequences(asked: int) -> int:
-    if asked < 1:
-        raise ConfigError(f"max_sequences must be 1 or more, got {asked}")
-    return asked
+def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Params], count: int) -> list[Params]:
+    """One for each of `count` prompts, from one for all of them, one for each, or None for the defaults."""
+    if not isinstance(given, Sequence):
+        return [given or kind()] * count
+    if len(given) != count:
+        limit = f"one {kind.__name__} for all, or one for each of the {count} prompts"
+        raise RequestError(f"{name} must be {limit}, got {len(given)}", param=name, limit=limit, got=len(given))
+    return list(given)
 
 
 @contextmanager
@@ -244,8 +309,8 @@ def _enough_memory(options: EngineOptions) -> Iterator[None]:
         if "memory" not in str(error):
             raise
         raise ConfigError(
-            f"not enough memory for the weights and a cache of {options.max_sequences} x "
-            f"{options.limits.context_length} tokens: lower max_sequences or context_length "
+            f"not enough memory for the weights and a cache of {options.cache_positions} tokens: lower cache_tokens "
+            "(in phases with pages), max_sequences or context_length "
             "(`gradus serve --dry-run` shows what fits)"
         ) from error
 

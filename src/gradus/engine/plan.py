@@ -5,7 +5,6 @@ at position n is (n, 1), and the baseline without a cache recomputes (0, n) ever
 decode mode: a step is a list of spans, mixed freely.
 """
 
-import time
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -52,7 +51,7 @@ def admit(sequence: Sequence, slot: int) -> Admission:
     """Give the sequence a slot; the admission goes into the plan of its first step there."""
     sequence.slot = slot
     if sequence.scheduled is None:
-        sequence.scheduled = time.perf_counter()
+        sequence.scheduled = sequence.clock()
     return Admission(slot, sequence.request, sequence.index, tuple(sequence.tokens))
 
 

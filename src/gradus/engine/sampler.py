@@ -196,7 +196,7 @@ class _Drawn:
         return [
             SpanResult((token,), self._logprobs(i, token))
             if finite[i]
-            else SpanResult(error="the model gave no finite logit to choose from")
+            else SpanResult(error="the model gave no finite logit to choose from", poisoned=True)
             for i, token in enumerate(self.tokens.tolist())
         ]
 

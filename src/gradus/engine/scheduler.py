@@ -1,24 +1,45 @@
 """The queue, the running sequences and their endings. Who starts when is each phase's own decision. No torch here."""
 
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from gradus.cache import CacheManager
 from gradus.engine.plan import Admission, Plan, Result, Span, admit
 from gradus.engine.sequence import Output, Sequence
 from gradus.errors import RequestError
 
+if TYPE_CHECKING:
+    from gradus.cache.usage import CacheUsage
+
+
+class Waiting(Protocol):
+    """Sequences that wait for a place, the next one first: a deque, or a queue with an order of its own."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Sequence]: ...
+    def popleft(self) -> Sequence: ...
+    def extend(self, sequences: Iterable[Sequence], /) -> None: ...
+    def remove(self, sequence: Sequence, /) -> None: ...
+
 
 class Scheduler:
     """First come, first served. A phase adds `schedule`: it takes sequences from `waiting` and plans those `running`.
 
-    Keeps nothing on the device; what is stored where is the cache manager's.
+    Keeps nothing on the device; what is stored where is the cache manager's. The rest of this class suits schedulers
+    that keep who runs until it ends; one that also ends or sends back sequences by itself (`PagedBatching`) brings its
+    own queue, counts what it did, and leaves the endings for `take_ended`.
     """
 
-    def __init__(self, cache: CacheManager) -> None:
+    def __init__(self, cache: CacheManager, clock: Callable[[], float] = time.perf_counter) -> None:
         self.cache = cache
-        self.waiting: deque[Sequence] = deque()
+        self.clock = clock
+        self.waiting: Waiting = deque()
         self.running: list[Sequence] = []  # in the order they started
+        self.ended: list[Output] = []  # by the scheduler itself, outside any step; not reported yet
+        self.preemptions = 0
+        self.cached_tokens = 0  # prompt positions that were there already
 
     def schedule(self) -> Plan | None:
         """The next step's work, or None when there is none. Room in the cache is taken here, before the step runs."""
@@ -72,6 +93,11 @@ class Scheduler:
                 self.waiting.remove(sequence)
         return [sequence.end(reason) for sequence in meant]
 
+    def take_ended(self) -> list[Output]:
+        """The last outputs of sequences that the scheduler ended by itself since the last call."""
+        ended, self.ended = self.ended, []
+        return ended
+
     def release(self, sequence: Sequence) -> None:
         """It runs no more: its slot and its room in the cache are free for the next."""
         self.running.remove(sequence)
@@ -84,6 +110,10 @@ class Scheduler:
     @property
     def active_count(self) -> int:
         return len(self.running)
+
+    def usage(self) -> "CacheUsage | None":
+        """How full the cache is, where it has pages."""
+        return None
 
     def check(self) -> None:
         """Assert the invariants of queue and cache: tests call it after every step, the server when it is idle."""

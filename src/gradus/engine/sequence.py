@@ -1,6 +1,8 @@
 """One sample of one request on its way through the engine: its tokens, its place, its times. No torch here."""
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gradus.engine.request import Request
@@ -17,11 +19,15 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class SpanResult:
-    """What a span sampled: nothing for a chunk, one token for a prompt's end or a decode. `error` ends the sequence."""
+    """What a span sampled: nothing for a chunk, one token for a prompt's end or a decode. `error` ends the sequence.
+
+    poisoned: the error is numbers that are not finite, so what the sequence has stored may hold more of them.
+    """
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    poisoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +68,39 @@ class Output:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Sample `index` of `request`. Its scheduler owns it; `tokens` is the prompt and, growing, the output."""
+    """Sample `index` of `request`. Its scheduler owns it; `tokens` is the prompt and, growing, the output.
+
+    clock: the scheduler's, in seconds. due: when its last token must be there, on that clock; infinite without a
+    deadline. longest: the length at which it ends. slot: where it runs; no matter while it does not.
+
+    Of a scheduler that cuts prompts up or chooses its order:
+    order: who goes first has the smaller one. decoding: all it knows but the newest token is stored.
+    """
 
     request: Request
     index: int
+    clock: Callable[[], float] = time.perf_counter
     id: tuple[str, int] = field(init=False)  # what the cache manager knows it by
     tokens: list[int] = field(init=False)
+    longest: int = field(init=False)
     slot: int = -1
+    order: tuple[float, int] = (0.0, 0)
+    decoding: bool = False
     cached_tokens: int = 0
     finish_reason: str | None = None
-    arrived: float = field(default_factory=time.perf_counter)
+    arrived: float = field(init=False)
+    due: float = field(init=False)
     scheduled: float | None = None
     first_token: float | None = None
 
     def __post_init__(self) -> None:
-        self.id = self.request.id, self.index
-        self.tokens = list(self.request.prompt)
+        request = self.request
+        self.id = request.id, self.index
+        self.tokens = list(request.prompt)
+        self.longest = request.longest
+        self.arrived = self.clock()
+        deadline = request.scheduling.deadline
+        self.due = math.inf if deadline is None else self.arrived + deadline
 
     @property
     def generated(self) -> int:
@@ -87,35 +110,37 @@ class Sequence:
         """Append what a step sampled, up to the token that ends the sequence; that one is kept, later ones dropped."""
         if result.error is not None:
             return self.end("error", result.error)
-        output = Output(self.request.id, self.index)
-        start = len(self.tokens)
-        for token in result.tokens:
-            self.tokens.append(token)
-            if token in self.request.stop_ids:
-                self.finish_reason, output.stop_reason = "stop", token
-            elif self.generated >= self.request.max_tokens:
-                self.finish_reason = "length"
-            if self.finish_reason is not None:
-                break
-        if self.first_token is None and self.generated:
-            self.first_token = time.perf_counter()
-        output.tokens = tuple(self.tokens[start:])
-        output.logprobs = result.logprobs[: len(output.tokens)]
-        return self._seal(output) if self.finish_reason else output
+        if self.first_token is None and result.tokens:
+            self.first_token = self.clock()
+        known, request = self.tokens, self.request
+        for count, token in enumerate(result.tokens, 1):
+            known.append(token)
+            if token in request.stop_ids:
+                return self._finish("stop", result.tokens[:count], result.logprobs[:count], token)
+            if len(known) >= self.longest:
+                return self._finish("length", result.tokens[:count], result.logprobs[:count])
+        return Output(request.id, self.index, result.tokens, result.logprobs)
 
     def end(self, reason: str, error: str | None = None) -> Output:
-        """Finish from outside: "cancelled", "timeout", "stop" (a stop string), or "error" with what went wrong."""
-        self.finish_reason = reason
-        return self._seal(Output(self.request.id, self.index, error=error))
+        """Finish from outside: "cancelled", "timeout", "deadline", "stop" (a stop string), or "error" and why."""
+        return self._finish(reason, error=error)
 
-    def _seal(self, output: Output) -> Output:
-        now = time.perf_counter()
-        output.finish_reason = self.finish_reason
-        output.cached_tokens = self.cached_tokens
-        output.timings = Timings(
-            queued_s=(self.scheduled or now) - self.arrived,
+    def _finish(
+        self,
+        reason: str,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        stop_reason: int | None = None,
+        error: str | None = None,
+    ) -> Output:
+        self.finish_reason = reason
+        now = self.clock()
+        timings = Timings(
+            queued_s=(now if self.scheduled is None else self.scheduled) - self.arrived,
             ttft_s=None if self.first_token is None else self.first_token - self.arrived,
             total_s=now - self.arrived,
             tokens=self.generated,
         )
-        return output
+        return Output(
+            self.request.id, self.index, tokens, logprobs, reason, stop_reason, error, timings, self.cached_tokens
+        )

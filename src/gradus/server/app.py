@@ -14,8 +14,9 @@ import gradus
 from gradus.engine.completion import Completion
 from gradus.errors import GradusError
 from gradus.server.body import read_json
-from gradus.server.client import ClientGone, EngineClient, Stream
+from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
+from gradus.server.results import ClientGone, Stream
 from gradus.server.schemas import (
     GenerateRequest,
     answer,
@@ -49,7 +50,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
     async def generate(request: Request) -> Response:
         body = await read_json(request, max_bytes=config.max_body_bytes, timeout=config.receive_timeout)
         wanted = GenerateRequest.parse(body, config)
-        stream = client.submit(wanted.prompt, wanted.params, wanted.timeout)
+        stream = client.submit(wanted.prompt, wanted.params, wanted.scheduling)
         async with cancelled_with_client(request.receive, stream):
             await stream.accepted()
             if not wanted.stream:
@@ -66,7 +67,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
         alive = client.state != "failed"
         return json_response(200 if alive else 503, {"status": "live" if alive else "failed", "reason": client.reason})
 
-    @app.get("/stats", summary="Totals, the queue, and every limit")
+    @app.get("/stats", summary="Totals, the queue, the cache, and every limit")
     async def stats() -> Response:
         return json_response(200, client.stats() | {"limits": limits(config)})
 

@@ -15,119 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gradus.cache.usage import CacheUsage
 from gradus.engine.completion import Delta
 from gradus.engine.engine import Metrics
-from gradus.engine.request import SamplingParams
-from gradus.errors import CapacityError, GradusError, RequestError
+from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.errors import GradusError, RequestError
 from gradus.server.config import ServerConfig
 from gradus.server.engine_thread import Cancel, EngineThread, ModelInfo, Prompt, Report, SteppedEngine, Stop, Submit
+from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
 
 log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
 
-# The engine answers a timeout or cancellation between two steps. A step that takes longer than this does not delay the
-# answer further: the request ends without the engine's last word.
+# The engine ends a request, for its time or from here, between two steps. A step that takes longer than this does not
+# delay the answer further: the request ends without the engine's last word.
 LAST_WORD_S = 1.0
-
-
-class Unavailable(CapacityError):
-    """The server takes nothing just now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
-
-    def __init__(self, message: str, kind: str, retry_after: int | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.retry_after = retry_after
-
-
-class RequestTimeout(GradusError):
-    """The request did not end within the time it was given."""
-
-
-class RequestFailed(GradusError):
-    """A defect of ours ended this one request. Only the log says more: details are no business of a stranger's."""
-
-    def __init__(self) -> None:
-        super().__init__("the engine could not finish this request; the server's log says why")
-
-
-class ClientGone(GradusError):
-    """Nobody is left to read the result."""
-
-
-class Stream:
-    """One request's results as they come. Cancel it, or read it until `done`: nothing else releases the engine."""
-
-    def __init__(self, request_id: str, params: SamplingParams, timeout: float, client: "EngineClient") -> None:
-        self.id = request_id
-        self.params = params
-        self.timeout = timeout
-        self.done = False  # every sample's last delta has been received
-        self._client = client
-        self._unfinished = params.n
-        self._deltas: list[Delta] = []
-        self._error: Exception | None = None
-        self._accepted = False
-        self._news = asyncio.Event()
-        self.timer: asyncio.TimerHandle | None = None
-
-    async def accepted(self) -> None:
-        """Wait until the engine has checked the request. Raises RequestError, or any error that `receive` raises."""
-        while not self._accepted and self._error is None:
-            await self._wait(None)
-        if self._error is not None:
-            raise self._error
-
-    async def receive(self, timeout: float | None = None) -> list[Delta]:
-        """What came since the last call, waiting for it if need be; [] if nothing came within `timeout` seconds.
-
-        A sample's last delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (it did not
-        even answer the timeout's cancellation), RequestFailed or ClientGone (after `cancel`).
-        """
-        if not self._deltas and self._error is None:
-            await self._wait(timeout)
-        if self._error is not None:
-            raise self._error
-        deltas, self._deltas = self._deltas, []
-        self.done = self._unfinished == 0
-        return deltas
-
-    async def _wait(self, timeout: float | None) -> None:
-        self._news.clear()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._news.wait()
-        except TimeoutError:
-            pass
-
-    def cancel(self) -> None:
-        """Nobody wants the rest. May be called at any time, and more than once."""
-        self._client.forget(self, ClientGone("the request was cancelled"))
-
-    # -- called by the client -----------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """Nothing will come any more."""
-        return self._unfinished == 0 or self._error is not None
-
-    @property
-    def buffered(self) -> int:
-        return len(self._deltas)
-
-    def accept(self) -> None:
-        self._accepted = True
-        self._news.set()
-
-    def push(self, delta: Delta) -> None:
-        self._deltas.append(delta)
-        self._unfinished -= delta.completion is not None
-        self._news.set()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._deltas.clear()
-        self._news.set()
 
 
 class ServiceRate:
@@ -151,16 +54,20 @@ class ServiceRate:
 
 @dataclass(slots=True)
 class Counts:
-    """What the engine does not see: requests turned away at the door, and why others were ended from here.
+    """What the engine's own totals do not tell.
 
-    rejected: no room in the queue. timed_out: past their deadline. abandoned: their client left. stalled: their client
-    did not read.
+    Requests: rejected: no room in the queue. abandoned: their client left. stalled: their client did not read.
+    Samples: timed_out: their time was up.
+    self_checks: how often the idle engine looked through its books; failed_self_checks: how often they did not balance,
+    which is a defect of ours: the log has it.
     """
 
     rejected: int = 0
-    timed_out: int = 0
     abandoned: int = 0
     stalled: int = 0
+    timed_out: int = 0
+    self_checks: int = 0
+    failed_self_checks: int = 0
 
 
 class EngineClient:
@@ -244,6 +151,7 @@ class EngineClient:
             "uptime_s": round(time.monotonic() - self.started, 3),
             **(dataclasses.asdict(self.info) if self.info else {"model": self.config.model}),
             **metrics,
+            "cache": cache_stats(self.metrics.cache),
             "waiting": self.waiting,
             "average_batch": round(steps_spans / self.metrics.steps, 3) if self.metrics.steps else 0.0,
             **dataclasses.asdict(self.counts),
@@ -251,21 +159,22 @@ class EngineClient:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt, params: SamplingParams, timeout: float | None = None) -> Stream:
-        """Queue a request for at most `timeout` seconds (the configuration's request_timeout when None).
+    def submit(self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams | None = None) -> Stream:
+        """Queue a request. Where it names no timeout, it has the configuration's request_timeout.
 
         Raises Unavailable, or RequestError for what could never enter. What only the engine can check is reported by
         the stream's `accepted`.
         """
         self._check_state()
         self._check_room(params.n)
-        timeout = self.config.request_timeout if timeout is None else timeout
-        stream = Stream(f"gen-{next(self._numbers)}", params, timeout, self)
-        stream.timer = self._loop.call_later(stream.timeout, self._expire, stream)
+        scheduling = scheduling or SchedulingParams()
+        timeout = min(scheduling.timeout or math.inf, self.config.request_timeout)
+        stream = Stream(f"gen-{next(self._numbers)}", params, self.forget)
+        stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, timeout)
         self._streams[stream.id] = stream
         self._nothing_runs.clear()
         self._samples_sent += params.n
-        self._thread.send(Submit(stream.id, prompt, params))
+        self._thread.send(Submit(stream.id, prompt, params, dataclasses.replace(scheduling, timeout=timeout)))
         return stream
 
     @property
@@ -301,10 +210,11 @@ class EngineClient:
 
     # -- endings ------------------------------------------------------------------------------------------------------
 
-    def _expire(self, stream: Stream) -> None:
-        self.counts.timed_out += 1
-        message = f"the request did not end within its timeout of {stream.timeout:g} s"
-        self._end(stream, "timeout", RequestTimeout(message))
+    def _expire(self, stream: Stream, timeout: float) -> None:
+        """The engine should have ended the request by now: it is inside a long step."""
+        self.counts.timed_out += stream.unfinished
+        self._thread.send(Cancel(stream.id, "timeout"))
+        self._close(stream, RequestTimeout(f"the request did not end within its timeout of {timeout:g} s"))
 
     def _end(self, stream: Stream, reason: str, otherwise: Exception) -> None:
         """Have the engine end a request whose reader still waits: the last deltas bring `reason`, its usage and times.
@@ -366,8 +276,13 @@ class EngineClient:
             if stream := self._streams.get(delta.request_id):
                 self._deliver(stream, delta)
 
+    def on_self_check(self, passed: bool) -> None:
+        self.counts.self_checks += 1
+        self.counts.failed_self_checks += not passed
+
     def _deliver(self, stream: Stream, delta: Delta) -> None:
         stream.push(delta)
+        self.counts.timed_out += delta.completion is not None and delta.completion.finish_reason == "timeout"
         if stream.ended:
             self._close(stream, None)
         elif stream.buffered > self.config.max_buffered:
@@ -387,3 +302,11 @@ class EngineClient:
                 log.error("an engine step has taken more than %g s: the server is no longer healthy", limit)
                 self._thread.send(Stop())  # if the step comes back after all, nothing may follow it
                 self._fail(f"an engine step hangs (more than {limit:g} s)")
+
+
+def cache_stats(usage: CacheUsage | None) -> dict[str, int | float] | None:
+    """How full the pages are, as counts and as parts of 1; None in phases without pages."""
+    if usage is None:
+        return None
+    parts = ("utilization", "internal_fragmentation", "external_fragmentation", "hit_rate")
+    return dataclasses.asdict(usage) | {name: round(getattr(usage, name), 4) for name in parts}

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.engine.options import DEFAULT_MAX_SEQUENCES
+from gradus.engine.options import DEFAULT_MAX_SEQUENCES, POLICIES
+from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -17,6 +18,17 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
+
+AT_LEAST_ONE = (
+    "context_length",
+    "max_sequences",
+    "page_size",
+    "cache_tokens",
+    "token_budget",
+    "max_waiting",
+    "max_body_bytes",
+    "max_buffered",
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,9 @@ class ServerConfig:
         device, dtype: "auto" lets the engine choose.
         context_length: most tokens of prompt and output together; None is the model's own limit.
         max_sequences: most sequences that run at once, in phases that batch.
+        page_size, cache_tokens, policy, token_budget: tokens in a page of the cache, tokens that all of it has room
+            for, who goes first ("fcfs", "priority", "deadline"), most tokens a step; None is what suits the phase. One
+            that the phase has no use for is refused.
     Where:
         host: the address to listen on. There is no authentication yet: beyond loopback, whoever reaches it can use it.
         port: 0 takes a free one.
@@ -53,6 +68,10 @@ class ServerConfig:
     dtype: str = "auto"
     context_length: int | None = None
     max_sequences: int = DEFAULT_MAX_SEQUENCES
+    page_size: int | None = None
+    cache_tokens: int | None = None
+    policy: str | None = None
+    token_budget: int | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     max_waiting: int = 256
@@ -75,13 +94,17 @@ class ServerConfig:
             raise ConfigError(f"log_level must be one of {', '.join(LOG_LEVELS)}, got {self.log_level!r}")
         if self.drain_timeout < 0:
             raise ConfigError(f"drain_timeout must be 0 or more, got {self.drain_timeout}")
-        for name in ("max_sequences", "max_waiting", "max_body_bytes", "max_buffered", "context_length"):
+        if self.policy is not None and self.policy not in POLICIES:
+            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {value}")
         for name in ("request_timeout", "step_timeout", "receive_timeout", "write_timeout", "ping_interval"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name} must be a number of seconds above 0, got {getattr(self, name)}")
+        if self.request_timeout > MAX_SECONDS:  # what a request may have at all
+            raise ConfigError(f"request_timeout must be at most {MAX_SECONDS} seconds, got {self.request_timeout}")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "ServerConfig":

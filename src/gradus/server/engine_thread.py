@@ -14,15 +14,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gradus.engine.completion import Delta
 from gradus.engine.engine import Metrics
-from gradus.engine.request import SamplingParams
+from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import GradusError
 
 log = logging.getLogger(__name__)
+
+SELF_CHECK_INTERVAL_S = 1.0
 
 Prompt = str | Sequence[int]
 
@@ -30,7 +32,9 @@ Prompt = str | Sequence[int]
 class SteppedEngine(Protocol):
     """What the thread needs of an `LLM`."""
 
-    def submit(self, prompt: Prompt, params: SamplingParams, *, request_id: str) -> str: ...
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, *, scheduling: SchedulingParams, request_id: str
+    ) -> str: ...
 
     def step(self) -> list[Delta]: ...
 
@@ -41,10 +45,15 @@ class SteppedEngine(Protocol):
 
     def metrics(self) -> Metrics: ...
 
+    def check(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is served, in words and numbers: all that the event loop ever sees of the engine itself."""
+    """What is served, in words and numbers: all that the event loop ever sees of the engine itself.
+
+    settings: max_sequences, and how cache and scheduler were built, as far as the phase heeds that.
+    """
 
     model: str
     phase: str
@@ -52,6 +61,7 @@ class ModelInfo:
     dtype: str
     context_length: int
     vocab_size: int
+    settings: dict[str, int | str | None]
 
     @classmethod
     def of(cls, engine: Any) -> "ModelInfo":
@@ -65,14 +75,19 @@ class ModelInfo:
             dtype=weights if weights == activations else f"{weights} weights, {activations} activations",
             context_length=engine.limits.context_length,
             vocab_size=engine.limits.vocab_size,
+            settings=engine.settings,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
+    """sent: when, so that the time it waits here counts (time.monotonic)."""
+
     request_id: str
     prompt: Prompt
     params: SamplingParams
+    scheduling: SchedulingParams
+    sent: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +107,12 @@ class Stop:
 class Report:
     """What one turn of the loop did: commands obeyed, then one step.
 
-    samples_taken: how many samples (a request counts its n) have come out of the queue since the start.
+    metrics: the engine's, after that step.
+    samples_taken: how many samples (a request counts its n) have come out of the thread's own queue since the start.
     step_s: the step's duration in seconds; 0 where there was nothing to do.
     """
 
-    metrics: Metrics
+    metrics: Metrics = field(default_factory=Metrics)
     samples_taken: int = 0
     step_s: float = 0.0
     accepted: list[str] = field(default_factory=list)
@@ -113,6 +129,8 @@ class Listener(Protocol):
 
     def on_report(self, report: Report) -> None: ...
 
+    def on_self_check(self, passed: bool) -> None: ...
+
     def on_engine_failed(self, error: BaseException) -> None:
         """A step raised. The engine's state is unknown, so the thread has ended."""
 
@@ -128,6 +146,8 @@ class EngineThread(threading.Thread):
         self._loop = loop
         self._commands: queue.SimpleQueue[Submit | Cancel | Stop] = queue.SimpleQueue()
         self._samples_taken = 0
+        self._unchecked = False  # something has happened since the last self-check
+        self._next_check = 0.0
 
     def send(self, command: Submit | Cancel | Stop) -> None:
         """Called from the event loop. Wakes the thread at once if it sleeps."""
@@ -142,6 +162,7 @@ class EngineThread(threading.Thread):
             return
         self._tell(self._listener.on_loaded, info)
         try:
+            self._report(engine, Report())
             while self._turn(engine):
                 pass
         except BaseException as error:
@@ -150,8 +171,8 @@ class EngineThread(threading.Thread):
 
     def _turn(self, engine: SteppedEngine) -> bool:
         """Obey what has come, then take one step. False when told to stop."""
-        report = Report(metrics=engine.metrics())
-        for command in self._take(wait=not engine.has_work):
+        report = Report()
+        for command in self._take(engine):
             if isinstance(command, Stop):
                 return False
             self._obey(command, engine, report)
@@ -160,25 +181,54 @@ class EngineThread(threading.Thread):
             report.deltas += engine.step()
             self.step_started = None
             report.step_s = time.monotonic() - started
+        self._report(engine, report)
+        return True
+
+    def _report(self, engine: SteppedEngine, report: Report) -> None:
         report.metrics = engine.metrics()
         report.samples_taken = self._samples_taken
         self._tell(self._listener.on_report, report)
-        return True
 
-    def _take(self, wait: bool) -> list[Submit | Cancel | Stop]:
-        """All commands there are; with `wait`, at least one. Their number is bounded, because waiting samples are."""
-        commands = [self._commands.get()] if wait else []
+    def _take(self, engine: SteppedEngine) -> list[Submit | Cancel | Stop]:
+        """All commands there are; at least one where the engine has nothing to do.
+
+        Their number is bounded, because waiting samples are.
+        """
+        commands = [] if engine.has_work else [self._sleep(engine)]
         while not self._commands.empty():
             commands.append(self._commands.get())
+        self._unchecked = True
         return commands
+
+    def _sleep(self, engine: SteppedEngine) -> Submit | Cancel | Stop:
+        """Wait for the next command. On the way there the books are checked once, at most every second."""
+        if self._unchecked:
+            try:
+                return self._commands.get(timeout=max(0.0, self._next_check - time.monotonic()))
+            except queue.Empty:
+                self._check(engine)
+        return self._commands.get()
+
+    def _check(self, engine: SteppedEngine) -> None:
+        """A failure is reported and counted. What it broke may be harmless, so it is no reason to stop serving."""
+        try:
+            engine.check()
+        except Exception:
+            log.exception("self-check failed: the books of queue and cache do not balance")
+            self._tell(self._listener.on_self_check, False)
+        else:
+            self._tell(self._listener.on_self_check, True)
+        self._unchecked = False
+        self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
 
     def _obey(self, command: Submit | Cancel, engine: SteppedEngine, report: Report) -> None:
         if isinstance(command, Cancel):
             report.deltas += engine.cancel(command.request_id, command.reason)
             return
         self._samples_taken += command.params.n
+        scheduling = shortened(command.scheduling, time.monotonic() - command.sent)
         try:
-            engine.submit(command.prompt, command.params, request_id=command.request_id)
+            engine.submit(command.prompt, command.params, scheduling=scheduling, request_id=command.request_id)
         except Exception as error:
             # GradusErrors are the caller's affair. Anything else is our defect, and still only this request's problem.
             if not isinstance(error, GradusError):
@@ -192,3 +242,12 @@ class EngineThread(threading.Thread):
             self._loop.call_soon_threadsafe(method, what)
         except RuntimeError:  # the event loop is closed: nobody is left to hear it
             self.send(Stop())
+
+
+def shortened(scheduling: SchedulingParams, waited: float) -> SchedulingParams:
+    """What is left of a request's times after it has waited for the thread, which may have been inside a long step."""
+
+    def left(seconds: float | None) -> float | None:
+        return None if seconds is None else max(seconds - waited, 1e-6)
+
+    return replace(scheduling, timeout=left(scheduling.timeout), deadline=left(scheduling.deadline))

@@ -1,7 +1,7 @@
 """The wire format of /generate: what a request may hold, what an answer and an error look like.
 
-The fields of a request are those of SamplingParams, which checks them, and three of the server's own. The OpenAPI
-schema is made from the same dataclass, its descriptions from the same docstring: they cannot drift apart.
+The fields of a request are those of SamplingParams and SchedulingParams, which check them, and two of the server's own.
+The OpenAPI schema is made from the same dataclasses, its descriptions from their docstrings: they cannot drift apart.
 """
 
 import dataclasses
@@ -16,16 +16,17 @@ from typing import Any
 
 from gradus.engine import request as engine_limits
 from gradus.engine.completion import Completion, Delta
-from gradus.engine.request import SamplingParams
+from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.sequence import Timings, TokenLogprob
 from gradus.errors import CapacityError, RequestError
 from gradus.server.body import BodyError
-from gradus.server.client import RequestFailed, RequestTimeout, Unavailable
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig, did_you_mean
 from gradus.server.engine_thread import Prompt
+from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
-SERVER_FIELDS = ("prompt", "stream", "timeout")
+SCHEDULING_FIELDS = tuple(field.name for field in dataclasses.fields(SchedulingParams))
+FIELDS = ("prompt", *SAMPLING_FIELDS, *SCHEDULING_FIELDS, "stream")
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -37,8 +38,8 @@ class GenerateRequest:
 
     prompt: Prompt
     params: SamplingParams
+    scheduling: SchedulingParams
     stream: bool
-    timeout: float | None
 
     @classmethod
     def parse(cls, body: Any, config: ServerConfig) -> "GenerateRequest":
@@ -46,14 +47,15 @@ class GenerateRequest:
         if not isinstance(body, dict):
             raise _refuse("body", "a JSON object", body)
         for name in body:
-            if name not in SAMPLING_FIELDS and name not in SERVER_FIELDS:
-                hint = did_you_mean(name, (*SAMPLING_FIELDS, *SERVER_FIELDS))
+            if name not in FIELDS:
+                hint = did_you_mean(name, FIELDS)
                 raise RequestError(f"unknown field {name[:60]!r}{hint}", param=name[:60], limit="a known field")
+        _check_timeout(body.get("timeout"), config.request_timeout)
         return cls(
             prompt=_prompt(body),
             params=SamplingParams(**{name: body[name] for name in SAMPLING_FIELDS if name in body}),
+            scheduling=SchedulingParams(**{name: body[name] for name in SCHEDULING_FIELDS if name in body}),
             stream=_flag(body, "stream"),
-            timeout=_timeout(body.get("timeout"), config.request_timeout),
         )
 
 
@@ -72,12 +74,12 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _timeout(value: Any, most: float) -> float | None:
+def _check_timeout(value: Any, most: float) -> None:
+    """The engine would take a longer one; this server does not."""
     if value is None:
-        return None
+        return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise _refuse("timeout", f"a number of seconds above 0 and at most {most:g} (this server's limit)", value)
-    return float(value)
 
 
 def _refuse(param: str, limit: str, got: Any) -> RequestError:
@@ -144,6 +146,8 @@ def failure_of(completion: Completion) -> Exception | None:
             return RequestFailed()
         case "timeout":
             return RequestTimeout("the request did not end within its timeout")
+        case "deadline":
+            return DeadlineMissed("the request could not end by its deadline")
         case "cancelled":
             return Unavailable("the server is shutting down", "draining")
     return None
@@ -206,6 +210,8 @@ def error_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             return 503, _error(error, 503, "overloaded"), {"retry-after": "1"}
         case RequestTimeout():
             return 504, _error(error, 504, "timeout"), {}
+        case DeadlineMissed():
+            return 504, _error(error, 504, "deadline"), {}
         case RequestFailed():
             return 500, _error(error, 500, "internal_error"), {}
     return 500, _error("internal error; the server's log says why", 500, "internal_error"), {"connection": "close"}
@@ -242,6 +248,8 @@ def limits(config: ServerConfig) -> dict[str, Any]:
         "max_stop_characters": engine_limits.MAX_STOP_CHARACTERS,
         "max_stop_tokens": engine_limits.MAX_STOP_TOKENS,
         "max_logit_bias": engine_limits.MAX_LOGIT_BIAS,
+        "max_priority": engine_limits.MAX_PRIORITY,
+        "max_salt_characters": engine_limits.MAX_SALT_CHARACTERS,
         "max_json_depth": MAX_JSON_DEPTH,
         "max_header_bytes": MAX_HEADER_BYTES,
         "max_headers": MAX_HEADERS,
@@ -249,7 +257,7 @@ def limits(config: ServerConfig) -> dict[str, Any]:
 
 
 def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
-    """What FastAPI would derive from a pydantic model, derived from SamplingParams instead."""
+    """What FastAPI would derive from a pydantic model, derived from the engine's own dataclasses."""
     schema = {
         "type": "object",
         "required": ["prompt"],
@@ -260,14 +268,8 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
                 "description": "text, or token ids",
             },
             **_sampling_properties(),
+            **_scheduling_properties(config),
             "stream": {"type": "boolean", "default": False, "description": "answer with server-sent events"},
-            "timeout": {
-                "type": "number",
-                "exclusiveMinimum": 0,
-                "maximum": config.request_timeout,
-                "default": config.request_timeout,
-                "description": "seconds for queueing and decoding together",
-            },
         },
     }
     return {
@@ -290,24 +292,36 @@ ERRORS = {
     "431": "the headers are too large",
     "500": "this one request failed in the engine",
     "503": "loading, overloaded, draining or failed; Retry-After says when to come back, where that is known",
-    "504": "the request did not end within its timeout",
+    "504": "the request did not end within its timeout, or could not end by its deadline",
 }
 
 
 def _sampling_properties() -> dict[str, Any]:
-    kinds, descriptions = typing.get_type_hints(SamplingParams), _descriptions(SamplingParams.__doc__ or "")
+    properties = _properties(SamplingParams)
+    # one stop string may come without its list
+    properties["stop"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} | {
+        key: properties["stop"][key] for key in ("default", "description")
+    }
+    return properties
+
+
+def _scheduling_properties(config: ServerConfig) -> dict[str, Any]:
+    properties = _properties(SchedulingParams)
+    properties["timeout"] |= {"exclusiveMinimum": 0, "maximum": config.request_timeout}
+    properties["timeout"]["description"] += f" Here null is {config.request_timeout:g} s."
+    return properties
+
+
+def _properties(params: type[SamplingParams | SchedulingParams]) -> dict[str, Any]:
+    kinds, descriptions = typing.get_type_hints(params), _descriptions(params.__doc__ or "")
     properties = {}
-    for field in dataclasses.fields(SamplingParams):
+    for field in dataclasses.fields(params):
         default = field.default if field.default is not dataclasses.MISSING else {}
         properties[field.name] = {
             **_json_type(kinds[field.name]),
             "default": list(default) if isinstance(default, tuple) else default,
             "description": descriptions[field.name],
         }
-    # one stop string may come without its list
-    properties["stop"] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]} | {
-        key: properties["stop"][key] for key in ("default", "description")
-    }
     return properties
 
 

@@ -64,6 +64,10 @@ def load_llm(config: ServerConfig) -> SteppedEngine:
         dtype=config.dtype,
         context_length=config.context_length,
         max_sequences=config.max_sequences,
+        page_size=config.page_size,
+        cache_tokens=config.cache_tokens,
+        policy=config.policy,
+        token_budget=config.token_budget,
     )
 
 

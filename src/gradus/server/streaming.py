@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from gradus.engine.completion import Completion
 from gradus.errors import GradusError
-from gradus.server.client import ClientGone, Stream
 from gradus.server.config import ServerConfig
+from gradus.server.results import ClientGone, Stream
 from gradus.server.schemas import encode, error_of, frame, usage
 
 PING = b": ping\n\n"

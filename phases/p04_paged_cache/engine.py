@@ -1,0 +1,30 @@
+"""p04: p03 with pages for slots. The cache manager, the attention backend and the scheduler are the ones that stay."""
+
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import PrefixIndex
+from gradus.engine.batching import PagedBatching
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.runner import ModelRunner
+from gradus.engine.sampler import Sampler
+from gradus.models import Model
+
+USES = frozenset({"page_size", "cache_tokens", "policy"})  # the optional settings that this phase heeds
+
+
+def build(model: Model, options: EngineOptions) -> Engine:
+    return paged_engine(model, options)
+
+
+def paged_engine(
+    model: Model, options: EngineOptions, index: PrefixIndex | None = None, token_budget: int | None = None
+) -> Engine:
+    """An engine whose cache has pages. Phases p05 and p06 each set one more of its arguments."""
+    page_size, count = options.page_size, options.max_sequences
+    storage = PagedStorage(model.config, pages_for(model, options), page_size, model.dtype, model.device)
+    cache = PagedCache(storage.pages, page_size, [group.window for group in storage.groups], index)
+    attention = PagedAttention(model.config, storage, slots=count)
+    runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))
+    return Engine(PagedBatching(cache, count, token_budget, options.policy), runner, options.limits)

@@ -1,0 +1,47 @@
+"""Decodes the direct way: gather what each sequence sees side by side, then attend under a mask.
+
+Works on any device and in any type. It reads the cache, writes it out again, and reads that copy: three times the bytes
+that attention itself would move. That is the tax that a kernel which reads the pages in place need not pay.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradus.attention.decodes import Visible
+from gradus.attention.reference import attend_masked
+from gradus.attention.storage import PagedStorage
+from gradus.models.config import ModelConfig
+
+
+class GatheredDecodes:
+    """One gather of keys, one of values and one masked attention a layer, for all sequences and heads."""
+
+    def __init__(self, config: ModelConfig, storage: PagedStorage) -> None:
+        self.config = config
+        self.storage = storage
+
+    def prepare(self, visible: Sequence[Visible]) -> None:
+        self.visible = visible
+        # One place to gather into for all layers: memory that is new in each costs a CPU more than the copy does
+        keys = self.storage.keys
+        self.copies = [
+            tuple(keys.new_empty(group.rows.numel(), *keys.shape[3:]) for _ in ("keys", "values")) for group in visible
+        ]
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        group, _ = self.storage.place(layer)
+        visible = self.visible[group]
+        keys, values = (
+            part.unflatten(0, visible.rows.shape).transpose(1, 2)  # [B, Hkv, L, Dh]
+            for part in self.storage.read(layer, visible.rows.flatten(), out=self.copies[group])
+        )
+        out = attend_masked(
+            q.unsqueeze(1),
+            keys,
+            values,
+            visible.seen.unsqueeze(1),
+            scale=self.config.attention_scale,
+            softcap=self.config.attention_softcap,
+        )
+        return out.squeeze(1)

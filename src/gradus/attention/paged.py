@@ -1,0 +1,153 @@
+"""Attention over pages: the keys and values of a sequence lie wherever its block table says.
+
+A step mixes spans of any kind. What all of them need is worked out once a step, as row numbers of the storage: where
+the new keys and values go, and which rows each span sees. Prompts and their chunks are attended to one by one, there
+are few in a step; the decodes, one row each, all at once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradus.attention.decodes import Decodes, Visible
+from gradus.attention.gathered import GatheredDecodes
+from gradus.attention.reference import attend_causal
+from gradus.attention.sparse import SparseDecodes
+from gradus.attention.storage import PagedStorage
+from gradus.engine.batch import Batch
+from gradus.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A span of more than one row: `span` are its rows in the batch, `start` the position of the first.
+
+    seen: for each layer group the position of the oldest key that it sees, and the rows of the storage from there to
+    its end; empty for a span that starts at 0, which holds all that it sees.
+    """
+
+    span: slice
+    start: int
+    seen: tuple[tuple[int, Tensor], ...]
+
+
+class PagedAttention:
+    """Stores and attends by block tables, of which it keeps one for each slot and layer group on the device.
+
+    slots: how many sequences run at once. Tables change seldom (a decode enters a new page every page_size steps), so a
+    step sends only those that did.
+    """
+
+    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
+        self.config = config
+        self.storage = storage
+        self.device = storage.keys.device
+        longest = -(-config.context_length // storage.page_size)
+        self.tables = torch.zeros(len(storage.groups), slots, longest, dtype=torch.int64, device=self.device)
+        sparse = SparseDecodes.supports(storage)
+        self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
+
+    # -- once a step -------------------------------------------------------------------------------------------------
+
+    def prepare(self, batch: Batch) -> None:
+        self.storage.wipe(batch.wiped)
+        self._update_tables(batch)
+        self._place_new(batch)
+        spans = list(zip(batch.slots, batch.query_start, batch.counts, batch.starts, strict=True))
+        self.prompts = [self._prompt(*span) for span in spans if span[2] > 1]
+        decodes = [(slot, row, start) for slot, row, count, start in spans if count == 1]
+        self.decode_rows = _indices([row for _, row, _ in decodes], self.device)
+        self.any_decodes = bool(decodes)
+        if decodes:
+            self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
+
+    def _update_tables(self, batch: Batch) -> None:
+        """Entries beyond the new end of a table stay as they were: no position that is stored or read leads there."""
+        _, slots, longest = self.tables.shape
+        pages: list[int] = []
+        places: list[int] = []
+        for slot, tables in zip(batch.slots, batch.tables, strict=True):
+            for group, table in enumerate(tables or ()):
+                first = (group * slots + slot) * longest
+                places += range(first, first + len(table))
+                pages += table
+        if pages:
+            self.tables.view(-1)[torch.tensor(places, device=self.device)] = torch.tensor(pages, device=self.device)
+
+    def _place_new(self, batch: Batch) -> None:
+        """The rows that this step's keys and values are stored in, one for each row of the batch."""
+        counts = torch.tensor(batch.counts, device=self.device)
+        slots = torch.tensor(batch.slots, device=self.device)
+        owners = slots.repeat_interleave(counts, output_size=len(batch.positions))
+        self.new_rows = [self._rows(group, owners, batch.positions) for group in range(len(self.tables))]
+
+    def _rows(self, group: int, slots: Tensor, positions: Tensor) -> Tensor:
+        """Where positions of slots are stored. Both int64, of shapes that broadcast."""
+        page_size = self.storage.page_size
+        return self.tables[group, slots, positions // page_size] * page_size + positions % page_size
+
+    def _prompt(self, slot: int, row: int, count: int, start: int) -> Prompt:
+        span = slice(row, row + count)
+        if start == 0:
+            return Prompt(span, start, ())
+        owner = torch.tensor(slot, device=self.device)
+        oldest = [_oldest(start, group.window) for group in self.storage.groups]
+        rows = [
+            self._rows(group, owner, torch.arange(first, start + count, device=self.device))
+            for group, first in enumerate(oldest)
+        ]
+        return Prompt(span, start, tuple(zip(oldest, rows, strict=True)))
+
+    def _visible(self, slots: list[int], positions: list[int]) -> list[Visible]:
+        """What the queries at `positions` of `slots` see, in each layer group."""
+        owners = torch.tensor(slots, device=self.device).unsqueeze(1)
+        newest = torch.tensor(positions, device=self.device).unsqueeze(1)
+        visible = []
+        for number, group in enumerate(self.storage.groups):
+            oldest = [_oldest(position, group.window) for position in positions]
+            width = 1 + max(last - first for first, last in zip(oldest, positions, strict=True))
+            seen = torch.tensor(oldest, device=self.device).unsqueeze(1) + torch.arange(width, device=self.device)
+            real = seen <= newest
+            # beyond its end a table may name pages of other sequences, in which this very step could write a NaN
+            rows = self._rows(number, owners, torch.minimum(seen, newest)) * real
+            visible.append(Visible(rows, real))
+        return visible
+
+    # -- in each layer -----------------------------------------------------------------------------------------------
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        out = torch.empty_like(q)
+        for prompt in self.prompts:
+            out[prompt.span] = self._attend_prompt(layer, prompt, q[prompt.span], k[prompt.span], v[prompt.span])
+        if self.any_decodes:
+            out[self.decode_rows] = self.decodes.attend(layer, q[self.decode_rows])
+        return out
+
+    def _attend_prompt(self, layer: int, prompt: Prompt, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first = 0
+        if prompt.seen:
+            first, rows = prompt.seen[self.storage.place(layer)[0]]
+            k, v = self.storage.read(layer, rows)
+        return attend_causal(
+            q,
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            start=prompt.start - first,
+            scale=self.config.attention_scale,
+            window=self.config.windows[layer],
+            softcap=self.config.attention_softcap,
+        )
+
+
+def _oldest(position: int, window: int | None) -> int:
+    """The oldest position that the query at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def _indices(rows: list[int], device: torch.device) -> slice | Tensor:
+    """`rows` as an index: rows that follow each other, as decodes mostly do, need not be copied to be picked."""
+    if rows and rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, dtype=torch.int64, device=device)

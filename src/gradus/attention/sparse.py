@@ -1,0 +1,91 @@
+"""Decodes on a CPU without a gather: a block table is the pattern of a sparse matrix.
+
+Put all keys of a layer into one matrix, a row for each position and head, [rows * Hkv, Dh], and the queries of all
+sequences and heads into another, [B * Hq, Dh]. Of their product only a few entries are wanted: those where a query
+meets a key that it sees. That is a sampled product (SDDMM), whose pattern is what the block tables say; and the sum of
+values by weights is a product with a sparse matrix of the same pattern. Torch's CPU kernels for both read rows where
+they lie and compute nothing that is not wanted: no copy of the cache, no padding to the longest, no mask.
+
+At SmolLM2's shape (32 sequences of 64 to 320 positions) this takes about half the time of gathering and attending.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.attention.decodes import Visible
+from gradus.attention.storage import PagedStorage
+from gradus.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Who meets whom in one layer group: E entries in B * Hq lines, a line for each sequence and query head.
+
+    entries: sparse CSR [B * Hq, rows * Hkv], whose values each layer overwrites. ends: [B * Hq + 1], line i being the
+    entries ends[i] to ends[i + 1]; columns: [E], the key and value that an entry is about.
+    padded: [B * Hq, L], -inf where a line has no entry: softmax wants a rectangle. cells: [E], their places in it.
+    """
+
+    entries: Tensor
+    ends: Tensor
+    columns: Tensor
+    padded: Tensor
+    cells: Tensor
+
+
+class SparseDecodes:
+    """Two sparse products and a softmax a layer. For float32 on a CPU: torch has those kernels for no narrower type."""
+
+    @staticmethod
+    def supports(storage: PagedStorage) -> bool:
+        return storage.keys.is_cpu and storage.keys.dtype == torch.float32
+
+    def __init__(self, config: ModelConfig, storage: PagedStorage) -> None:
+        self.config = config
+        self.storage = storage
+        self.heads = torch.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)
+        with warnings.catch_warnings():  # torch says once that CSR tensors are a beta feature: let it be here
+            warnings.simplefilter("ignore")
+            _csr(torch.zeros(2, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), count=1)
+
+    def prepare(self, visible: Sequence[Visible]) -> None:
+        self.patterns = [self._pattern(group) for group in visible]
+
+    def _pattern(self, visible: Visible) -> Pattern:
+        size, width = visible.rows.shape
+        lines = size * len(self.heads)
+        columns = visible.rows.unsqueeze(1) * self.config.num_kv_heads + self.heads.unsqueeze(1)  # [B, Hq, L]
+        cells = visible.seen.unsqueeze(1).expand(columns.shape).flatten().nonzero().squeeze(1)
+        columns = columns.flatten().index_select(0, cells)
+        ends = torch.zeros(lines + 1, dtype=torch.int64)
+        torch.cumsum(visible.seen.sum(1).repeat_interleave(len(self.heads)), 0, out=ends[1:])
+        count = self.storage.keys[0].numel() // self.config.head_dim
+        return Pattern(_csr(ends, columns, count), ends, columns, torch.full((lines, width), float("-inf")), cells)
+
+    def attend(self, layer: int, q: Tensor) -> Tensor:
+        pattern = self.patterns[self.storage.place(layer)[0]]
+        keys, values = (rows.flatten(0, 1) for rows in self.storage.rows(layer))  # [rows * Hkv, Dh]
+        scores = torch.sparse.sampled_addmm(
+            pattern.entries, q.flatten(0, 1), keys.t(), beta=0.0, alpha=self.config.attention_scale
+        ).values()
+        cap = self.config.attention_softcap
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        pattern.padded.view(-1).scatter_(0, pattern.cells, scores)
+        weights = pattern.padded.softmax(-1).view(-1).index_select(0, pattern.cells)
+        # a bag is a line of the sparse matrix: the sum of its columns' values, each times its weight
+        out = F.embedding_bag(
+            pattern.columns, values, pattern.ends, mode="sum", per_sample_weights=weights, include_last_offset=True
+        )
+        return out.view(q.shape)
+
+
+def _csr(ends: Tensor, columns: Tensor, count: int) -> Tensor:
+    """A sparse matrix of `count` columns, with zeros for entries."""
+    return torch.sparse_csr_tensor(
+        ends, columns, torch.zeros(len(columns)), size=(len(ends) - 1, count), check_invariants=False
+    )

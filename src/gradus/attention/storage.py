@@ -1,0 +1,67 @@
+"""The keys and values of everybody, in one heap of pages: which page holds what is the cache manager's to know.
+
+A page is `page_size` positions of one sequence, for all layers of a group. Within a layer the positions of all pages
+lie one after the other, so position p of a sequence is row page * page_size + p % page_size of the layer, `page` being
+entry p // page_size of its block table (Kwon et al. 2023, section 4.2). That number is all that attention needs.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradus.cache.groups import layer_groups
+from gradus.models.config import ModelConfig
+
+
+class PagedStorage:
+    """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is nobody's.
+
+    Allocated once, as zeros and not as what memory happens to hold: a masked position has the weight 0, and 0 times
+    an infinity would be NaN.
+    """
+
+    def __init__(
+        self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.groups = layer_groups(config.windows)
+        self.page_size = page_size
+        self._places = {
+            layer: (number, index)
+            for number, group in enumerate(self.groups)
+            for index, layer in enumerate(group.layers)
+        }
+        depth = max(len(group.layers) for group in self.groups)
+        shape = (depth, pages + 1, page_size, config.num_kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        # Every layer's rows, [rows, Hkv, Dh]: views that would cost more to cut in each layer than what is done to them
+        self._rows = list(zip(self.keys.flatten(1, 2).unbind(), self.values.flatten(1, 2).unbind(), strict=True))
+
+    def place(self, layer: int) -> tuple[int, int]:
+        """The group of a layer, and its index within the group."""
+        return self._places[layer]
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and all values of a layer, by row: views [(pages + 1) * page_size, Hkv, Dh]."""
+        return self._rows[self._places[layer][1]]
+
+    def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """rows: [N] int64; k, v: [N, Hkv, Dh]. A write for keys, and one for values, whosever they are."""
+        keys, values = self.rows(layer)
+        keys.index_copy_(0, rows, k)
+        values.index_copy_(0, rows, v)
+
+    def read(self, layer: int, rows: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Copies of some rows, rows: [R] int64 → [R, Hkv, Dh] each: the gather that paging costs. out: to copy into."""
+        keys, values = self.rows(layer)
+        if out is None:
+            return keys.index_select(0, rows), values.index_select(0, rows)
+        return torch.index_select(keys, 0, rows, out=out[0]), torch.index_select(values, 0, rows, out=out[1])
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """Fill pages with zeros, in all layers."""
+        if pages:
+            where = torch.tensor(pages, device=self.keys.device)
+            self.keys.index_fill_(1, where, 0)
+            self.values.index_fill_(1, where, 0)

@@ -1,0 +1,89 @@
+"""Paged attention without the gather: the Triton kernels of `gradus.kernels` read the pages where they lie.
+
+The backend around them does what `PagedAttention` does (tables by slot, the rows where new keys and values go) and
+plans the step: spans are sorted into a few launch shapes by their length, and how each launch divides its work is
+decided on the GPU. A step of decodes takes one launch shape; one that reads prompts beside them takes two or three.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.engine.batch import Batch
+from gradus.kernels.attention_work import Launch, Work, launches
+from gradus.kernels.paged_attention import paged_attention
+from gradus.kernels.split_attention import Partials
+from gradus.models.config import ModelConfig
+
+
+class TritonPagedAttention(PagedAttention):
+    """slots: how many sequences run at once. The storage is on a CUDA GPU."""
+
+    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
+        super().__init__(config, storage, slots)
+        self.group = config.num_heads // config.num_kv_heads
+        self.launches = launches(config.head_dim, storage.keys.dtype, self.group, _processors(self.device))
+        self.partials = Partials(
+            self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
+        )
+        # views are made once: making one takes the host longer than it looks, and every layer needs two
+        self._pages = list(zip(storage.keys.unbind(), storage.values.unbind(), strict=True))
+        self._works: dict[tuple[Launch, int | None, int], Work] = {}
+
+    def prepare(self, batch: Batch) -> None:
+        self.storage.wipe(batch.wiped)
+        self._update_tables(batch)
+        self._place_new(batch)
+        spans = len(batch.slots)
+        ends = [start + count for start, count in zip(batch.query_start, batch.counts, strict=True)]
+        numbers = torch.tensor([*batch.slots, *batch.lengths, *batch.query_start, ends[-1]], dtype=torch.int32)
+        slots, lengths, query_start = numbers.to(self.device).split((spans, spans, spans + 1))
+        self.plan(slots, query_start, lengths, batch.counts)
+
+    def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:
+        """Divide a step's attention, on the GPU: see `Work.lay_out` for the tensors.
+
+        counts: each span's new tokens, on the host. Launches depend on nothing else, so a captured step may be replayed
+        with other slots and lengths.
+        """
+        self.works: dict[int | None, list[Work]] = {group.window: [] for group in self.storage.groups}
+        fewest = 1
+        for launch in self.launches:
+            tokens = launch.rows // self.group
+            mine = [count for count in counts if count >= fewest and (count <= tokens or launch is self.launches[-1])]
+            if mine:
+                tiles = sum(triton.cdiv(count, tokens) for count in mine)
+                for window, works in self.works.items():
+                    work = self._work(launch, window, triton.next_power_of_2(tiles))
+                    work.lay_out(slots, query_start, lengths, fewest=fewest, most=max(mine))
+                    works.append(work)
+            fewest = tokens + 1
+
+    def _work(self, launch: Launch, window: int | None, tiles: int) -> Work:
+        """Work lists are kept, since captured graphs know them by address; few sizes, so there are few."""
+        key = (launch, window, tiles)
+        if key not in self._works:
+            self._works[key] = Work(
+                launch, tiles=tiles, group=self.group, kv_heads=self.config.num_kv_heads, window=window,
+                device=self.device,
+            )  # fmt: skip
+        return self._works[key]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group, index = self.storage.place(layer)
+        self.storage.store(layer, self.new_rows[group], k, v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for work in self.works[self.config.windows[layer]]:
+            paged_attention(
+                q, *self._pages[index], self.tables[group], work, self.partials, out,
+                scale=self.config.attention_scale, softcap=self.config.attention_softcap,
+            )  # fmt: skip
+        return out
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,267 @@
+"""The cache manager of the final engine: a sequence lives on pages, wherever they are, and its block table lists them.
+
+Entry i of a table is the page with positions [i * page_size, (i + 1) * page_size), so a sequence wastes less than a
+page, grows one page at a time, and shares whole pages with others that begin alike (PagedAttention: Kwon et al. 2023).
+A layer group with a sliding window has a table of its own, in which pages that nobody will read again are given back:
+their entries are 0.
+"""
+
+import sys
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from gradus.cache.pool import PagePool
+from gradus.cache.radix import Cursor, PrefixIndex
+from gradus.cache.usage import CacheUsage
+from gradus.cache.windows import first_page, most_pages
+
+NEVER = sys.maxsize
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """A sequence in the cache.
+
+    tables: its block table, a list of pages a layer group, all equally long. first: the first entry of each that has
+    not been given back. stored: positions stored; room: positions that the tables have room for.
+    changed: the tables are not what `tables` last told. cursor: how far its pages are in the prefix index, if there is
+    one; publish_at: once that many positions are stored, there is a full page more to publish.
+    """
+
+    tables: list[list[int]]
+    first: list[int]
+    stored: int
+    room: int
+    cursor: Cursor | None
+    publish_at: int
+    changed: bool = True
+
+
+class PagedCache:
+    """Pages for every sequence, by its id: taken as it grows, shared where an index finds them, given back at the end.
+
+    windows: one a layer group, None for full attention (see `layer_groups`). index: reuses the pages of sequences that
+    began alike, or None.
+    """
+
+    def __init__(
+        self, pages: int, page_size: int, windows: Sequence[int | None] = (None,), index: PrefixIndex | None = None
+    ) -> None:
+        self.page_size = page_size
+        self.windows = tuple(windows)
+        self.index = index
+        if index is not None:
+            index.attach(page_size, windows)
+        self.pool = PagePool(pages, indexed=() if index is None else index.owners)
+        self.residents: dict[Hashable, Resident] = {}
+        self.wiped: set[int] = set()
+        self.queried_positions = self.hit_positions = self.evictions = self.refusals = 0
+
+    # -- a sequence comes --------------------------------------------------------------------------------------------
+
+    def fits(self, length: int, longest_span: int) -> bool:
+        """Whether a sequence of `length`, alone in the pool, could run in spans of at most `longest_span` positions."""
+        needed = sum(most_pages(length, longest_span, window, self.page_size) for window in self.windows)
+        return needed <= self.pool.count
+
+    def admit(self, id: Hashable, tokens: list[int], salt: Hashable = None) -> int:
+        """Begin a sequence with what the index has of its tokens, under the same salt. Returns the positions hit.
+
+        The pages hit are held from now on; at least one token is always left to compute. Raises ValueError for a
+        sequence that is there already.
+        """
+        if id in self.residents:
+            raise ValueError(f"sequence {id!r} is in the cache already")
+        resident = self.residents[id] = self._newcomer() if self.index is None else self._hit(self.index, tokens, salt)
+        self.queried_positions += len(tokens)
+        self.hit_positions += resident.stored
+        return resident.stored
+
+    def _newcomer(self) -> Resident:
+        """A sequence without a page. Not admitted by its tokens, it shares with those that have no salt."""
+        cursor, publish_at = (None, NEVER) if self.index is None else (Cursor(None, self.index.root), self.page_size)
+        groups = len(self.windows)
+        return Resident([[] for _ in range(groups)], [0] * groups, 0, 0, cursor, publish_at)
+
+    def _hit(self, index: PrefixIndex, tokens: list[int], salt: Hashable) -> Resident:
+        cursor, tables = index.match(tokens, salt)
+        for table in tables:
+            for page in filter(None, table):
+                self.pool.share(page)
+        hit = cursor.depth * self.page_size
+        first = [first_page(hit, window, self.page_size) for window in self.windows]
+        return Resident(tables, first, hit, hit, cursor, hit + self.page_size)
+
+    # -- it grows ----------------------------------------------------------------------------------------------------
+
+    def stored(self, id: Hashable) -> int:
+        """Positions stored once every step planned so far has run; 0 for a sequence never seen."""
+        resident = self.residents.get(id)
+        return 0 if resident is None else resident.stored
+
+    def reserve(self, id: Hashable, end: int) -> bool:
+        """Make room for the span [stored, end), and count it as stored: all of it, or none and False.
+
+        Before a page is taken, window pages that no query from the span's start on can see are given back, and idle
+        pages are evicted if too few are free.
+        """
+        resident = self.residents.get(id)
+        if resident is None:
+            resident = self._newcomer()
+        if end > resident.room:
+            if not self._extend(resident, end):
+                return False
+            self.residents[id] = resident
+        resident.stored = end
+        return True
+
+    def _extend(self, resident: Resident, end: int) -> bool:
+        """Lengthen every table until position `end` - 1 has a page. False, and no page more, if there is no room."""
+        self._give_back(resident)
+        wanted = -(-end // self.page_size) - len(resident.tables[0])
+        if wanted * len(self.windows) > self.available:
+            self.refusals += 1
+            return False
+        for table in resident.tables:
+            table += self._take(wanted)
+        resident.room = len(resident.tables[0]) * self.page_size
+        resident.changed = True
+        return True
+
+    def _give_back(self, resident: Resident) -> None:
+        """Drop the window pages before what the next span's first query sees: its later ones see no further back."""
+        for group, window in enumerate(self.windows):
+            first, seen = resident.first[group], first_page(resident.stored, window, self.page_size)
+            table = resident.tables[group]
+            for page in table[first:seen]:
+                self.pool.drop(page)
+                resident.changed = True
+            table[first:seen] = [0] * (seen - first)
+            resident.first[group] = seen
+
+    def _take(self, count: int) -> list[int]:
+        while len(self.pool.free) < count:
+            self._evict()
+        return [self.pool.take() for _ in range(count)]
+
+    def _evict(self) -> None:
+        """Free the page that has been idle longest, with what is of no use without it."""
+        assert self.index is not None, "pages are idle only in an index"
+        for page in self.index.remove(self.pool.oldest_idle()):
+            self.pool.reclaim(page)
+            self.evictions += 1
+
+    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...] | None:
+        """The block tables, a tuple of pages a layer group: a snapshot. None if unchanged since last asked for."""
+        resident = self.residents[id]
+        if not resident.changed:
+            return None
+        resident.changed = False
+        return tuple(map(tuple, resident.tables))
+
+    # -- others may share --------------------------------------------------------------------------------------------
+
+    def publish(self, id: Hashable, tokens: list[int]) -> None:
+        """A step has run: every full page of `tokens` that is stored enters the index, for others to hit.
+
+        Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
+        keep their snapshots, so they never notice.
+        """
+        resident = self.residents.get(id)
+        if resident is None or resident.stored < resident.publish_at:
+            return
+        assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
+        full = min(len(tokens), resident.stored) // self.page_size
+        for group, place, page in self.index.insert(resident.cursor, tokens, resident.tables, full):
+            self.pool.share(page)
+            self.pool.drop(resident.tables[group][place])
+            resident.tables[group][place] = page
+            resident.changed = True
+        resident.publish_at = (resident.cursor.depth + 1) * self.page_size
+
+    # -- it goes -----------------------------------------------------------------------------------------------------
+
+    def release(self, id: Hashable, poisoned: bool = False) -> None:
+        """Forget the sequence and drop its pages, deepest first. A sequence never seen is no mistake.
+
+        poisoned: it ended with numbers that are not finite. Pages that only it held leave the index and get wiped.
+        """
+        resident = self.residents.pop(id, None)
+        if resident is None:
+            return
+        if poisoned:
+            self._poison(resident)
+        for entry in zip(*map(reversed, resident.tables), strict=True):
+            for page in filter(None, entry):
+                self.pool.drop(page)
+
+    def _poison(self, resident: Resident) -> None:
+        held = [page for table in resident.tables for page in filter(None, table)]
+        alone = [page for page in held if self.pool.references[page] == 1]
+        self.wiped.update(alone)
+        for page in alone:
+            if self.index is not None and page in self.index.owners:
+                gone = self.index.remove(page)
+                self.wiped.update(gone)
+                for idle in filter(self.pool.idle.__contains__, gone):  # others' ends of the path, and given-back ones
+                    self.pool.reclaim(idle)
+
+    def take_wiped(self) -> tuple[int, ...]:
+        """Pages that the next plan must fill with zeros before it stores anything. They are told once."""
+        if not self.wiped:
+            return ()
+        wiped, self.wiped = tuple(sorted(self.wiped)), set()
+        return wiped
+
+    # -- the books ---------------------------------------------------------------------------------------------------
+
+    @property
+    def available(self) -> int:
+        """Pages that `reserve` could take now."""
+        return self.pool.available
+
+    def usage(self) -> CacheUsage:
+        """The pool now, and what has happened in it. Takes time with the number of pages: not for every step."""
+        unused = sum(resident.room - resident.stored for resident in self.residents.values())
+        return CacheUsage(
+            pages=self.pool.count,
+            page_size=self.page_size,
+            held=self.pool.held,
+            idle=len(self.pool.idle),
+            free=len(self.pool.free),
+            stored_positions=self.pool.held * self.page_size - unused * len(self.windows),
+            longest_free_run=self.pool.longest_free_run(),
+            queried_positions=self.queried_positions,
+            hit_positions=self.hit_positions,
+            evictions=self.evictions,
+            refusals=self.refusals,
+        )
+
+    def check(self) -> None:
+        """Assert that the books balance: pool, index and tables tell the same story."""
+        self.pool.check()
+        references = [0] * (self.pool.count + 1)
+        for resident in self.residents.values():
+            self._check_tables(resident)
+            for page in (page for table in resident.tables for page in filter(None, table)):
+                references[page] += 1
+        assert references == self.pool.references, "a reference nobody has, or a page mapped without one"
+        if self.index is not None:
+            self._check_index(self.index)
+
+    def _check_tables(self, resident: Resident) -> None:
+        assert 0 <= resident.stored <= resident.room < resident.stored + self.page_size
+        for table, first in zip(resident.tables, resident.first, strict=True):
+            assert len(table) * self.page_size == resident.room
+            assert not any(table[:first]) and all(table[first:]), "pages are given back from the front"
+
+    def _check_index(self, index: PrefixIndex) -> None:
+        index.check()
+        for resident in self.residents.values():
+            assert resident.cursor is not None
+            for group in (group for group, window in enumerate(self.windows) if window is None):
+                held = resident.tables[group][: resident.cursor.depth]
+                assert held == index.path(resident.cursor, group), "a sequence holds every page on its path"
+        age = {page: rank for rank, page in enumerate(self.pool.idle)}
+        for page, after in index.successors():
+            assert page not in age or (after in age and age[after] < age[page]), "paths are evicted from their ends"

@@ -1,0 +1,48 @@
+"""How full the cache is, and what of it is wasted: for reports and `/stats`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUsage:
+    """The pool at one moment, and what happened since it was made.
+
+    pages: all there are, `page_size` positions each; pages = held + idle + free.
+    stored_positions: positions in held pages that store something. A page that several share counts once; a position
+        counts once for each layer group.
+    longest_free_run: the most free pages with neighboring numbers.
+    queried_positions, hit_positions: tokens of the sequences admitted, and how many of them the prefix index had.
+    evictions: pages that the index gave up for room. refusals: times that `reserve` found no room.
+    """
+
+    pages: int
+    page_size: int
+    held: int
+    idle: int
+    free: int
+    stored_positions: int
+    longest_free_run: int
+    queried_positions: int
+    hit_positions: int
+    evictions: int
+    refusals: int
+
+    @property
+    def utilization(self) -> float:
+        """The part of all pages that sequences hold."""
+        return self.held / self.pages
+
+    @property
+    def internal_fragmentation(self) -> float:
+        """The part of the positions in held pages that store nothing: the unfilled ends of last pages."""
+        return 1 - self.stored_positions / (self.held * self.page_size) if self.held else 0.0
+
+    @property
+    def external_fragmentation(self) -> float:
+        """How scattered the free pages are: 1 - longest run / free. Harmless, for a block table needs no run."""
+        return 1 - self.longest_free_run / self.free if self.free else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the admitted tokens that needed no computing."""
+        return self.hit_positions / self.queried_positions if self.queried_positions else 0.0

@@ -1,0 +1,22 @@
+"""How many pages a sliding window sees: a group of layers with a window needs only the pages at a sequence's end.
+
+Page i of a sequence holds its positions [i * page_size, (i + 1) * page_size), whether its group has a window or not.
+"""
+
+
+def first_page(position: int, window: int | None, page_size: int) -> int:
+    """The first page that the query at `position`, or any later one, can see. window: itself included; None is all."""
+    return 0 if window is None else max(0, position - window + 1) // page_size
+
+
+def most_pages(length: int, longest_span: int, window: int | None, page_size: int) -> int:
+    """The most pages that one group needs at once, for a sequence of `length` run in spans of at most `longest_span`.
+
+    A span needs what its *first* query sees, and room for all of its own positions: with long spans, a window saves
+    little.
+    """
+    pages = -(-length // page_size)
+    if window is None:
+        return pages
+    seen = window - 1 + longest_span
+    return min(pages, (seen - 2) // page_size + 2)  # that many positions, placed as badly as can be

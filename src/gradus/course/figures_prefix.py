@@ -1,0 +1,126 @@
+"""p05's figures: a radix tree that grows and splits, and what leaves it first. Drawn from a cache that really ran it.
+
+Tokens are words here, and a page has two of them.
+"""
+
+from collections.abc import Callable
+
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import Node, PrefixIndex
+from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
+
+PAGE_SIZE = 2
+PROMPTS = {
+    "a": "You are a poet Sing of the sea",
+    "b": "You are a poet Sing of the moon",
+    "c": "You are a cook How long boils an egg",
+}
+LEFT, CELL, HEIGHT, FORK, ROW = 8, 132, 36, 28, 46
+
+
+class Story:
+    """A paged cache with a prefix index, told in words."""
+
+    def __init__(self, pages: int) -> None:
+        self.index = PrefixIndex()
+        self.cache = PagedCache(pages, PAGE_SIZE, index=self.index)
+        self.words: list[str] = []
+
+    def run(self, name: str) -> int:
+        """What a scheduler does with a prompt, up to the first commit. Returns how many pages were hit."""
+        tokens = [self._token(word) for word in PROMPTS[name].split()]
+        hit = self.cache.admit(name, tokens)
+        assert self.cache.reserve(name, len(tokens))
+        self.cache.publish(name, tokens)
+        self.cache.check()
+        return hit // PAGE_SIZE
+
+    def held(self, name: str) -> list[int]:
+        return self.cache.residents[name].tables[0]
+
+    def _token(self, word: str) -> int:
+        if word not in self.words:
+            self.words.append(word)
+        return self.words.index(word)
+
+    def draw(self, drawing: Drawing, top: float, kind: Callable[[int], Kind], number: Callable[[int], str]) -> None:
+        """The tree, from left to right: a frame a node, a cell a page, with its number or whatever is said instead."""
+        drawing.words(LEFT, top + 24, "root")
+        row = 0
+        for child in self.index.root.children.values():
+            start = LEFT + 44, top + HEIGHT / 2
+            row = self._draw(drawing, child, (start[0] + FORK, top), row, start, kind, number)
+
+    def _draw(
+        self,
+        drawing: Drawing,
+        node: Node,
+        corner: tuple[float, float],
+        row: int,
+        start: tuple[float, float],
+        kind: Callable[[int], Kind],
+        number: Callable[[int], str],
+    ) -> int:
+        """One node and all below it, from `row` on; an edge comes from `start`. Returns the first row that is free."""
+        x, top = corner
+        middle = top + row * ROW + HEIGHT / 2
+        half = start[0] + FORK / 2
+        drawing.arrow(start, (half, start[1]), (half, middle), (x, middle), head=False)
+        width = len(node.pages[0]) * CELL
+        drawing.rectangle(x, middle - HEIGHT / 2 - 3, width, HEIGHT + 6, FREE)
+        for place, page in enumerate(node.pages[0]):
+            tokens = node.tokens[place * PAGE_SIZE : (place + 1) * PAGE_SIZE]
+            words = " ".join(self.words[token] for token in tokens)
+            cell = x + place * CELL + 3
+            drawing.cell(cell, middle - HEIGHT / 2, CELL - 6, HEIGHT, kind(page), f"{number(page)} {words}".strip())
+        free = row
+        for child in node.children.values():
+            free = self._draw(drawing, child, (x + width + FORK, top), free, (x + width, middle), kind, number)
+        return max(free, row + 1)
+
+
+# -- the tree grows ----------------------------------------------------------------------------------------------------
+
+
+def growing() -> Drawing:
+    """Three prompts, one after the other: each is drawn when its first step has been committed."""
+    story, hits = Story(pages=16), {}
+    drawing = Drawing("A radix tree over pages splits where prompts part", 432)
+    top = 0.0
+    for rows, name in enumerate(PROMPTS, 1):
+        hits[name] = story.run(name)
+        fresh = set(story.held(name)[hits[name] :])
+        drawing.words(LEFT, top + 18, f"{name}: “{PROMPTS[name]}”", bold=True)
+        drawing.words(792, top + 18, f"{hits[name]} of {len(story.held(name))} pages hit", anchor="end")
+        story.draw(drawing, top + 34, lambda page, fresh=fresh: NEW if page in fresh else KEPT, str)  # type: ignore[misc]
+        top += 40 + rows * ROW
+    drawing.legend(424, [(NEW, "page computed for this prompt"), (KEPT, "page that was there"), (FREE, "a node")])
+    return drawing
+
+
+# -- the tree shrinks --------------------------------------------------------------------------------------------------
+
+
+def evicting() -> Drawing:
+    """a and c have ended, b still runs, and somebody needs more pages than are free."""
+    story = Story(pages=10)
+    for name in PROMPTS:
+        story.run(name)
+    for name in ("a", "c"):
+        story.cache.release(name)
+    pool = story.cache.pool
+    turns = {page: f"{turn}." for turn, page in enumerate(pool.idle, 1)}
+    running = set(story.held("b"))
+    free, needed = len(pool.free), len(pool.free) + 3
+    drawing = Drawing("Idle pages leave in the order in which they became idle: every path from its end", 404)
+
+    def show(top: float, title: str) -> None:
+        drawing.words(LEFT, top + 18, title, bold=True)
+        story.draw(drawing, top + 34, lambda page: NEW if page in running else WASTE, lambda page: turns.get(page, ""))
+
+    show(0, f"a has ended, then c; b runs. {free} pages of {pool.count} are free. Who goes first?")
+    assert story.cache.reserve("newcomer", needed * PAGE_SIZE)
+    story.cache.check()
+    show(200, f"A newcomer took {needed} pages: {free} that were free, and {story.cache.evictions} evicted ones")
+    drawing.legend(396, [(NEW, "held by b: never evicted"), (WASTE, "idle: kept until the room is needed")])
+    return drawing

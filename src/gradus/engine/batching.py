@@ -1,0 +1,329 @@
+"""The scheduler that survives: any mixture of decodes, chunks of prompts and newcomers, in as many pages as there are.
+
+A step is filled in three rounds, each with what the one before left of the token budget: one token for everybody who
+decodes, the next chunk of every prompt under way, then newcomers, best first (Sarathi-Serve, Agrawal et al. 2024).
+Pages are taken as sequences grow, never ahead (PagedAttention, Kwon et al. 2023), so they can run out: then the worst
+of those who run goes back to the queue and will be computed again. The best one never does, and `add` refuses what
+would not fit an empty cache; so the best always advances, ends, and leaves its place: everybody's turn comes.
+No torch here.
+"""
+
+import heapq
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from gradus.cache.paged import PagedCache
+from gradus.cache.usage import CacheUsage
+from gradus.engine.deadlines import Deadlines
+from gradus.engine.options import Policy
+from gradus.engine.plan import Plan, Result, Span
+from gradus.engine.queue import RANKS, Siblings, WaitingQueue
+from gradus.engine.scheduler import Scheduler
+from gradus.engine.sequence import Output, Sequence, SpanResult
+from gradus.errors import RequestError
+
+BY_ORDER = attrgetter("order")
+USAGE_AGE_S = 1.0
+"""How old a snapshot of the cache may be while sequences run: one takes time with the number of pages."""
+
+
+class PagedBatching(Scheduler):
+    """Up to `max_sequences` run, within `token_budget` tokens a step and the pages of `cache`.
+
+    token_budget: None sets no limit; a prompt is then always one span.
+    policy: who goes first (see queue.RANKS). Under "priority" a newcomer may also take the place of who runs with a
+    larger number; otherwise a newcomer never costs anybody else's place, and nobody overtakes the head of the queue.
+    clock: seconds, never going back.
+
+    Deadlines and timeouts hold under every policy. Whom the scheduler ends for them comes out of `take_ended`.
+    """
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        max_sequences: int,
+        token_budget: int | None = None,
+        policy: Policy = "fcfs",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(cache, clock)
+        self.cache: PagedCache = cache
+        self.waiting: WaitingQueue = WaitingQueue()
+        self.siblings = Siblings()
+        self.deadlines = Deadlines(clock)
+        self.max_sequences = max_sequences
+        self.token_budget = token_budget
+        self.policy = policy
+        self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
+        self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
+        self.plan = Plan([])  # being made
+        self.left = 0  # tokens that it has room for
+        self._numbers = itertools.count()
+        self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one a layer group
+        self._publish_every = cache.page_size if cache.index is not None else sys.maxsize
+        self._usage = cache.usage()
+        self._usage_at = -math.inf
+
+    # -- a request comes -----------------------------------------------------------------------------------------------
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Queue the samples of one request, all or none.
+
+        Raises RequestError, keeping nothing, for an id that is in use and for what an empty cache could not hold. A
+        request that cannot meet its deadline ends here, before it cost anything.
+        """
+        sequences = list(sequences)
+        first = sequences[0]
+        self._refuse_impossible(first)
+        rank = RANKS[self.policy](first)
+        for sequence in sequences:
+            sequence.order = rank, next(self._numbers)
+        ahead = self.waiting.steps_ahead(rank, self.max_sequences) if first.request.scheduling.deadline else 0.0
+        if self.deadlines.too_late(first, self.clock(), ahead):
+            self.ended += [sequence.end("deadline") for sequence in sequences]
+            return
+        self.requests[first.request.id] = {sequence.index: sequence for sequence in sequences}
+        for sequence in sequences:
+            self.deadlines.watch(sequence)
+        at_once = len(sequences) if self.cache.index is None else 1
+        self.waiting.extend(sequences[:at_once])
+        self.siblings.hold(first.request.id, sequences[at_once:])
+
+    def _refuse_impossible(self, sequence: Sequence) -> None:
+        request, longest = sequence.request, sequence.longest
+        if request.id in self.requests:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
+        if not self.cache.fits(longest, min(longest, self.token_budget or longest)):
+            raise RequestError(
+                f"{longest} tokens are more than the cache can ever hold (prompt {len(request.prompt)}, max_tokens "
+                f"{request.max_tokens})",
+                param="max_tokens",
+                got=longest,
+            )
+
+    # -- a step is planned ---------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Plan | None:
+        """The next step's work, or None when there is none."""
+        self.expire()
+        self.plan, self.left = Plan([]), self.token_budget or sys.maxsize
+        before = self.preemptions
+        self.decode()
+        for sequence in self.ready():
+            if self.left and sequence.slot >= 0:  # not sent back for the sake of one before it
+                self.place(sequence, self.make_room)
+        if self.preemptions == before:  # who was just sent back for want of pages must not take them again
+            self.admit()
+        if not self.plan.spans:
+            return None
+        self.plan.wiped = self.cache.take_wiped()
+        return self.plan
+
+    def expire(self) -> None:
+        """End whose time is up, and who runs but cannot be done by its deadline any more."""
+        now = self.clock()
+        self.deadlines.step_started(now)
+        for sequence, reason in self.deadlines.expired(now):
+            self.ended.append(self.end(sequence, reason))
+        for sequence in [other for other in self.running if other.due != math.inf]:
+            if self.deadlines.too_late(sequence, now):
+                self.ended.append(self.end(sequence, "deadline"))
+
+    def decode(self) -> None:
+        """A token for everybody who decodes: what `place` does, made short for the case that most spans are.
+
+        The budget is never too small: each of them was sampled from in the last step, within that step's budget.
+        """
+        reserve, tables, spans = self.cache.reserve, self.cache.tables, self.plan.spans
+        decodes = [sequence for sequence in self.running if sequence.decoding]
+        for sequence in decodes:
+            known, id = sequence.tokens, sequence.id
+            end = len(known)
+            if sequence.slot >= 0 and (reserve(id, end) or self.make_room(sequence, end)):
+                spans.append(Span(sequence, sequence.slot, end - 1, (known[-1],), 1, tables(id)))
+        self.left -= len(decodes)
+
+    def ready(self) -> list[Sequence]:
+        """The prompts under way, best first."""
+        return sorted((sequence for sequence in self.running if not sequence.decoding), key=BY_ORDER)
+
+    def place(self, sequence: Sequence, find_room: Callable[[Sequence, int], bool]) -> bool:
+        """Plan the next span: what the sequence knows and has not stored, as far as the step's budget goes.
+
+        find_room(sequence, end) has positions [0, end) stored after this step, or returns False; then so does this.
+        Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
+        """
+        tokens, start = sequence.tokens, self.cache.stored(sequence.id)
+        end = min(len(tokens), start + self.left)
+        if not find_room(sequence, end):
+            return False
+        logits = 1 if end == len(tokens) else 0
+        pages = self.cache.tables(sequence.id)
+        self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
+        self.left -= end - start
+        return True
+
+    def make_room(self, sequence: Sequence, end: int) -> bool:
+        """Have [0, end) of a running sequence stored, at the cost of worse ones. False: it was the worst, and is out.
+
+        The best can take all other sequences' pages, so it always finds room.
+        """
+        while not self.cache.reserve(sequence.id, end):
+            worst = max(self.running, key=BY_ORDER)
+            self.preempt(worst)
+            if worst is sequence:
+                return False
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back into the queue, where it was before it started: so it is among the first to resume.
+
+        It will be computed again from what it knows, prompt and output, but for what the prefix index still has. If
+        this step was to advance it, that is off.
+        """
+        self.release(sequence)
+        self.waiting.push(sequence)
+        self.preemptions += 1
+        self.plan.spans[:] = [span for span in self.plan.spans if span.sequence is not sequence]
+
+    # -- newcomers -----------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """Start who waits, best first, until one finds no slot, no pages or no tokens left: nobody overtakes it."""
+        now = self.clock()
+        while self.left and (sequence := self.waiting.head()) is not None:
+            if self.deadlines.too_late(sequence, now):
+                self.ended.append(self.end(sequence, "deadline"))
+            elif not self.start_next(sequence):
+                return
+
+    def start_next(self, sequence: Sequence) -> bool:
+        """Start the head of the queue, under "priority" in the place of worse ones if need be. False: it must wait."""
+        while not self.enter(sequence):
+            worst = max(self.running, key=BY_ORDER, default=sequence)
+            if self.policy != "priority" or worst.order[0] <= sequence.order[0]:
+                return False
+            self.preempt(worst)
+        return True
+
+    def enter(self, sequence: Sequence) -> bool:
+        """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
+        runs = len(self.running)
+        if not self.free_slots or (runs and self.cache.available < (runs + 1) * self._growth):
+            return False  # it cannot do with less than one page, beside those that `squeeze_in` leaves for the others
+        hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
+        sequence.slot = self.free_slots[0]
+        if not self.place(sequence, self.squeeze_in):
+            self.cache.release(sequence.id)
+            sequence.slot = -1
+            return False
+        if sequence.scheduled is None:
+            sequence.cached_tokens = hit
+            self.cached_tokens += hit
+        self.plan.admissions.append(self.start(heapq.heappop(self.free_slots)))
+        return True
+
+    def squeeze_in(self, sequence: Sequence, end: int) -> bool:
+        """Have [0, end) of a newcomer stored, if that leaves everybody who runs a page (of each group) to grow into."""
+        if not self.cache.reserve(sequence.id, end):
+            return False
+        return not self.running or self.cache.available >= len(self.running) * self._growth
+
+    # -- a step is done ------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, result: Result) -> list[Output]:
+        """Wait for the step, append its tokens, publish pages that are full, finish and free what ended."""
+        outputs, publish_every = [], self._publish_every
+        for span, sampled in zip(plan.spans, result.get(), strict=True):
+            sequence = span.sequence
+            assert sequence is not None
+            if sequence.finish_reason is not None:  # it ended while its step was under way
+                continue
+            if span.logits:
+                outputs.append(sequence.accept(sampled))
+            if sequence.finish_reason is not None or not sequence.decoding or (span.start + 1) % publish_every == 0:
+                self.settle(sequence, span, sampled)
+        self.deadlines.step_ended()
+        return outputs
+
+    def settle(self, sequence: Sequence, span: Span, sampled: SpanResult) -> None:
+        """What a step did beside a token: it stored a chunk, filled a page, finished a prompt or a whole sequence."""
+        if sampled.error is None:
+            self.cache.publish(sequence.id, sequence.tokens)
+            if span.logits and not sequence.decoding:
+                sequence.decoding = True
+                self.waiting.extend(self.siblings.take(sequence.request.id, sys.maxsize))
+        if sequence.finish_reason is not None:
+            self.release(sequence, poisoned=sampled.poisoned)
+            self.forget(sequence)
+
+    # -- endings -------------------------------------------------------------------------------------------------------
+
+    def cancel(self, request_id: str, index: int | None, reason: str) -> list[Output]:
+        """End the request's samples (or one of them) wherever they are; [] if they ended, and were told, before."""
+        untold = [output for output in self.ended if output.request_id == request_id and index in (None, output.index)]
+        self.ended = [output for output in self.ended if output not in untold]
+        samples = self.requests.get(request_id, {}).values()
+        meant = [sequence for sequence in samples if index in (None, sequence.index)]
+        return untold + [self.end(sequence, reason) for sequence in meant]
+
+    def end(self, sequence: Sequence, reason: str) -> Output:
+        """Finish a sequence from outside, in whatever state it is. A step of it that is under way will be ignored."""
+        if sequence.slot >= 0:
+            self.release(sequence)
+        elif not self.siblings.remove(sequence):
+            self.waiting.remove(sequence)
+        output = sequence.end(reason)
+        self.forget(sequence)
+        return output
+
+    def release(self, sequence: Sequence, poisoned: bool = False) -> None:
+        """It runs no more: its slot and its pages are free for the next."""
+        self.running.remove(sequence)
+        self.cache.release(sequence.id, poisoned)
+        heapq.heappush(self.free_slots, sequence.slot)
+        sequence.slot, sequence.decoding = -1, False
+
+    def forget(self, sequence: Sequence) -> None:
+        """It has ended. If its siblings were waiting for its prompt, the next of them computes it."""
+        request_id = sequence.request.id
+        samples = self.requests[request_id]
+        del samples[sequence.index]
+        if not samples:
+            del self.requests[request_id]
+        elif len(samples) == self.siblings.held(request_id):
+            self.waiting.extend(self.siblings.take(request_id, 1))
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting) + len(self.siblings)
+
+    def usage(self) -> CacheUsage:
+        """How full the cache is: now, if nothing runs; else at most a second ago."""
+        now = self.clock()
+        if not self.running or now - self._usage_at > USAGE_AGE_S:
+            self._usage, self._usage_at = self.cache.usage(), now
+        return self._usage
+
+    def check(self) -> None:
+        """Assert the invariants of queue, slots, pages and books. Every live sample is in exactly one place."""
+        super().check()
+        self.waiting.check()
+        taken = [sequence.slot for sequence in self.running]
+        assert sorted(taken + self.free_slots) == list(range(self.max_sequences)), "a slot is lost, or taken twice"
+        places = [*self.running, *self.waiting, *self.siblings]
+        live = [sequence for samples in self.requests.values() for sequence in samples.values()]
+        assert len(places) == len(live) == self.active_count + self.waiting_count
+        assert set(places) == set(live), "a sample is nowhere, or lives on after its end"
+        for sequence in (*self.waiting, *self.siblings):
+            assert sequence.slot == -1 and not sequence.decoding
+            assert self.cache.stored(sequence.id) == 0, "who waits holds no pages"
+        for sequence in self.running:
+            least = len(sequence.tokens) - 1 if sequence.decoding else 0
+            assert least <= self.cache.stored(sequence.id) <= len(sequence.tokens)

@@ -1,0 +1,165 @@
+"""What each program of a paged attention launch works on: decided once a step, on the GPU, for all layers.
+
+A launch must fill the GPU whatever the batch looks like: one sequence of 100,000 positions or 256 of 100. So each
+sequence's new rows are cut into tiles of queries, and a tile's keys are split wherever that gives idle processors
+something to do. Two facts make this safe inside a CUDA graph, which replays a launch with the grid that it was captured
+with. The grid is sized by padded shapes alone: whatever the lengths are, there are at most `tiles + goal` items, for
+
+    chunk = max(ceil(sum of all tiles' keys / goal), shortest)       splits of a tile = ceil(its keys / chunk)
+
+And the lengths are read where they are, on the GPU: the host never waits for them. An equal share for everybody, not a
+fixed number of splits, is what keeps one long sequence among short ones from running alone at the end.
+
+An item is eight numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
+partial, 0). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it attends to
+the keys low … high - 1 of the block table of `slot`. `partial` is where to leave a partial result, or -1 where the item
+has its tile for itself. No tokens: nothing to do. A merge is four: (row, tokens, first partial, splits).
+
+Moves 8 bytes a sequence and program in, 48 bytes an item out: microseconds, once a step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+ITEM, MERGE = constexpr(8), constexpr(4)  # numbers an item and a merge have
+ENTRIES = constexpr(16)  # items that one program of the planning kernel writes
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a launch is shaped: measured (see `launches`), not derived.
+
+    rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
+    programs: about how many the splitting aims at. unmasked: a loop without masks goes first.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    programs: int
+    unmasked: bool = False
+
+    def goal(self, kv_heads: int) -> int:
+        """Items that the splitting aims at, over all sequences: each is a program for each key head."""
+        return max(1, self.programs // kv_heads)
+
+
+def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 132) -> tuple[Launch, ...]:
+    """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
+
+    processors: multiprocessors of the GPU (an H200 has 132).
+    """
+    wide = head_dim * dtype.itemsize
+    shapes = [
+        Launch(rows=16, keys=64 if wide <= 256 else 32, warps=4, stages=3, programs=8 * processors),
+        Launch(rows=64, keys=64 if wide <= 256 else 32, warps=4, stages=3, programs=2 * processors, unmasked=True),
+    ]
+    if wide <= 256:
+        shapes.append(Launch(rows=128, keys=64, warps=8, stages=3, programs=2 * processors, unmasked=True))
+    return tuple(shape for shape in shapes if shape.rows >= group)
+
+
+class Work:
+    """The work list of one launch shape and one window: filled by `lay_out`, read by every layer's launch.
+
+    items: int32 [tiles + goal, 8]. merges: int32 [goal, 4]. tiles: the most that a step can have.
+    longest: most tokens that a tile of this step has.
+    """
+
+    def __init__(
+        self, launch: Launch, *, tiles: int, group: int, kv_heads: int, window: int | None, device: torch.device
+    ) -> None:
+        self.launch, self.window = launch, window
+        self.tile_tokens = launch.rows // group
+        self.goal = launch.goal(kv_heads)
+        self.longest = self.tile_tokens
+        self.items = torch.zeros(tiles + self.goal, ITEM.value, dtype=torch.int32, device=device)
+        self.merges = torch.zeros(self.goal, MERGE.value, dtype=torch.int32, device=device)
+
+    def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
+        """Plan the spans of `fewest` to `most` new tokens; the others are another launch's. Nothing is waited for.
+
+        slots, lengths: int32 [S]; query_start: int32 [S + 1]. lengths counts the new tokens. A padded span has no
+        rows, or a length of 0: then its rows become zeros.
+        """
+        spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
+        _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
+            self.items, self.merges, slots, query_start, lengths, spans, fewest, most, len(self.items),
+            GOAL=self.goal, TILE_TOKENS=self.tile_tokens, KEYS=self.launch.keys, WINDOW=self.window or 0,
+            SPANS=triton.next_power_of_2(spans), num_warps=8,
+        )  # fmt: skip
+
+
+@triton.jit
+def _shape(count: tensor, length: tensor, fewest: int, most: int, TILE_TOKENS: constexpr, WINDOW: constexpr) -> tensor:
+    """(tiles, most keys that one of them sees) of spans with so many new tokens and so many positions."""
+    tiles = tl.where((count >= fewest) & (count <= most), tl.cdiv(count, TILE_TOKENS), 0)
+    keys = tl.minimum(length, WINDOW + TILE_TOKENS) if WINDOW else length
+    return tiles, keys
+
+
+@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries"])
+def _lay_out(
+    items: tensor, merges: tensor, slots: tensor, query_start: tensor, lengths: tensor,
+    spans: int, fewest: int, most: int, entries: int,
+    GOAL: constexpr, TILE_TOKENS: constexpr, KEYS: constexpr, WINDOW: constexpr, SPANS: constexpr,
+) -> None:  # fmt: skip
+    """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
+    span = tl.arange(0, SPANS)
+    count = tl.load(query_start + span + 1, mask=span < spans, other=0)
+    count -= tl.load(query_start + span, mask=span < spans, other=0)
+    length = tl.load(lengths + span, mask=span < spans, other=0)
+    tiles, keys = _shape(count, length, fewest, most, TILE_TOKENS, WINDOW)
+    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * keys), GOAL), 1), KEYS) * KEYS
+    splits = tl.maximum(tl.cdiv(keys, chunk), 1)
+    parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
+    ends, partial_ends, merge_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits), tl.cumsum(parted)
+
+    # whose is the item, and what came before that span: items, partials, merges
+    entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
+    passed = ends[None, :] <= entry[:, None]
+    mine = tl.sum(passed.to(tl.int32), 1)
+    number = entry - tl.max(tl.where(passed, ends[None, :], 0), 1)
+    partials = tl.max(tl.where(passed, partial_ends[None, :], 0), 1)
+    merged = tl.max(tl.where(passed, merge_ends[None, :], 0), 1)
+
+    live = mine < spans
+    row = tl.load(query_start + mine, mask=live, other=0)
+    count = tl.load(query_start + mine + 1, mask=live, other=0) - row
+    length = tl.load(lengths + mine, mask=live, other=0)
+    slot = tl.load(slots + mine, mask=live, other=0)
+    tiles, keys = _shape(count, length, fewest, most, TILE_TOKENS, WINDOW)
+    splits = tl.maximum(tl.cdiv(keys, chunk), 1)
+    tile, split = number // splits, number % splits
+    # a span's last tiles see the most keys: they go first, and the short ones fill the gaps at the end
+    token = (tiles - 1 - tile) * TILE_TOKENS
+    tokens = tl.where(live, tl.minimum(count - token, TILE_TOKENS), 0)
+    position = length - count + token
+    end = tl.minimum(position + tokens, length)
+    begin = tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS if WINDOW else tl.zeros_like(position)
+    piece = tl.cdiv(tl.cdiv(end - begin, KEYS), splits) * KEYS
+    low = tl.minimum(begin + split * piece, end)
+
+    at = items + entry * ITEM
+    kept = entry < entries
+    tl.store(at, row + token, mask=kept)
+    tl.store(at + 1, tokens, mask=kept)
+    tl.store(at + 2, position, mask=kept)
+    tl.store(at + 3, slot, mask=kept)
+    tl.store(at + 4, low, mask=kept)
+    tl.store(at + 5, tl.minimum(low + piece, end), mask=kept)
+    tl.store(at + 6, tl.where(splits > 1, partials + number, -1), mask=kept)
+
+    at = merges + (merged + tile) * MERGE
+    opens = live & (splits > 1) & (split == 0)
+    tl.store(at, row + token, mask=opens)
+    tl.store(at + 1, tokens, mask=opens)
+    tl.store(at + 2, partials + number, mask=opens)
+    tl.store(at + 3, splits, mask=opens)
+    tl.store(merges + entry * MERGE + 1, 0, mask=(entry >= tl.sum(parted)) & (entry < GOAL))  # none left from before

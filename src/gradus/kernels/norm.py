@@ -1,0 +1,108 @@
+"""Norms fused with the residual addition before them: x += delta, y = norm(x), in one pass over the rows.
+
+Idea: a layer's output is only ever added to the residual stream, and the sum's next reader is always a norm. Apart,
+the two move six rows' worth of bytes (add: read x and delta, write x; norm: read x, write y; and the launch between
+them is most of the time at few rows). Together a row is read once, stays in registers, and both results are written.
+
+Bytes a row, in elements: 2 D read (x, delta), 2 D written (x, y), and D of weights that stay in the cache.
+Layout: x, delta, y [N, D] contiguous, one program a row; the statistics are float32 whatever the dtype.
+
+Gemma's norms scale by 1 + weight: the 1 is added when a checkpoint is read, and the sum is kept in float32, so here
+they differ only by the weight's dtype. Gemma also normalizes what a layer adds: that is `delta_weight`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+from triton.language import constexpr, tensor
+
+
+@triton.jit
+def _moments(x: tensor, inside: tensor, D: constexpr, CENTER: constexpr, eps: float) -> tensor:
+    """x with its mean taken away if CENTER, and 1 / sqrt(mean(x²) + eps) of that. Lanes beyond the row stay 0."""
+    if CENTER:
+        x = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)
+    return x, tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr: tensor, delta_ptr: tensor, delta_weight_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, y_ptr: tensor,
+    eps: float, D: constexpr, CENTER: constexpr, BLOCK: constexpr,
+) -> None:  # fmt: skip
+    """One row. delta, delta_weight, bias may be None: that part is then not compiled."""
+    column = tl.arange(0, BLOCK)
+    inside = column < D
+    here = tl.program_id(0).to(tl.int64) * D + column
+    x = tl.load(x_ptr + here, mask=inside, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        delta = tl.load(delta_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        if delta_weight_ptr is not None:
+            delta, scale = _moments(delta, inside, D, False, eps)
+            delta = delta * scale * tl.load(delta_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) + delta).to(x_ptr.dtype.element_ty)  # what later layers will read is what is normalized
+        tl.store(x_ptr + here, x, mask=inside)
+    centered, scale = _moments(x.to(tl.float32), inside, D, CENTER, eps)
+    y = centered * scale * weight
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
+) -> Tensor:
+    """x += delta (in place), then x / rms(x) * weight (Zhang and Sennrich 2019).
+
+    x, delta: [N, D], contiguous, of one floating dtype; None adds nothing. weight: [D] of any floating dtype.
+    delta_weight: [D]; if given, delta is normalized with it before it is added (Gemma 3). Returns y [N, D].
+    """
+    return _launch(x, delta, delta_weight, weight, None, eps, center=False)
+
+
+def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """x += delta (in place), then (x - mean) / std * weight + bias (Ba et al. 2016). Shapes as in `add_rms_norm`."""
+    return _launch(x, delta, None, weight, bias, eps, center=True)
+
+
+def _launch(
+    x: Tensor, delta: Tensor | None, delta_weight: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float,
+    *, center: bool,
+) -> Tensor:  # fmt: skip
+    rows, width = x.shape
+    assert x.is_contiguous() and (delta is None or (delta.is_contiguous() and delta.shape == x.shape))
+    y = torch.empty_like(x)
+    if rows:
+        block = triton.next_power_of_2(width)
+        norm_kernel[(rows,)](
+            x, delta, delta_weight, weight, bias, y, eps, width, center, block, num_warps=warps_of(block)
+        )
+    return y
+
+
+def warps_of(block: int) -> int:
+    """16 values a thread, two loads of 16 bytes in bf16: fewer leave a row's latency exposed, more only synchronize."""
+    return min(max(block // 512, 1), 16)
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def add_rms_norm_reference(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
+) -> Tensor:
+    if delta is not None:
+        added = delta.float()
+        if delta_weight is not None:
+            added = F.rms_norm(added, added.shape[-1:], delta_weight.float(), eps)
+        x.copy_(x.float() + added)
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+
+
+def add_layer_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    if delta is not None:
+        x.copy_(x.float() + delta.float())
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps).to(x.dtype)

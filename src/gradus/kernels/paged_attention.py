@@ -1,0 +1,177 @@
+"""Attention that reads keys and values where they lie: in pages, through the block table.
+
+One kernel for every kind of step. A decode is a tile of one token, a verification of k + 1, a prefill or a chunk of it
+is many tiles; what a tile does is the same: go over its keys once, some tens at a time, and keep for each row the
+greatest score so far, the sum of exponentials and the weighted sum of values, rescaled when a greater score turns up
+(online softmax: Milakov & Gimelshein 2018; FlashAttention: Dao et al. 2022). Three ideas carry it:
+
+- Query heads that share a key head are rows of one tile, next to each other: keys are read once for all of them. The
+  matrix units want 16 rows at least, so a lone token of a group of 2 leaves 14 empty. That costs nothing: a decode
+  waits for memory.
+- A page is a table lookup away, so nothing is gathered first: the copy of the whole cache that the torch backend makes
+  at every step and layer does not exist.
+- Where there are too few tiles to fill the GPU, their keys are split (Flash-Decoding: Dao et al. 2023). Each split
+  leaves a partial result, and a second, small kernel adds them up. `attention_work` decides who does what.
+
+Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables int32 [slots,
+width], out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Moves: every visible key and value once for each
+tile that sees it (decode: once), 2 · Hkv · Dh values a position; queries, outputs and partials are next to nothing
+beside it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.attention.reference import attend_causal
+from gradus.kernels.attention_work import ITEM, Work
+from gradus.kernels.split_attention import Partials, merge_splits
+
+LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
+
+
+def paged_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    work: Work,
+    partials: Partials,
+    out: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+) -> None:
+    """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
+
+    The keys of this step's own tokens must be stored already. Launches two kernels and reads nothing back.
+    """
+    heads, head_dim = keys.shape[2:]
+    launch, group = work.launch, q.shape[1] // heads
+    _attend[(heads, len(work.items))](
+        out, partials.sums, partials.peaks, partials.totals, q, keys, values, tables, work.items,
+        q.stride(0), tables.stride(0), scale, softcap or 1.0,
+        GROUP=group, HEADS=heads, HEAD_DIM=head_dim, PAGE=keys.shape[1], WINDOW=work.window or 0,
+        SOFTCAP=softcap is not None, ROWS=launch.rows, KEYS=launch.keys, WIDTH=triton.next_power_of_2(head_dim),
+        UNMASKED=launch.unmasked and not work.window,
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+    merge_splits(out, partials, work, group)
+
+
+def paged_attention_reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Sequence[int],
+    query_start: Sequence[int],
+    lengths: Sequence[int],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """What the kernel must give, in plain torch: gather each span's pages, then attend. query_start: S + 1 numbers."""
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for slot, first, stop, length in zip(slots, query_start, query_start[1:], lengths, strict=False):
+        if stop > first and length:
+            pages = tables[slot, : -(-length // keys.shape[1])].long()
+            stored = [kept[pages].flatten(0, 1)[:length].transpose(0, 1) for kept in (keys, values)]
+            out[first:stop] = attend_causal(
+                q[first:stop], *stored, start=length - (stop - first), scale=scale, window=window, softcap=softcap
+            )
+    return out
+
+
+@triton.jit
+def _attend(
+    out: tensor, sums: tensor, peaks: tensor, totals: tensor, q: tensor, keys: tensor, values: tensor, tables: tensor,
+    items: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
+    GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+    ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr,
+) -> None:  # fmt: skip
+    """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
+    head, at = tl.program_id(0), items + tl.program_id(1) * ITEM
+    tokens = tl.load(at + 1)
+    if tokens == 0:
+        return
+    first, position, slot = tl.load(at), tl.load(at + 2), tl.load(at + 3)
+    low, high, partial = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    token = row // GROUP
+    there = ((row < ROWS // GROUP * GROUP) & (token < tokens))[:, None] & (d < HEAD_DIM)[None, :]
+    head_d = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + d[None, :]
+    queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
+
+    seen = tl.zeros([ROWS, WIDTH], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
+    # Long tiles spend nearly all their time on keys that every row sees. A decode has only its last few that it may not
+    # see, and a window moves with the row: there one loop does it all.
+    if UNMASKED:
+        middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
+        seen, total, peak = _sweep(
+            seen, total, peak, queries, keys, values, table, low, middle, high, position + token, scale, softcap,
+            False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
+        )  # fmt: skip
+        low = middle
+    seen, total, peak = _sweep(
+        seen, total, peak, queries, keys, values, table, low, high, high, position + token, scale, softcap,
+        True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
+    )  # fmt: skip
+
+    if partial < 0:
+        seen = seen / tl.where(total > 0, total, 1.0)[:, None]  # nothing seen: zeros, not 0 / 0
+        tl.store(out + (first + token).to(tl.int64)[:, None] * (HEADS * GROUP * HEAD_DIM) + head_d, seen, mask=there)
+    else:
+        left = (partial.to(tl.int64) * HEADS + head) * ROWS + row
+        tl.store(sums + left[:, None] * HEAD_DIM + d[None, :], seen, mask=there)
+        tl.store(totals + left, total, mask=token < tokens)
+        tl.store(peaks + left, peak, mask=token < tokens)
+
+
+@triton.jit
+def _sweep(
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, table: tensor,
+    low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
+    MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+    KEYS: constexpr, WIDTH: constexpr,
+) -> tensor:  # fmt: skip
+    """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them."""
+    d = tl.arange(0, WIDTH)
+    for start in tl.range(low, stop, KEYS):
+        key = start + tl.arange(0, KEYS)
+        page = tl.load(table + key // PAGE, mask=key < high, other=0) if MASKED else tl.load(table + key // PAGE)
+        # 64 bits: a cache of this GPU's size has more than 2³¹ values
+        at = (page.to(tl.int64) * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM) + d[None, :]
+        inside = (d < HEAD_DIM)[None, :]
+        k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0.0)
+        score = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale
+        if SOFTCAP:  # tanh(x) = 2 sigmoid(2 x) - 1, which cannot overflow
+            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+        score *= LOG2_E
+        if MASKED:
+            visible = key[None, :] <= position[:, None]
+            if WINDOW:
+                visible = visible & (key[None, :] > position[:, None] - WINDOW)
+            score = tl.where(visible, score, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 1))
+        # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+        weight = tl.exp2(score - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weight, 1)
+        if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
+            v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0.0)
+        else:
+            v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0.0)
+        seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
+        peak = new_peak
+    return seen, total, peak

@@ -1,0 +1,117 @@
+"""The next tokens, chosen on the GPU without a wait: greedy, or drawn at a temperature with a request's own noise.
+
+Idea: argmax(p / Exp(1)) draws from p (the exponential race), and p / e compares like exp((logit - max) / T) / e, so no
+softmax is needed: one reading of the logits. A row of logits is too long for one program. Stage 1: each program takes
+BLOCK tokens and keeps its best, relative to the block's own maximum m: exp((logit - m) / T) / e, which can neither
+overflow nor lose digits. Stage 2: one program a row multiplies the blocks' bests by exp((m - max) / T) and takes the
+largest. The noise is that of `gradus.engine.noise`, bit for bit, made where it is used: Philox4x32-10 of (seed,
+position, token id). So a request's tokens do not depend on the batch, the step, or the device.
+
+Bytes: the logits once, R V elements; 16 a block between the stages. Layout: logits [R, V] row-major, any floating
+dtype (bf16 logits widened here are exactly the float32 ones that a cast would have written).
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.engine.noise import exponential
+
+
+def tokens_a_program(rows: int) -> int:
+    """A lone row is spread over all multiprocessors; many rows take longer blocks, and fewer winners."""
+    return 512 if rows <= 4 else 2048
+
+
+@triton.jit
+def exponential_noise(seed: tensor, position: tensor, block: tensor, COUNT: constexpr) -> tensor:
+    """Exp(1) noise of tokens block * COUNT and on: float32 [COUNT]. Token t takes word t % 4 of counter t // 4."""
+    counter = block * (COUNT // 4) + tl.arange(0, COUNT // 4)
+    zero = counter * 0
+    w0, w1, w2, w3 = tl.philox(seed, counter, zero + position.to(tl.int32), zero, zero)
+    bits = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+    return -tl.log(((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07)  # 2⁻²³
+
+
+@triton.jit
+def block_best_kernel(
+    logits_ptr: tensor, seeds_ptr: tensor, positions_ptr: tensor, temperatures_ptr: tensor,
+    maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, V: int, BLOCK: constexpr,
+) -> None:  # fmt: skip
+    """Stage 1. Row program_id(0), tokens from program_id(1) * BLOCK on: the maximum, the winner's key and its id."""
+    row, block = tl.program_id(0), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    inside = token < V
+    logits = tl.load(logits_ptr + row.to(tl.int64) * V + token, mask=inside, other=float("-inf")).to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("inf"))  # no maximum would pass a NaN on; an infinity is seen
+    maximum, best = tl.max(logits, 0, return_indices=True)  # of equal ones the first, as torch
+    temperature = tl.load(temperatures_ptr + row)
+    key = 1.0
+    if temperature > 0:
+        noise = exponential_noise(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), block, BLOCK)
+        gap = tl.where(logits == maximum, 0.0, logits - maximum)  # infinite ones too
+        race = tl.where(inside, tl.exp(gap / temperature) / noise, -1.0)
+        key, best = tl.max(race, 0, return_indices=True)
+    here = row * tl.num_programs(1) + block
+    tl.store(maxima_ptr + here, maximum)
+    tl.store(keys_ptr + here, key)
+    tl.store(tokens_ptr + here, block * BLOCK + best)
+
+
+@triton.jit
+def row_best_kernel(
+    maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, temperatures_ptr: tensor,
+    out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr,
+) -> None:  # fmt: skip
+    """Stage 2. Row program_id(0): its blocks' winners against each other."""
+    row = tl.program_id(0)
+    block = tl.arange(0, BLOCKS)
+    here = row * blocks + block
+    inside = block < blocks
+    maxima = tl.load(maxima_ptr + here, mask=inside, other=float("-inf"))
+    best = tl.max(maxima, 0)
+    gap = tl.where(maxima == best, 0.0, maxima - best)
+    temperature = tl.load(temperatures_ptr + row)
+    scale = tl.where(
+        temperature > 0, tl.exp(gap / tl.where(temperature > 0, temperature, 1.0)), (gap == 0).to(tl.float32)
+    )
+    keys = tl.where(inside, tl.load(keys_ptr + here, mask=inside, other=0.0) * scale, -1.0)
+    tl.store(out_ptr + row, tl.load(tokens_ptr + row * blocks + tl.argmax(keys, 0)).to(tl.int64))
+    tl.store(best_ptr + row, best)
+
+
+def sample(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
+
+    logits: [R, V] contiguous; seeds, positions: int64 [R]; temperatures: float32 [R]. Returns tokens, int64 [R], and
+    the rows' maxima, float32 [R]: not finite where a row has a NaN or an infinity to win, or nothing to choose from.
+    """
+    rows, vocab_size = logits.shape
+    assert logits.is_contiguous()
+    block = tokens_a_program(rows)
+    blocks = triton.cdiv(vocab_size, block)
+    maxima, keys = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    best = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        block_best_kernel[(rows, blocks)](
+            logits, seeds, positions, temperatures, maxima, keys, winners, vocab_size, block, num_warps=4
+        )
+        row_best_kernel[(rows,)](
+            maxima, keys, winners, temperatures, tokens, best, blocks, triton.next_power_of_2(blocks), num_warps=1
+        )
+    return tokens, best
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    best, likeliest = logits.float().max(dim=-1)
+    divisor = torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(1)
+    shares = ((logits.float() - best.unsqueeze(1)) / divisor).softmax(-1)
+    drawn = (shares / exponential(seeds, positions, logits.shape[1])).argmax(-1)
+    return torch.where(temperatures > 0, drawn, likeliest), best

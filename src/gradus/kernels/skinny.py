@@ -1,0 +1,126 @@
+"""2 to 64 rows through a matrix: still a stream of weights, but with enough arithmetic to need the tensor cores.
+
+Idea: at these sizes a library's tiles, 64 or 128 rows of x high, are mostly padding, and few of them cover the matrix,
+so that multiprocessors stand idle. Here the product is turned around: out' = W x'. The weights are the high side of a
+tensor-core tile, x' the narrow one (16, 32 or 64 wide), and weight tiles stream through a pipeline in shared memory.
+Where N alone gives too few programs, K is split between several; each leaves its partial sums in memory, and the last
+to arrive (a counter tells) adds them up, always in the same order: the result does not depend on who was last, and no
+second launch is needed.
+
+Bytes: N K of weights once, M (K + N) of activations; with S splits 2 S M N of float32, which stays in the cache.
+Layout: x [M, K], weight [N, K], out [M, N], all row-major.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+MOST_ROWS = 64
+
+
+class SkinnyLaunch(NamedTuple):
+    """rows, columns: a tile of weights. splits: programs that share a row's sum. stages: tiles in flight."""
+
+    rows: int
+    columns: int
+    splits: int
+    stages: int
+    warps: int
+
+
+@triton.jit
+def skinny_kernel(
+    x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
+    partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, chunk: int,
+    EVEN_K: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
+) -> None:  # fmt: skip
+    """Outputs from program_id(0) * BLOCK_N on, all M rows; of the sum, the chunk of K that is program_id(1)'s."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    m = tl.arange(0, BLOCK_M)[None, :]
+    k = tl.arange(0, BLOCK_K)
+    first = tl.program_id(1) * chunk
+    weight = weight_ptr + n.to(tl.int64) * K + (first + k)[None, :]
+    x = x_ptr + m * K + (first + k)[:, None]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in range(first, min(first + chunk, K), BLOCK_K):
+        if EVEN_K:
+            w = tl.load(weight, mask=n < N, other=0.0)
+            v = tl.load(x, mask=m < M, other=0.0)
+        else:
+            w = tl.load(weight, mask=(n < N) & (start + k < K)[None, :], other=0.0)
+            v = tl.load(x, mask=(m < M) & (start + k < K)[:, None], other=0.0)
+        sums = tl.dot(w, v, sums, input_precision="ieee")
+        weight += BLOCK_K
+        x += BLOCK_K
+
+    inside = (m < M) & (n < N)
+    here = m * N + n
+    last = True
+    if partial_ptr is not None:
+        tl.store(partial_ptr + tl.program_id(1) * M * N + here, sums, mask=inside)
+        tl.debug_barrier()  # all of the program's sums are written before it counts itself in
+        last = tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel") == tl.num_programs(1) - 1
+    if last:
+        if partial_ptr is not None:
+            tl.store(arrived_ptr + tl.program_id(0), 0)  # ready for the next launch
+            sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for split in range(tl.num_programs(1)):
+                sums += tl.load(partial_ptr + split * M * N + here, mask=inside, other=0.0, cache_modifier=".cg")
+        if bias_ptr is not None:
+            sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+        if residual_ptr is not None:
+            sums += tl.load(residual_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + here, sums.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def skinny(
+    x: Tensor, weight: Tensor, launch: SkinnyLaunch, *, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
+
+    x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
+    With splits, launches on one device must follow each other (one stream): they share the counters.
+    """
+    rows, inner = x.shape
+    outputs = weight.shape[0]
+    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and x.is_contiguous() and weight.is_contiguous()
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    tiles = triton.cdiv(outputs, launch.rows)
+    chunk = triton.cdiv(triton.cdiv(inner, launch.splits), launch.columns) * launch.columns  # whole tiles a program
+    partial = arrived = None
+    if launch.splits > 1:
+        partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
+        arrived = counters(x.device, tiles)
+    skinny_kernel[(tiles, launch.splits)](
+        x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
+        inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns,
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+    return out
+
+
+_COUNTERS: dict[torch.device, Tensor] = {}
+
+
+def counters(device: torch.device, count: int) -> Tensor:
+    """int32 zeros that live as long as the process: a launch leaves them at 0, and a CUDA graph keeps their address."""
+    if device not in _COUNTERS:
+        _COUNTERS[device] = torch.zeros(1 << 14, dtype=torch.int32, device=device)
+    assert count <= len(_COUNTERS[device])
+    return _COUNTERS[device]
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def skinny_reference(
+    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    out = x.float() @ weight.float().T
+    if bias is not None:
+        out += bias.float()
+    return out.to(x.dtype) if residual is None else residual.copy_(residual.float() + out)

@@ -1,0 +1,113 @@
+"""What a request's handler waits for: its results as they come, or the error that ended it.
+
+A Stream lives on the event loop: the client fills it from the engine's reports, the handler empties it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from gradus.engine.completion import Delta
+from gradus.engine.request import SamplingParams
+from gradus.errors import CapacityError, GradusError
+
+
+class Unavailable(CapacityError):
+    """The server takes nothing just now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
+
+    def __init__(self, message: str, kind: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class RequestTimeout(GradusError):
+    """The request did not end within the time it was given."""
+
+
+class DeadlineMissed(GradusError):
+    """The request could not end by its deadline any more, and was given up then."""
+
+
+class RequestFailed(GradusError):
+    """A defect of ours ended this one request. Only the log says more: details are no business of a stranger's."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine could not finish this request; the server's log says why")
+
+
+class ClientGone(GradusError):
+    """Nobody is left to read the result."""
+
+
+class Stream:
+    """One request's results as they come. Cancel it, or read it until `done`: nothing else releases the engine."""
+
+    def __init__(self, request_id: str, params: SamplingParams, forget: "Callable[[Stream, Exception], None]") -> None:
+        self.id = request_id
+        self.params = params
+        self.done = False  # every sample's last delta has been received
+        self.unfinished = params.n
+        self._forget = forget
+        self._deltas: list[Delta] = []
+        self._error: Exception | None = None
+        self._accepted = False
+        self._news = asyncio.Event()
+        self.timer: asyncio.TimerHandle | None = None
+
+    async def accepted(self) -> None:
+        """Wait until the engine has checked the request. Raises RequestError, or any error that `receive` raises."""
+        while not self._accepted and self._error is None:
+            await self._wait(None)
+        if self._error is not None:
+            raise self._error
+
+    async def receive(self, timeout: float | None = None) -> list[Delta]:
+        """What came since the last call, waiting for it if need be; [] if nothing came within `timeout` seconds.
+
+        A sample's last delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (it did not
+        even answer the timeout's cancellation), RequestFailed or ClientGone (after `cancel`).
+        """
+        if not self._deltas and self._error is None:
+            await self._wait(timeout)
+        if self._error is not None:
+            raise self._error
+        deltas, self._deltas = self._deltas, []
+        self.done = self.unfinished == 0
+        return deltas
+
+    async def _wait(self, timeout: float | None) -> None:
+        self._news.clear()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    def cancel(self) -> None:
+        """Nobody wants the rest. May be called at any time, and more than once."""
+        self._forget(self, ClientGone("the request was cancelled"))
+
+    # -- called by the client -----------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will come any more."""
+        return self.unfinished == 0 or self._error is not None
+
+    @property
+    def buffered(self) -> int:
+        return len(self._deltas)
+
+    def accept(self) -> None:
+        self._accepted = True
+        self._news.set()
+
+    def push(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        self.unfinished -= delta.completion is not None
+        self._news.set()
+
+    def fail(self, error: Exception) -> None:
+        self._error = error
+        self._deltas.clear()
+        self._news.set()

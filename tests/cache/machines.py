@@ -1,0 +1,313 @@
+"""Random use of pool, index and cache, each against a model simple enough to be believed."""
+
+from collections import Counter
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gradus.cache.paged import PagedCache
+from gradus.cache.pool import DoubleFree, FreePageUsed, PageInUse, PagePool, PoolExhausted
+from gradus.cache.radix import PrefixIndex
+from tests.cache.memory import Memory, Sequence
+
+WHICH = st.integers(0, 1000)  # of those there are, counted round
+TOKENS = st.lists(st.integers(0, 1), max_size=12)  # two tokens: beginnings are shared all the time
+SALTS = st.sampled_from([None, "a"])
+
+
+def raised(expected: type[Exception] | None, call, *arguments):
+    """What the call returns; it must raise `expected`, or nothing if that is None."""
+    try:
+        result = call(*arguments)
+    except (DoubleFree, FreePageUsed, PageInUse, PoolExhausted) as error:
+        assert type(error) is expected
+        return None
+    assert expected is None, f"{expected} was not raised"
+    return result
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """The pool against a count of references and a list of idle pages. Any page may be used, rightly or wrongly."""
+
+    @initialize(count=st.integers(1, 8))
+    def start(self, count):
+        self.indexed: set[int] = set()
+        self.pool = PagePool(count, self.indexed)
+        self.references = Counter()
+        self.idle: list[int] = []
+
+    @property
+    def free(self) -> set[int]:
+        return set(range(1, self.pool.count + 1)) - set(+self.references) - set(self.idle)
+
+    @rule()
+    def take(self):
+        free = self.free
+        page = raised(None if free else PoolExhausted, self.pool.take)
+        if free:
+            assert page in free
+            self.references[page] = 1
+
+    @rule(which=WHICH)
+    def share(self, which):
+        page = which % (self.pool.count + 1)
+        raised(FreePageUsed if page in self.free | {0} else None, self.pool.share, page)
+        if page not in self.free | {0}:
+            self.references[page] += 1
+            self.idle = [other for other in self.idle if other != page]
+
+    @rule(which=WHICH)
+    def drop(self, which):
+        page = which % (self.pool.count + 1)
+        held = self.references[page] > 0
+        raised(None if held else DoubleFree, self.pool.drop, page)
+        if held:
+            self.references[page] -= 1
+            if not self.references[page] and page in self.indexed:
+                self.idle.append(page)
+
+    @rule(which=WHICH)
+    def index(self, which):
+        held = sorted(+self.references)
+        if held:
+            self.indexed.add(held[which % len(held)])
+
+    @rule(which=WHICH)
+    def finish(self, which):
+        """The last user of a page that the index knows goes."""
+        held = sorted(+self.references)
+        if held:
+            page = held[which % len(held)]
+            self.indexed.add(page)
+            for _ in range(self.references.pop(page)):
+                self.pool.drop(page)
+            self.idle.append(page)
+
+    @rule()
+    def evict(self):
+        page = raised(None if self.idle else PoolExhausted, self.pool.oldest_idle)
+        if self.idle:
+            assert page == self.idle.pop(0), "the least recently used"
+            self.indexed.discard(page)
+            self.pool.reclaim(page)
+
+    @rule(which=WHICH)
+    def reclaim(self, which):
+        page = which % (self.pool.count + 1)
+        idle = page in self.idle
+        raised(None if idle else PageInUse, self.pool.reclaim, page)
+        if idle:
+            self.idle.remove(page)
+            self.indexed.discard(page)
+
+    @invariant()
+    def balanced(self):
+        self.pool.check()
+        assert set(self.pool.free) == self.free
+        assert list(self.pool.idle) == self.idle
+        assert self.pool.held == len(+self.references)
+        assert self.pool.available == len(self.free) + len(self.idle)
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """The radix tree against a dictionary: salt and tokens up to the end of a page → the page, for each layer group."""
+
+    @initialize(size=st.integers(1, 3), windows=st.sampled_from([(None,), (None,), (None, None, 4), (3, 5)]))
+    def start(self, size, windows):
+        self.size, self.windows = size, windows
+        self.index = PrefixIndex()
+        self.index.attach(size, windows)
+        self.known: dict = {}
+        self.last_page = 0
+        self.live: list[dict] = []
+        self.texts: list[list[int]] = []
+
+    def prefix(self, tokens, salt, pages):
+        return salt, tuple(tokens[: pages * self.size])
+
+    def longest(self, tokens, salt) -> int:
+        """By trying every length, the longest first."""
+        for hit in range((len(tokens) - 1) // self.size, 0, -1):
+            entries = [self.known.get(self.prefix(tokens, salt, pages + 1)) for pages in range(hit)]
+            first = [0 if w is None else max(0, hit * self.size - w + 1) // self.size for w in self.windows]
+            if all(e and e[group] for group, f in enumerate(first) for e in entries[f:]):
+                return hit
+        return 0
+
+    @rule(tokens=TOKENS, salt=SALTS, other=WHICH, cut=st.integers(0, 30), stays=st.integers(0, 4))
+    def match(self, tokens, salt, other, cut, stays):
+        if self.texts:  # begin like another
+            tokens = self.texts[other % len(self.texts)][:cut] + tokens
+        cursor, tables = self.index.match(tokens, salt)
+        hit = self.longest(tokens, salt)
+        assert cursor.depth == hit
+        for group, (table, window) in enumerate(zip(tables, self.windows, strict=True)):
+            first = 0 if window is None else max(0, hit * self.size - window + 1) // self.size
+            expected = [self.known[self.prefix(tokens, salt, pages + 1)][group] for pages in range(first, hit)]
+            assert table == [0] * first + expected
+        if stays:
+            self.texts.append(tokens)
+            self.live.append(dict(tokens=tokens, salt=salt, cursor=cursor, tables=tables, full=hit))
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH, more=TOKENS, gone=st.booleans())
+    def insert(self, which, more, gone):
+        """A sequence goes on, and publishes; of its groups with a window but the last, perhaps not."""
+        sequence = self.live[which % len(self.live)]
+        tokens, tables, salt, had = (sequence[name] for name in ("tokens", "tables", "salt", "full"))
+        tokens += more
+        full = len(tokens) // self.size
+        expected = []
+        for place in range(had, full):
+            entry = self.known.setdefault(self.prefix(tokens, salt, place + 1), [0] * len(self.windows))
+            for group, table in enumerate(tables):
+                self.last_page += 1
+                absent = gone and self.windows[group] is not None and group + 1 < len(tables)
+                table.append(0 if absent else self.last_page)
+                if table[-1] and entry[group]:
+                    expected.append((group, place, entry[group]))
+                entry[group] = entry[group] or table[-1]
+        duplicates = self.index.insert(sequence["cursor"], tokens, tables, full)
+        assert sorted(duplicates) == sorted(expected)
+        for group, place, page in duplicates:
+            tables[group][place] = page
+        sequence["full"] = full
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH)
+    def end(self, which):
+        self.live.pop(which % len(self.live))
+
+    @rule(which=WHICH)
+    def remove(self, which):
+        """A page on nobody's path goes; without a window, the pages beside it and all that come after it go too."""
+        held = {self.prefix(s["tokens"], s["salt"], place + 1) for s in self.live for place in range(s["full"])}
+        pages = [
+            (page, group, prefix)
+            for prefix, entry in self.known.items()
+            for group, page in enumerate(entry)
+            if page and prefix not in held
+        ]
+        if not pages:
+            return
+        page, group, prefix = pages[which % len(pages)]
+        gone = [page]
+        if self.windows[group] is None:
+            salt, tokens = prefix
+            below = [key for key in self.known if key[0] == salt and key[1][: len(tokens)] == tokens]
+            gone = [page for key in below for page in self.known.pop(key) if page]
+        else:
+            self.known[prefix][group] = 0
+        assert sorted(self.index.remove(page)) == sorted(gone)
+
+    @invariant()
+    def balanced(self):
+        self.index.check()
+        assert set(self.index.owners) == {page for entry in self.known.values() for page in entry if page}
+        for sequence in self.live:
+            for group, window in enumerate(self.windows):
+                if window is None:
+                    assert self.index.path(sequence["cursor"], group) == sequence["tables"][group][: sequence["full"]]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """The cache against the memory: whatever happens, every query reads what its own sequence stored."""
+
+    WINDOWS: ClassVar = [(None,), (None,), (None, 3), (None, None, 5, 2), (4, 6), (2,), (1, 7)]
+
+    @initialize(
+        pages=st.one_of(st.integers(2, 16), st.integers(2, 64)),
+        size=st.integers(1, 4),
+        windows=st.sampled_from(WINDOWS),
+        indexed=st.integers(0, 5),
+    )
+    def start(self, pages, size, windows, indexed):
+        self.cache = PagedCache(pages, size, windows, PrefixIndex() if indexed else None)
+        self.memory = Memory(size, windows)
+        self.live: list[Sequence] = []
+        self.texts: list[list[int]] = [[]]
+        self.count = 0
+
+    def one(self, which) -> Sequence:
+        return self.live[which % len(self.live)]
+
+    @rule(like=WHICH, cut=st.integers(0, 40), tail=TOKENS, salt=SALTS)
+    def admit(self, like, cut, tail, salt):
+        tokens = [*self.texts[like % len(self.texts)][:cut], *tail, 1]
+        self.count += 1
+        sequence = Sequence(self.cache, self.memory, self.count, list(tokens), salt)
+        assert sequence.hit == sequence.stored < len(tokens)
+        assert sequence.hit % self.cache.page_size == 0
+        self.live.append(sequence)
+        self.texts.append(tokens)
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH, count=st.integers(1, 16), publish=st.booleans())
+    def step(self, which, count, publish):
+        sequence = self.one(which)
+        before = sequence.stored
+        if not sequence.step(count, publish):
+            end = min(before + count, len(sequence.tokens))
+            entries = -(-end // self.cache.page_size) - -(-before // self.cache.page_size)
+            assert entries * len(self.cache.windows) > self.cache.available, "refused, though there was room"
+            assert sequence.stored == before
+        self.texts[-1] = list(sequence.tokens)  # a follow-up turn may begin with the answer
+
+    @rule(count=st.integers(1, 16))
+    def everybody(self, count):
+        """One span each, as in a plan; whoever finds no room leaves."""
+        for sequence in list(self.live):
+            if not sequence.step(count):
+                self.live.remove(sequence)
+                sequence.release()
+            self.cache.check()
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH)
+    def publish(self, which):
+        sequence = self.one(which)
+        self.cache.publish(sequence.id, sequence.tokens)
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH)
+    def finish(self, which):
+        sequence = self.one(which)
+        self.live.remove(sequence)
+        sequence.release()
+        assert self.cache.stored(sequence.id) == 0
+        self.cache.release(sequence.id)  # a sequence never seen is no mistake
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH, count=st.integers(1, 16))
+    def poison(self, which, count):
+        sequence = self.one(which)
+        if sequence.step(count, poisoned=True):
+            self.live.remove(sequence)
+            sequence.release(poisoned=True)
+
+    @precondition(lambda self: self.live)
+    @rule(which=WHICH)
+    def preempt(self, which):
+        """Everything it stored is dropped, and it comes back with what it had sampled."""
+        sequence = self.one(which)
+        sequence.release()
+        self.live[self.live.index(sequence)] = Sequence(
+            self.cache, self.memory, sequence.id, sequence.tokens, sequence.salt
+        )
+
+    @invariant()
+    def balanced(self):
+        self.cache.check()
+        usage = self.cache.usage()
+        assert usage.free + usage.idle + usage.held == usage.pages
+        mapped = {page for s in self.live for table in self.cache.residents[s.id].tables for page in table if page}
+        assert not mapped & set(self.cache.pool.free) and usage.held == len(mapped)
+        assert 0 <= usage.stored_positions <= usage.held * usage.page_size
+
+    def teardown(self):
+        if hasattr(self, "cache"):
+            for sequence in self.live:
+                sequence.release()
+            self.cache.check()
+            assert self.cache.available == self.cache.pool.count, "every page is free or idle once nobody is left"

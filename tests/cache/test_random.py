@@ -1,0 +1,203 @@
+"""Pool, index and cache under random use, checked after every step; and broken ones, which must be noticed."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
+
+from gradus.cache.paged import PagedCache
+from gradus.cache.pool import PageError, PagePool
+from gradus.cache.radix import Cursor, PrefixIndex
+from tests.cache.machines import CacheMachine, IndexMachine, PoolMachine
+from tests.cache.memory import Memory, Sequence
+
+LONG = pytest.mark.timeout(1200)  # `make stress`: a thousand examples of fifty steps each
+
+TestPool = LONG(PoolMachine.TestCase)
+TestIndex = LONG(IndexMachine.TestCase)
+TestCache = LONG(CacheMachine.TestCase)
+
+WINDOWS = st.sampled_from(CacheMachine.WINDOWS)
+
+
+@given(
+    pages=st.integers(1, 24),
+    size=st.integers(1, 5),
+    windows=WINDOWS,
+    longest=st.integers(1, 9),
+    length=st.integers(1, 60),
+    spans=st.lists(st.integers(1, 9), max_size=60),
+)
+def test_what_fits_runs_alone_to_its_end_in_any_spans(pages, size, windows, longest, length, spans):
+    cache = PagedCache(pages, size, windows, PrefixIndex())
+    sequence = Sequence(cache, Memory(size, windows), "alone", [1] * length)
+    if cache.fits(length, longest):
+        for span in [*spans, *[longest] * length]:
+            if sequence.stored < length:
+                assert sequence.step(min(span, longest, length - sequence.stored))
+                cache.check()
+        assert sequence.stored >= length
+    elif windows == (None,):
+        assert not cache.reserve("alone", length), "without a window, what does not fit cannot run"
+
+
+# -- broken ones -----------------------------------------------------------------------------------------------------
+
+QUICKLY = settings(
+    max_examples=200, derandomize=True, deadline=None, database=None, phases=[Phase.generate], report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+
+
+def twice_freed(self, page):
+    self.references[page] -= 1
+    if self.references[page] <= 0:
+        self.references[page] = 0
+        self.free.append(page)
+
+
+def shared_though_free(self, page):
+    self.idle.pop(page, None)
+    self.references[page] += 1
+
+
+def taken_while_held(self, oldest=PagePool.oldest_idle):
+    return max(self.indexed, default=None) or oldest(self)
+
+
+def reclaimed_while_held(self, page):
+    self.idle.pop(page, None)
+    self.references[page] = 0
+    self.free.append(page)
+
+
+def never_idle(self, page):
+    self.references[page] -= 1
+    if self.references[page] == 0 and page not in self.indexed:
+        self.free.append(page)
+
+
+def first_in_first_out(self, page, drop=PagePool.drop):
+    drop(self, page)
+    if page in self.idle:
+        self.idle.move_to_end(page, last=False)
+
+
+def oldest_never_renewed(self, page, share=PagePool.share):
+    was_idle = page in self.idle
+    share(self, page)
+    if was_idle:
+        self.idle[page] = None
+
+
+def last_page_lost(self, id, poisoned=False):
+    resident = self.residents.pop(id, None)
+    if resident is not None:
+        for page in (page for table in resident.tables for page in table[:-1] if page):
+            self.pool.drop(page)
+
+
+def released_from_the_front(self, id, poisoned=False):
+    resident = self.residents.pop(id, None)
+    if resident is not None:
+        for page in (page for table in resident.tables for page in table if page):
+            self.pool.drop(page)
+
+
+def hit_without_a_reference(self, index, tokens, salt, hit=PagedCache._hit):
+    resident = hit(self, index, tokens, salt)
+    for page in (page for table in resident.tables for page in table if page):
+        self.pool.drop(page)
+    return resident
+
+
+def given_back_by_the_end(self, resident, end, extend=PagedCache._extend):
+    extended = extend(self, resident, end)
+    if extended:
+        start, resident.stored = resident.stored, end
+        self._give_back(resident)
+        resident.stored = start
+    return extended
+
+
+def half_reserved(self, resident, end, extend=PagedCache._extend):
+    extended = extend(self, resident, end)
+    if not extended:
+        extend(self, resident, resident.room + self.page_size)  # keeps what it gets
+    return extended
+
+
+def own_page_kept(self, id, tokens):
+    resident = self.residents[id]
+    if self.index is not None:
+        full = min(len(tokens), resident.stored) // self.page_size
+        self.index.insert(resident.cursor, tokens, resident.tables, full)
+
+
+def published_unstored(self, id, tokens):
+    resident = self.residents[id]
+    if self.index is not None:
+        full = min(len(tokens), resident.room) // self.page_size
+        self.index.insert(resident.cursor, tokens, resident.tables, full)
+
+
+def poison_left(self, resident):
+    pass
+
+
+def salt_forgotten(self, tokens, salt=None, match=PrefixIndex.match):
+    return match(self, tokens, None)
+
+
+def hit_to_the_last_token(self, tokens, salt=None, match=PrefixIndex.match):
+    return match(self, [*tokens, 0], salt)
+
+
+def gaps_unseen(self, found):
+    return len(found[0])
+
+
+def split_left_to_the_lower(self, node, depth, split=PrefixIndex._split):
+    upper = split(self, node, depth)
+    self.owners.update({page: node for page, owner in self.owners.items() if owner is upper})
+    return upper
+
+
+def cursor_left_below(self: Cursor) -> bool:
+    return self.depth <= self.node.end
+
+
+BROKEN = [
+    (PoolMachine, PagePool, "drop", twice_freed),
+    (PoolMachine, PagePool, "drop", never_idle),
+    (PoolMachine, PagePool, "drop", first_in_first_out),
+    (PoolMachine, PagePool, "share", shared_though_free),
+    (PoolMachine, PagePool, "share", oldest_never_renewed),
+    (PoolMachine, PagePool, "oldest_idle", taken_while_held),
+    (PoolMachine, PagePool, "reclaim", reclaimed_while_held),
+    (IndexMachine, PrefixIndex, "match", salt_forgotten),
+    (IndexMachine, PrefixIndex, "match", hit_to_the_last_token),
+    (IndexMachine, PrefixIndex, "_usable", gaps_unseen),
+    (IndexMachine, PrefixIndex, "_split", split_left_to_the_lower),
+    (IndexMachine, Cursor, "find", cursor_left_below),
+    (CacheMachine, PagePool, "drop", twice_freed),
+    (CacheMachine, PagePool, "drop", first_in_first_out),
+    (CacheMachine, PagedCache, "release", last_page_lost),
+    (CacheMachine, PagedCache, "release", released_from_the_front),
+    (CacheMachine, PagedCache, "_hit", hit_without_a_reference),
+    (CacheMachine, PagedCache, "_extend", given_back_by_the_end),
+    (CacheMachine, PagedCache, "_extend", half_reserved),
+    (CacheMachine, PagedCache, "publish", own_page_kept),
+    (CacheMachine, PagedCache, "publish", published_unstored),
+    (CacheMachine, PagedCache, "_poison", poison_left),
+    (CacheMachine, PrefixIndex, "match", salt_forgotten),
+    (CacheMachine, PrefixIndex, "match", hit_to_the_last_token),
+    (CacheMachine, PrefixIndex, "_usable", gaps_unseen),
+]
+
+
+@pytest.mark.parametrize("machine, owner, name, broken", BROKEN, ids=lambda value: getattr(value, "__name__", value))
+def test_a_broken_one_is_noticed(monkeypatch, machine, owner, name, broken):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises((AssertionError, PageError)):
+        run_state_machine_as_test(machine, settings=QUICKLY)

@@ -1,0 +1,184 @@
+"""Any mixture of arrivals, cancellations and steps, in any pool: everybody gets their tokens, and nothing is lost.
+
+`World` watches the promises. That it would notice a broken one is shown by breaking them, one at a time.
+"""
+
+import heapq
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from gradus.engine.batching import BY_ORDER, PagedBatching
+from tests.engine.world import World, random_request, random_world
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """add, cancel, let time pass, step, in any order; at the end everybody still has to end."""
+
+    @initialize(
+        pages=st.integers(2, 64),
+        page_size=st.sampled_from([1, 2, 4, 16]),
+        slots=st.integers(1, 6),
+        budget=st.none() | st.integers(1, 512),
+        policy=st.sampled_from(["fcfs", "priority", "deadline"]),
+        shared=st.booleans(),
+        windows=st.sampled_from([(None,), (None, 6), (None, 3, 3)]),
+    )
+    def begin(self, pages, page_size, slots, budget, policy, shared, windows) -> None:
+        self.world = World(pages, page_size, slots, budget, policy, shared, windows)
+        self.count = 0
+
+    @rule(seed=st.integers(0, 2**32))
+    def add(self, seed) -> None:
+        self.world.add(random_request(f"r{self.count}", random.Random(seed)))
+        self.count += 1
+
+    @rule(steps=st.integers(1, 8))
+    def step(self, steps) -> None:
+        for _ in range(steps):
+            self.world.step()
+
+    @precondition(lambda self: self.world.requests)
+    @rule(which=st.integers(0, 2**16), index=st.none() | st.integers(0, 2))
+    def cancel(self, which, index) -> None:
+        ids = list(self.world.requests)
+        self.world.cancel(ids[-1 - which % min(len(ids), 6)], index)  # among the newest: the others have ended
+
+    @rule(seconds=st.floats(0, 20))
+    def wait(self, seconds) -> None:
+        self.world.clock.now += seconds
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.drain()
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(stateful_step_count=50)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_lives_keep_every_promise(seed):
+    random_world(seed)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(60, 6000))
+def test_many_random_lives_keep_every_promise(seed):
+    random_world(seed)
+
+
+# -- broken on purpose -------------------------------------------------------------------------------------------------
+
+
+class KeepsVictimsInThePlan(PagedBatching):
+    def preempt(self, sequence):
+        spans = list(self.plan.spans)
+        super().preempt(sequence)
+        self.plan.spans[:] = spans
+
+
+class PreemptsTheBest(PagedBatching):
+    def make_room(self, sequence, end):
+        while not self.cache.reserve(sequence.id, end):
+            best = min(self.running, key=BY_ORDER)
+            self.preempt(best)
+            if best is sequence:
+                return False
+        return True
+
+
+class LeaksSlots(PagedBatching):
+    def preempt(self, sequence):
+        slot = sequence.slot
+        super().preempt(sequence)
+        self.free_slots.remove(slot)
+        heapq.heapify(self.free_slots)
+
+
+class LeaksPages(PagedBatching):
+    def end(self, sequence, reason):
+        release, self.cache.release = self.cache.release, lambda id, poisoned=False: None
+        output = super().end(sequence, reason)
+        self.cache.release = release
+        return output
+
+
+class SamplesFromChunks(PagedBatching):
+    def place(self, sequence, find_room):
+        found = super().place(sequence, find_room)
+        if found:
+            self.plan.spans[-1].logits = 1
+        return found
+
+
+class IgnoresTheBudget(PagedBatching):
+    def place(self, sequence, find_room):
+        self.left = len(sequence.tokens)
+        return super().place(sequence, find_room)
+
+
+class LetsOthersOvertake(PagedBatching):
+    def start_next(self, sequence):
+        if super().start_next(sequence):
+            return True
+        others = sorted(self.waiting, key=BY_ORDER)[1:2]
+        for other in others:
+            self.waiting.remove(sequence), self.waiting._heap.pop()
+            super().start_next(other)
+            self.waiting.push(sequence)
+        return False
+
+
+class ResumesAtTheEnd(PagedBatching):
+    def preempt(self, sequence):
+        sequence.order = sequence.order[0], next(self._numbers)
+        super().preempt(sequence)
+
+
+class ForgetsSiblings(PagedBatching):
+    def forget(self, sequence):
+        held, self.siblings.held = self.siblings.held, lambda request_id: -1
+        super().forget(sequence)
+        self.siblings.held = held
+
+
+class ForgetsTheLoad(PagedBatching):
+    def preempt(self, sequence):
+        super().preempt(sequence)
+        self.waiting.wanted.clear()
+
+
+class PublishesTooEarly(PagedBatching):
+    """A page enters the index when it is planned, before the step that fills it has run; and cancelling is no news."""
+
+    def place(self, sequence, find_room):
+        found = super().place(sequence, find_room)
+        if found and sequence in self.running:
+            self.cache.publish(sequence.id, [token + 1 for token in sequence.tokens])
+        return found
+
+
+@pytest.mark.parametrize(
+    ("broken", "noticed"),
+    [
+        (KeepsVictimsInThePlan, None),
+        (PreemptsTheBest, "the best sequence lost its place"),
+        (LeaksSlots, "a slot is lost"),
+        (LeaksPages, None),
+        (SamplesFromChunks, "a wrong token"),
+        (IgnoresTheBudget, "more tokens than the budget"),
+        (LetsOthersOvertake, "somebody overtook the head of the queue"),
+        (ResumesAtTheEnd, None),
+        (ForgetsSiblings, None),
+        (ForgetsTheLoad, "the queue's load is not what waits in it"),
+        (PublishesTooEarly, None),
+    ],
+)
+def test_a_broken_scheduler_is_noticed(broken, noticed):
+    with pytest.raises(Exception, match=noticed):  # whatever it is that breaks first
+        for seed in range(120):
+            random_world(seed, broken)

@@ -1,0 +1,212 @@
+"""The fused kernels on a CUDA GPU, compiled: against their torch references, on shapes of real models and on odd ones.
+
+Every output starts poisoned (torch fills new memory with NaN), so an element that no program wrote is seen.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of ‖out - reference‖ / ‖reference‖
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty then gives NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def assert_close(out: Tensor, reference: Tensor) -> None:
+    assert out.dtype == reference.dtype and out.shape == reference.shape
+    error = (out.double() - reference.double()).norm() / reference.double().norm()
+    assert error < ROUNDING[out.dtype], f"off by {error:.1e}"  # NaN is not below anything
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
+def test_norms_with_a_residual(rows, width, dtype):
+    from gradus.kernels import norm
+
+    x, delta, weight, bias = (
+        noise(rows, width, dtype=dtype),
+        noise(rows, width, dtype=dtype),
+        noise(width),
+        noise(width),
+    )
+    for options in ({}, {"delta_weight": bias}):
+        mine, theirs = x.clone(), x.clone()
+        y = norm.add_rms_norm(mine, delta, weight.to(dtype), 1e-5, **options)
+        assert_close(y, norm.add_rms_norm_reference(theirs, delta, weight.to(dtype), 1e-5, **options))
+        assert_close(mine, theirs)
+    if width > 1:
+        mine, theirs = x.clone(), x.clone()
+        y = norm.add_layer_norm(mine, delta, weight, bias, 1e-5)
+        assert_close(y, norm.add_layer_norm_reference(theirs, delta, weight, bias, 1e-5))
+        assert_close(mine, theirs)
+    assert_close(
+        norm.add_rms_norm(x.clone(), None, weight, 1e-5), norm.add_rms_norm_reference(x.clone(), None, weight, 1e-5)
+    )
+
+
+# (query heads, key heads, head dim) of GPT-2, Qwen3, Llama-3.2-1B, Gemma 3, SmolLM2, and two that no model has
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "heads", [(12, 12, 64), (16, 8, 128), (32, 8, 64), (4, 1, 256), (9, 3, 64), (4, 2, 80), (6, 2, 24)]
+)
+@pytest.mark.parametrize("tokens", [1, 37, 300])
+def test_rope_and_storing(heads, tokens, dtype):
+    from gradus.kernels.rope_store import rope_store, rope_store_reference
+
+    q_heads, kv_heads, head_dim = heads
+    qkv = noise(tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    pages = tokens // 16 + 3
+    slots = torch.randperm(pages * 16, device="cuda")[:tokens]
+    slots[::5] = -1
+    angles = torch.rand(1000, head_dim // 2, device="cuda") * 6
+    rotation = {
+        "table": torch.cat((angles.cos(), angles.sin()), 1).to(dtype),
+        "positions": torch.randint(0, 1000, (tokens,), device="cuda"),
+    }
+    norms = {"norms": (noise(head_dim).to(dtype), noise(head_dim).to(dtype)), "eps": 1e-6}
+    for options in (rotation | norms, rotation, {}):
+        storage = [noise(pages, 16, kv_heads, head_dim, dtype=dtype) for _ in range(2)]
+        expected = [part.clone() for part in storage]
+        q = rope_store(qkv, *storage, slots, **options)
+        assert_close(q, rope_store_reference(qkv, *expected, slots, **options))
+        for mine, theirs in zip(storage, expected, strict=True):
+            assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 3072), (33, 8192), (7, 1000), (2, 3)])
+def test_activations(rows, width, name, dtype):
+    from gradus.kernels import activation
+
+    x = 4 * noise(rows, 2 * width, dtype=dtype)
+    assert_close(activation.gated_activation(x, name), activation.gated_activation_reference(x, name))
+    assert_close(activation.activation(x, name), activation.activation_reference(x, name))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
+@pytest.mark.parametrize("tile", [(1, 512, 4), (4, 1024, 4)])
+def test_gemv_with_everything_around_it(n, k, tile, dtype):
+    from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
+
+    x, stream = noise(1, k, dtype=dtype), noise(1, n, dtype=dtype)
+    around = [
+        {},
+        {"norm": Norm(noise(k).to(dtype), None, 1e-5), "activation": "silu", "gated": True},
+        {"norm": Norm(noise(k), noise(k), 1e-5), "activation": "gelu_tanh"},
+        {"residual": stream},
+    ]
+    for options in around:
+        weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
+        options["bias"] = noise(weight.shape[0]).to(dtype)
+        expected = options | ({"residual": stream.clone()} if "residual" in options else {})
+        assert_close(gemv(x, weight, GemvLaunch(*tile), **options), gemv_reference(x, weight, **expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)]
+)
+@pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
+def test_skinny_products(m, n, k, tile, dtype):
+    from gradus.kernels.skinny import SkinnyLaunch, counters, skinny, skinny_reference
+
+    x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
+    bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)
+    launch = SkinnyLaunch(*tile)
+    first = skinny(x, weight, launch, bias=bias)
+    assert_close(first, skinny_reference(x, weight, bias=bias))
+    for _ in range(20):  # whoever arrives last, the sum is the same
+        assert torch.equal(skinny(x, weight, launch, bias=bias), first)
+    assert not counters(x.device, 1).any()
+    expected = skinny_reference(x, weight, residual=stream.clone())
+    assert_close(skinny(x, weight, launch, residual=stream), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 65])
+def test_linear_is_the_product_whatever_it_chooses(rows):
+    from gradus.kernels.linear import linear
+    from gradus.kernels.skinny import skinny_reference
+
+    for n, k in [(2048, 2048), (1536, 640), (768, 3072), (777, 1024)]:
+        x, weight = noise(rows, k, dtype=torch.bfloat16), noise(n, k, dtype=torch.bfloat16) / k**0.5
+        bias, stream = noise(n, dtype=torch.bfloat16), noise(rows, n, dtype=torch.bfloat16)
+        assert_close(linear(x, weight, bias), skinny_reference(x, weight, bias=bias))
+        expected = skinny_reference(x, weight, bias=bias, residual=stream.clone())
+        assert_close(linear(x, weight, bias, residual=stream), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [50257, 151936, 700, 3])
+@pytest.mark.parametrize("rows", [1, 9])
+def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
+    from gradus.kernels.sampling import sample, sample_reference
+
+    logits = 4 * noise(rows, vocab_size, dtype=dtype)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), device="cuda")
+    positions = torch.randint(0, 2**31, (rows,), device="cuda")
+    for temperature in (0.0, 0.3, 1.0, 5.0):
+        temperatures = torch.full((rows,), temperature, device="cuda")
+        tokens, best = sample(logits, seeds, positions, temperatures)
+        expected_tokens, expected_best = sample_reference(logits, seeds, positions, temperatures)
+        assert torch.equal(tokens, expected_tokens) and torch.equal(best, expected_best)
+
+
+def test_noise_is_the_engines_bit_for_bit():
+    """Flat logits: the winner of each row is the token with the least noise, so all of the noise decides."""
+    from gradus.engine.noise import exponential
+    from gradus.kernels.sampling import sample
+
+    rows = 4096
+    seeds, positions = torch.arange(rows, device="cuda") * 2**40 - 7, torch.arange(rows, device="cuda")
+    tokens, _ = sample(torch.zeros(rows, 5000, device="cuda"), seeds, positions, torch.ones(rows, device="cuda"))
+    assert torch.equal(tokens, exponential(seeds, positions, 5000).argmin(-1))
+
+
+def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
+    from gradus.kernels.sampling import sample
+
+    logits = noise(4, 60000)
+    logits[1, 59999] = float("nan")
+    logits[2, :] = float("-inf")
+    temperatures = torch.tensor([0.0, 1.0, 1.0, 0.0], device="cuda")
+    tokens, best = sample(logits, torch.arange(4, device="cuda"), torch.arange(4, device="cuda"), temperatures)
+    assert best.isfinite().tolist() == [True, False, False, True]
+    assert tokens[[0, 3]].tolist() == logits[[0, 3]].argmax(-1).tolist()
+    assert ((tokens >= 0) & (tokens < 60000)).all()
+
+
+def test_products_and_samples_replay_from_a_cuda_graph():
+    from gradus.kernels.sampling import sample
+    from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
+
+    x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)
+    which = torch.arange(8, device="cuda")
+
+    def step() -> tuple[Tensor, Tensor]:
+        logits = skinny(x, weight, SkinnyLaunch(64, 64, 4, 3, 4))
+        return logits, sample(logits, which, which, which / 4)[0]
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits, tokens = step()
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        assert_close(logits, skinny_reference(x, weight))
+        assert torch.equal(tokens, sample(logits, which, which, which / 4)[0])

@@ -1,0 +1,91 @@
+"""Steps of paged attention to try kernels on: their tensors, with everything poisoned that must not be read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradus.kernels.attention_work import Launch, Work
+from gradus.kernels.paged_attention import paged_attention, paged_attention_reference
+from gradus.kernels.split_attention import Partials
+
+
+@dataclass
+class Step:
+    """spans: (new tokens, positions stored after them) of each; a length of 0 is a padded span."""
+
+    spans: list[tuple[int, int]]
+    heads: int = 2
+    group: int = 2
+    head_dim: int = 32
+    page: int = 16
+    window: int | None = None
+    softcap: float | None = None
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(sum(length for _, length in self.spans))
+        needed = [-(-length // self.page) for _, length in self.spans]
+        order = (torch.randperm(sum(needed), generator=generator) + 1).split(needed)  # pages lie anywhere
+        shape = (sum(needed) + 1, self.page, self.heads, self.head_dim)
+        poison = torch.full(shape, float("nan"))  # page 0, and what lies behind the last position
+        keys, values = poison.clone(), poison.clone()
+        tables = torch.zeros(len(needed) + 2, max(needed) + 1, dtype=torch.int32)
+        self.slots = torch.randperm(len(needed) + 2, generator=generator)[: len(needed)].tolist()
+        for slot, pages, (_, length) in zip(self.slots, order, self.spans, strict=True):
+            tables[slot, : len(pages)] = pages
+            for kept in (keys, values):
+                rows = torch.randn(length, *shape[2:], generator=generator)
+                for number, page in enumerate(pages.tolist()):
+                    part = rows[number * self.page : (number + 1) * self.page]
+                    kept[page, : len(part)] = part
+        counts = torch.tensor([count for count, _ in self.spans])
+        self.query_start = [0, *counts.cumsum(0).tolist()]
+        q = torch.randn(self.query_start[-1], self.heads * self.group, self.head_dim, generator=generator)
+        self.q, self.keys, self.values = (part.to(self.device, self.dtype) for part in (q, keys, values))
+        self.tables = tables.to(self.device)
+        self.lengths = [length for _, length in self.spans]
+
+    def numbers(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def work(self, launch: Launch, fewest: int = 1, most: int = 1 << 30) -> Work:
+        tokens = launch.rows // self.group
+        work = Work(
+            launch,
+            tiles=sum(-(-count // tokens) for count, _ in self.spans),
+            group=self.group,
+            kv_heads=self.heads,
+            window=self.window,
+            device=torch.device(self.device),
+        )
+        work.items.fill_(-7)  # what an earlier step may have left
+        work.merges.fill_(7)
+        arguments = (self.numbers(part) for part in (self.slots, self.query_start, self.lengths))
+        work.lay_out(*arguments, fewest=fewest, most=most)
+        return work
+
+    def attend(self, *launches: Launch) -> Tensor:
+        """With the kernels: each span by the first launch whose tile holds it, the rest by the last."""
+        out = torch.full_like(self.q, float("nan"))
+        fewest = 1
+        for launch in launches:
+            most = 1 << 30 if launch is launches[-1] else launch.rows // self.group
+            work = self.work(launch, fewest, most)
+            partials = Partials([launch], kv_heads=self.heads, head_dim=self.head_dim, device=self.q.device)
+            for part in (partials.sums, partials.totals, partials.peaks):
+                part.fill_(float("nan"))
+            paged_attention(
+                self.q, self.keys, self.values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap
+            )
+            fewest = most + 1
+        return out
+
+    def expected(self) -> Tensor:
+        """In float64, from what the kernels got."""
+        exact = (part.double() for part in (self.q, self.keys, self.values))
+        return paged_attention_reference(
+            *exact, self.tables, self.slots, self.query_start, self.lengths,
+            scale=0.3, window=self.window, softcap=self.softcap,
+        )  # fmt: skip

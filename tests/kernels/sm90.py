@@ -1,0 +1,50 @@
+"""Compiling kernels for an H200 (sm_90) on a machine without one: the compiler and its disassembler come with Triton."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+H200 = GPUTarget("cuda", 90, 32)
+SHARED_LIMIT = 232448  # bytes that one program may have
+
+
+class Resources(NamedTuple):
+    """Of one thread: registers, and bytes of them that had to be spilled to memory. shared: bytes of a program."""
+
+    registers: int
+    spilled: int
+    shared: int
+    assembly: str
+
+
+def compile_for_h200(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> Resources:
+    """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32").
+
+    Pointers, and strides ("i32:16"), are taken to be divisible by 16, as the launcher finds them.
+    """
+    signature, divisible = {}, {}
+    for number, name in enumerate(kernel.arg_names):
+        kind = types.get(name, "constexpr")
+        signature[name] = kind.removesuffix(":16")
+        if kind.startswith("*") or kind.endswith(":16"):
+            divisible[(number,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, divisible)
+    compiled = triton.compile(source, target=H200, options=options)
+    return Resources(*_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """What the assembler says of its output: REG is registers a thread, STACK what it keeps in memory instead."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with_path = Path(triton.knobs.cache.dir) / "usage.cubin"
+    with_path.parent.mkdir(parents=True, exist_ok=True)
+    with_path.write_bytes(cubin)
+    told = subprocess.run([tool, "--dump-resource-usage", with_path], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout)
+    assert found, told.stdout
+    return int(found[1]), int(found[2])

@@ -1,0 +1,94 @@
+"""What p06 promises, and every phase after it: no step is longer than its budget, and a prompt waits, not a decode.
+
+The scheduler is driven alone, with a stand-in for the model.
+"""
+
+from gradus import phases
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.plan import Plan
+from gradus.engine.request import Request, SamplingParams
+from tests.phases.conftest import tiny_model
+from tests.phases.test_promises import LIMITS, SHAPE, plans, since
+
+BUDGET = 8
+
+
+def engine_of(phase: str, *requests: Request, max_sequences: int = 4, budget: int = BUDGET) -> Engine:
+    options = EngineOptions(LIMITS, max_sequences, page_size=4, cache_tokens=512, token_budget=budget)
+    engine = phases.load(phase).build(tiny_model(SHAPE), options)
+    for request in requests:
+        engine.submit(request)
+    return engine
+
+
+def ask(name: str, length: int, max_tokens: int = 4) -> Request:
+    """Prompts that share nothing: the first token is the name's."""
+    prompt = [ord(name), *range(1, length)]
+    return Request.create(name, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), LIMITS)
+
+
+def told(plan: Plan) -> list[tuple[str, int, int]]:
+    """(name, start, tokens) of each span, by name."""
+    return sorted((span.sequence.request.id, span.start, len(span.tokens)) for span in plan.spans)
+
+
+@since("p06")
+def test_no_step_has_more_tokens_than_the_budget(phase):
+    engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
+    for plan in plans(engine):
+        count = sum(len(span.tokens) for span in plan.spans)
+        assert count <= BUDGET, f"the budget is {BUDGET} tokens a step; yours planned {count}: {told(plan)}"
+
+
+@since("p06")
+def test_a_prompt_is_computed_chunk_by_chunk(phase):
+    spans = [told(plan)[0] for plan in plans(engine_of(phase, ask("a", 19, max_tokens=3)))]
+    wanted = [("a", 0, 8), ("a", 8, 8), ("a", 16, 3), ("a", 19, 1), ("a", 20, 1)]
+    assert spans == wanted, f"19 tokens in chunks of 8, then decodes: {wanted}; yours: {spans}"
+
+
+@since("p06")
+def test_only_the_chunk_that_ends_a_prompt_is_sampled_from(phase):
+    logits = [plan.spans[0].logits for plan in plans(engine_of(phase, ask("a", 19, max_tokens=3)))]
+    assert logits == [0, 0, 1, 1, 1], f"rows with logits in each step: [0, 0, 1, 1, 1]; yours: {logits}"
+
+
+@since("p06")
+def test_who_decodes_gets_a_token_in_every_step_whatever_prompt_comes(phase):
+    engine = engine_of(phase, ask("a", 2, max_tokens=12), ask("b", 3, max_tokens=12))
+    for number, plan in enumerate(plans(engine)):
+        if number == 2:
+            engine.submit(ask("c", 25))
+        decoding = [name for name, _, count in told(plan) if name in "ab" and (count == 1 or number == 0)]
+        if 0 < number < 12:
+            assert decoding == ["a", "b"], f"a and b decode in every step; yours in step {number}: {told(plan)}"
+        if 3 <= number <= 6:
+            assert ("c", 6 * (number - 3), 6) in told(plan), f"c gets the other six tokens; yours: {told(plan)}"
+
+
+@since("p06")
+def test_what_a_prompt_leaves_of_the_budget_goes_to_the_next_one(phase):
+    made = [told(plan) for plan in plans(engine_of(phase, ask("a", 11, max_tokens=2), ask("b", 9, max_tokens=1)))]
+    wanted = [[("a", 0, 8)], [("a", 8, 3), ("b", 0, 5)], [("a", 11, 1), ("b", 5, 4)]]
+    assert made == wanted, f"a's last 3 tokens leave 5 for b in the same step: {wanted}; yours: {made}"
+
+
+@since("p06")
+def test_a_prompt_under_way_ends_before_a_later_one_goes_on(phase):
+    engine = engine_of(phase, ask("a", 6, max_tokens=9), ask("b", 20, max_tokens=1), ask("c", 20, max_tokens=1))
+    ended = {}
+    for number, plan in enumerate(plans(engine)):
+        ended |= {name: number for name, start, count in told(plan) if name in "bc" and start + count == 20}
+    assert ended["b"] < ended["c"], f"b came first, so its prompt ends first; yours end in steps {ended}"
+
+
+@since("p06")
+def test_with_fewer_tokens_than_decodes_they_take_turns(phase):
+    engine = engine_of(phase, *(ask(name, 1, max_tokens=6) for name in "abc"), max_sequences=3, budget=2)
+    last = dict.fromkeys("abc", 0)
+    for number, plan in enumerate(plans(engine)):
+        last |= {name: number for name, _, _ in told(plan)}
+        running = [sequence.request.id for sequence in engine.scheduler.running]
+        waits = {name: number - last[name] for name in running}
+        assert max(waits.values()) <= 2, f"nobody waits longer than two steps; in step {number} they waited {waits}"

@@ -1,0 +1,161 @@
+"""What p05 promises, and every phase after it: what was computed once is found again, and nothing else is.
+
+The scheduler is driven alone, with a stand-in for the model; pages have 16 positions.
+"""
+
+from collections.abc import Sequence
+
+from gradus import phases
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.plan import Plan
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.engine.sequence import Output
+from tests.phases.conftest import tiny_model
+from tests.phases.test_promises import LIMITS, SHAPE, EachSpanSamplesOne, since
+
+PAGE = 16
+BEGINNING = list(range(2 * PAGE))  # two whole pages
+
+
+def engine_of(phase: str, pages: int = 64, max_sequences: int = 4) -> Engine:
+    options = EngineOptions(LIMITS, max_sequences, page_size=PAGE, cache_tokens=pages * PAGE)
+    return phases.load(phase).build(tiny_model(SHAPE), options)
+
+
+def ask(name: str, prompt: Sequence[int], max_tokens: int = 1, n: int = 1, salt: str | None = None) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=n)
+    return Request.create(name, prompt, params, LIMITS, SchedulingParams(cache_salt=salt))
+
+
+def serve(engine: Engine, *requests: Request) -> tuple[list[Plan], list[Output]]:
+    """Run them to their ends, the books checked after every step."""
+    made, outputs = [], []
+    for request in requests:
+        engine.submit(request)
+    while engine.has_work:
+        plan = engine.scheduler.schedule()
+        assert plan is not None, "there is work to do, and the scheduler plans none"
+        made.append(plan)
+        outputs += engine.scheduler.commit(plan, EachSpanSamplesOne(plan))
+        engine.scheduler.check()
+    return made, outputs
+
+
+def computed(made: list[Plan], name: str) -> list[tuple[int, int]]:
+    """Of each of the request's spans in turn, (start, tokens)."""
+    spans = [span for plan in made for span in plan.spans]
+    return [(span.start, len(span.tokens)) for span in spans if span.sequence.request.id == name]
+
+
+def second(phase: str, first: Request, then: Request) -> tuple[int, int]:
+    """The first span of a request that comes when another one has ended."""
+    engine = engine_of(phase)
+    serve(engine, first)
+    return computed(serve(engine, then)[0], then.id)[0]
+
+
+@since("p05")
+def test_pages_that_were_computed_before_are_not_computed_again(phase):
+    span = second(phase, ask("a", [*BEGINNING, 50, 51]), ask("b", [*BEGINNING, 60, 61, 62]))
+    assert span == (32, 3), f"b begins with a's two pages, so its span is (start 32, 3 tokens); yours is {span}"
+
+
+@since("p05")
+def test_of_a_page_all_tokens_must_agree(phase):
+    span = second(phase, ask("a", BEGINNING + BEGINNING), ask("b", [*BEGINNING[:-1], 99, *BEGINNING]))
+    assert span == (16, 48), f"the second page differs in its last token: b's span is (16, 48); yours is {span}"
+
+
+@since("p05")
+def test_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind(phase):
+    head, tail = BEGINNING[:PAGE], BEGINNING[PAGE:]
+    span = second(phase, ask("a", [*head, *tail, 50]), ask("b", [*tail, *tail, 50]))
+    assert span == (0, 33), f"the same page behind another beginning has other keys: (0, 33); yours is {span}"
+
+
+@since("p05")
+def test_there_is_always_a_token_left_to_compute(phase):
+    span = second(phase, ask("a", BEGINNING), ask("b", BEGINNING))
+    assert span == (16, 16), f"a hit ends before the last token, whose row gives the logits: (16, 16); yours is {span}"
+
+
+@since("p05")
+def test_answers_are_found_again_as_well(phase):
+    """A conversation's next turn sends prompt and answer."""
+    turn = ask("turn", BEGINNING, max_tokens=PAGE + 1)
+    span = second(phase, turn, ask("next", [*BEGINNING, *[1] * (PAGE + 1), 70]))
+    assert span == (48, 2), f"32 tokens of prompt and 16 of the answer fill three pages: (48, 2); yours is {span}"
+
+
+@since("p05")
+def test_tenants_with_different_salts_share_nothing(phase):
+    for salts in (("x", "y"), ("x", None), (None, "y")):
+        span = second(phase, ask("a", [*BEGINNING, 50], salt=salts[0]), ask("b", [*BEGINNING, 50], salt=salts[1]))
+        assert span == (0, 33), f"with the salts {salts} nothing is shared: (0, 33); yours is {span}"
+    assert second(phase, ask("a", [*BEGINNING, 50], salt="x"), ask("b", [*BEGINNING, 50], salt="x")) == (32, 1)
+
+
+@since("p05")
+def test_pages_still_being_computed_are_not_found(phase):
+    engine = engine_of(phase)
+    made, _ = serve(engine, ask("a", [*BEGINNING, 50]), ask("b", [*BEGINNING, 50]))
+    spans = computed(made, "a"), computed(made, "b")
+    assert spans == ([(0, 33)], [(0, 33)]), f"both start in one step, so both compute all 33 tokens; yours: {spans}"
+
+
+@since("p05")
+def test_two_that_computed_the_same_pages_keep_one_copy(phase):
+    engine = engine_of(phase)
+    requests = [ask("a", [*BEGINNING, 50], max_tokens=4), ask("b", [*BEGINNING, 51], max_tokens=4)]
+    for request in requests:
+        engine.submit(request)
+    plan = engine.scheduler.schedule()
+    engine.scheduler.commit(plan, EachSpanSamplesOne(plan))
+    engine.scheduler.check()
+    held = [engine.scheduler.cache.residents[name, 0].tables[0][:2] for name in "ab"]
+    assert held[0] == held[1], f"after the commit both hold the same two pages; yours hold {held[0]} and {held[1]}"
+
+
+@since("p05")
+def test_siblings_wait_for_the_first_ones_prompt_and_find_it(phase):
+    made, _ = serve(engine_of(phase), ask("a", [*BEGINNING, 50, 51], n=3, max_tokens=2))
+    first = [(span.sequence.index, span.start, len(span.tokens)) for span in made[0].spans]
+    assert first == [(0, 0, 34)], f"in the first step one sample computes the prompt; yours: {first}"
+    then = sorted((span.sequence.index, span.start, len(span.tokens)) for span in made[1].spans)
+    assert then == [(0, 34, 1), (1, 32, 2), (2, 32, 2)], f"the others find its pages in the next; yours: {then}"
+
+
+@since("p05")
+def test_a_request_is_told_how_much_of_its_prompt_was_found(phase):
+    engine = engine_of(phase)
+    for name, cached in (("a", 0), ("b", 32)):
+        (output,) = serve(engine, ask(name, [*BEGINNING, 50]))[1]
+        assert output.cached_tokens == cached, f"{name} found {cached} tokens, and is told {output.cached_tokens}"
+
+
+@since("p05")
+def test_of_idle_pages_the_ends_of_paths_leave_first(phase):
+    """Five pages: the first request leaves two of them idle; the second needs four."""
+    engine = engine_of(phase, pages=5)
+    serve(engine, ask("a", [*BEGINNING, 50]))
+    serve(engine, ask("other", [200] * (4 * PAGE - 1)))
+    span = computed(serve(engine, ask("b", [*BEGINNING, 50]))[0], "b")[0]
+    assert span == (16, 17), f"the second page of a had to go, the first one not: (16, 17); yours is {span}"
+
+
+@since("p05")
+def test_pages_that_somebody_runs_on_are_never_evicted(phase):
+    """Seven pages: while a runs on three of them, others come and go on the rest."""
+    engine = engine_of(phase, pages=7)
+    running = ask("a", [*BEGINNING, 50], max_tokens=12)
+    engine.submit(running)
+    held: set[int] = set()
+    for number in range(10):
+        engine.submit(ask(f"other {number}", [100 + number] * (2 * PAGE + 1)))
+        plan = engine.scheduler.schedule()
+        engine.scheduler.commit(plan, EachSpanSamplesOne(plan))
+        engine.scheduler.check()
+        held = held or set(engine.scheduler.cache.residents["a", 0].tables[0][:2])
+        assert held <= set(engine.scheduler.cache.residents["a", 0].tables[0]), "a lost a page that it runs on"
+    assert engine.scheduler.cache.evictions, "the others had to evict each other's pages"

@@ -1,0 +1,181 @@
+"""What the paged engine can do, asked for over HTTP: shared prefixes, priorities, deadlines, and a pool that is too small.
+
+The engine is the real one with a tiny random model: byte tokens, so a prompt's length is its tokens; pages of 8.
+"""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from tests.server.conftest import eventually
+
+PROMPT = "The same forty characters for everybody."  # 40 tokens: 4 pages are hit, for one token is always left
+
+
+def paged(**settings):
+    from gradus.engine.llm import LLM
+
+    return LLM("random:tiny-llama", phase="p06", device="cpu", dtype="float32", page_size=8, **settings)
+
+
+@pytest.fixture
+def server(serving, request):
+    """A server of the paged engine (settings by marker-free indirection); at its end, nobody holds a page."""
+    server = serving(partial(paged, **getattr(request, "param", {})))
+    yield server
+    assert eventually(server.idle)
+    server.engine.check()
+    assert server.stats()["cache"]["held"] == 0
+
+
+def ok(answer):
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def cached(answer):
+    return ok(answer)["usage"]["cached_tokens"]
+
+
+# -- prefixes ----------------------------------------------------------------------------------------------------------
+
+
+def test_usage_tells_what_of_the_prompt_was_cached(server):
+    first = ok(server.generate(prompt=PROMPT, max_tokens=8))
+    again = ok(server.generate(prompt=PROMPT, max_tokens=8))
+    assert (first["usage"]["cached_tokens"], again["usage"]["cached_tokens"]) == (0, 32)
+    assert first["token_ids"] == again["token_ids"]
+    # a conversation goes on: the answer is in the cache too
+    longer = list(PROMPT.encode()) + first["token_ids"] + [10]
+    assert cached(server.generate(prompt=longer, max_tokens=1)) >= 40
+
+
+def test_a_salt_separates_what_is_cached(server):
+    body = {"prompt": PROMPT, "max_tokens": 1}
+    assert [cached(server.generate(**body, cache_salt=salt)) for salt in ("ann", "bob", "ann", "bob")] == [0, 0, 32, 32]
+    assert cached(server.generate(**body)) == 0  # nor with those who give none
+    assert cached(server.generate(**body, cache_salt="eve")) == 0
+
+
+def test_stats_show_the_cache(server):
+    before = server.stats()
+    assert before["settings"].items() >= {"max_sequences": 8, "page_size": 8, "policy": "fcfs"}.items()
+    assert before["cache"]["free"] == before["cache"]["pages"] == 8 * 512 // 8
+    for _ in range(2):
+        ok(server.generate(prompt=PROMPT, max_tokens=1))
+    stats = server.stats()
+    cache = stats["cache"]
+    assert stats["cached_tokens"] == cache["hit_positions"] == 32
+    assert cache["hit_rate"] == 32 / 80
+    assert cache["idle"] == 5 and cache["held"] == 0 and cache["free"] == cache["pages"] - 5
+    assert cache["utilization"] == 0 and 0 <= cache["external_fragmentation"] < 1
+    assert cache["evictions"] == cache["refusals"] == stats["preemptions"] == 0
+
+
+def test_stats_show_pages_in_use_and_their_unfilled_ends(server):
+    connection = server.send(b'{"prompt": "a", "max_tokens": 500, "ignore_eos": true}')
+    assert eventually(lambda: server.stats()["cache"]["held"] >= 1)
+    cache = server.stats()["cache"]
+    assert 0 < cache["utilization"] < 1 and 0 <= cache["internal_fragmentation"] < 1
+    server.leave(connection, reset=True)
+
+
+# -- too little room ---------------------------------------------------------------------------------------------------
+
+SMALL = {"max_sequences": 4, "cache_tokens": 64}
+
+
+@pytest.mark.parametrize("server", [SMALL], indirect=True)
+def test_what_the_whole_cache_could_never_hold_is_a_mistake_and_says_so(server):
+    error = server.generate(prompt="x" * 60, max_tokens=5)
+    assert error.status_code == 400
+    assert "65 tokens are more than the cache can ever hold" in error.json()["error"]["message"]
+    assert error.json()["error"]["param"] == "max_tokens"
+    assert ok(server.generate(prompt="x" * 60, max_tokens=4))["usage"]["completion_tokens"] <= 4
+
+
+@pytest.mark.parametrize("server", [SMALL], indirect=True)
+def test_when_pages_run_out_answers_are_late_and_the_same(server):
+    """Six sequences of 40 tokens want 30 pages, and there are 8: most are sent back and computed again."""
+    bodies = [{"prompt": f"{i}" * 16, "max_tokens": 24, "ignore_eos": True} for i in range(6)]
+    alone = [ok(server.generate(**body))["token_ids"] for body in bodies]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda body: ok(server.generate(**body))["token_ids"], bodies))
+    assert together == alone
+    stats = server.stats()
+    assert stats["preemptions"] > 0 and stats["cache"]["refusals"] > 0 and stats["cache"]["evictions"] > 0
+
+
+@pytest.mark.parametrize("server", [SMALL], indirect=True)
+def test_samples_of_one_prompt_share_it(server):
+    answer = ok(server.generate(prompt=PROMPT, max_tokens=4, n=4, temperature=1.0, seed=1, ignore_eos=True))
+    assert len(answer["choices"]) == 4
+    assert server.stats()["cached_tokens"] == 3 * 32
+
+
+# -- who goes first ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "field", "values"),
+    [({"max_sequences": 1, "policy": "priority"}, "priority", [5, 0, 9, -3]),
+     ({"max_sequences": 1, "policy": "deadline"}, "deadline", [50, 40, 60, 30])],
+    indirect=["server"],
+    ids=["priority", "deadline"],
+)  # fmt: skip
+def test_the_policy_decides_who_of_the_waiting_is_next(server, field, values):
+    first = -1000 if field == "priority" else 1
+    hold = server.send(
+        b'{"prompt": "a", "max_tokens": 300, "ignore_eos": true, "%s": %d}' % (field.encode(), first * 20)
+    )
+    assert eventually(lambda: server.stats()["active"] == 1)
+    ended = []
+
+    def one(value):
+        ok(server.generate(prompt="b", max_tokens=20, ignore_eos=True, **{field: value}))
+        ended.append(value)
+
+    threads = []
+    for count, value in enumerate(values, 1):
+        threads.append(threading.Thread(target=one, args=(value,)))
+        threads[-1].start()
+        assert eventually(lambda count=count: server.stats()["waiting"] == count)
+    server.leave(hold, reset=True)
+    for thread in threads:
+        thread.join(20)
+    assert ended == sorted(values)
+
+
+@pytest.mark.parametrize("server", [{"max_sequences": 1, "policy": "priority"}], indirect=True)
+def test_a_better_priority_takes_the_place_of_who_runs(server):
+    running = server.send(b'{"prompt": "a", "max_tokens": 500, "ignore_eos": true, "priority": 1}')
+    assert eventually(lambda: server.stats()["active"] == 1)
+    assert ok(server.generate(prompt="b", max_tokens=2, priority=0))["usage"]["completion_tokens"] > 0
+    stats = server.stats()
+    assert stats["preemptions"] == 1 and stats["completed"] == 1
+    server.leave(running, reset=True)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("server", [{"max_sequences": 1}], indirect=True)
+def test_a_deadline_that_cannot_be_met_is_told_before_it_has_passed(server):
+    ok(server.generate(prompt="a", max_tokens=50, ignore_eos=True))  # so that the time of a step is known
+    steps = server.stats()["steps"]
+    answer = server.generate(prompt="a", max_tokens=500, ignore_eos=True, deadline=0.001)
+    assert answer.status_code == 504 and answer.json()["error"]["type"] == "deadline"
+    stats = server.stats()
+    assert stats["deadline_misses"] == 1 and stats["steps"] - steps <= 2
+
+
+@pytest.mark.parametrize("server", [{"max_sequences": 1}], indirect=True)
+def test_a_waiting_request_that_times_out_frees_its_place_in_the_queue(server):
+    running = server.send(b'{"prompt": "a", "max_tokens": 500, "ignore_eos": true}')
+    assert eventually(lambda: server.stats()["active"] == 1)
+    assert server.generate(prompt="b", max_tokens=1, timeout=0.05).status_code == 504
+    stats = server.stats()
+    assert (stats["waiting"], stats["timed_out"]) == (0, 1)
+    server.leave(running, reset=True)
