@@ -118,11 +118,11 @@ def skinny_tiles(m: int) -> Iterator[tuple[int, int, int]]:
 
 
 def skinny_launches(m: int, n: int, k: int) -> Iterator[SkinnyLaunch]:
-    """Between a program for most multiprocessors and six for each, and two tiles or more a program."""
+    """Between a program for every third multiprocessor and six for each, and a tile or more a program."""
     for rows, columns, stages in skinny_tiles(m):
         tiles = math.ceil(n / rows)
         for splits in (1, 2, 4, 8, 16):
-            if (splits == 1 and tiles > 400) or (100 <= tiles * splits <= 800 and k >= 2 * columns * splits):
+            if (splits == 1 and tiles > 400) or (40 <= tiles * splits <= 800 and k >= columns * splits):
                 yield SkinnyLaunch(rows, columns, splits, stages, 4)
 
 

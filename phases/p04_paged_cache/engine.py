@@ -2,6 +2,7 @@
 
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
+from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.batching import PagedBatching
@@ -21,10 +22,12 @@ def build(model: Model, options: EngineOptions) -> Engine:
 def paged_engine(
     model: Model, options: EngineOptions, index: PrefixIndex | None = None, token_budget: int | None = None
 ) -> Engine:
-    """An engine whose cache has pages. Phases p05 and p06 each set one more of its arguments."""
+    """An engine whose cache has pages. p05 and p06 set one more argument each."""
     page_size, count = options.page_size, options.max_sequences
-    storage = PagedStorage(model.config, pages_for(model, options), page_size, model.dtype, model.device)
-    cache = PagedCache(storage.pages, page_size, [group.window for group in storage.groups], index)
+    windows = [group.window for group in layer_groups(model.config.windows)]
+    pages = -(-options.cache_positions // page_size) * len(windows)  # the bytes of as many positions in slots
+    storage = PagedStorage(model.config, pages, page_size, model.dtype, model.device)
     attention = PagedAttention(model.config, storage, slots=count)
     runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))
-    return Engine(PagedBatching(cache, count, token_budget, options.policy), runner, options.limits)
+    scheduler = PagedBatching(PagedCache(pages, page_size, windows, index), count, token_budget, options.policy)
+    return Engine(scheduler, runner, options.limits)

@@ -40,4 +40,5 @@ EXERCISE = Exercise(
     text="Write the index that finds a prompt's beginning among everything computed before: match at admission, insert "
     "at commit, remove when a page is evicted. The helpers that split and lengthen nodes are given; what you decide is "
     "what may be shared, and what is of no use any more. No tensor is touched, and no reference counted.",
+    tests=("tests/cache/test_radix.py",),
 )

@@ -27,4 +27,5 @@ EXERCISE = Exercise(
     text="Give every step a budget of tokens. The decodes have had theirs when your functions are asked: `ready` names "
     "the prompts under way in the order in which they get what is left, `place` cuts the next chunk off one of them. "
     "Newcomers are placed by the same function, and with a budget of None it is p04's: the whole prompt in one span.",
+    tests=("tests/engine/test_batching.py",),
 )

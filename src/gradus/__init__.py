@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gradus.engine.completion import Delta as Delta
     from gradus.engine.llm import LLM as LLM
     from gradus.engine.request import SamplingParams as SamplingParams
+    from gradus.engine.request import SchedulingParams as SchedulingParams
 
 __version__ = "0.1.0"
 
@@ -26,12 +27,14 @@ __all__ = [
     "GradusError",
     "RequestError",
     "SamplingParams",
+    "SchedulingParams",
     "__version__",
 ]
 
 _HOME = {
     "LLM": "gradus.engine.llm",
     "SamplingParams": "gradus.engine.request",
+    "SchedulingParams": "gradus.engine.request",
     "Completion": "gradus.engine.completion",
     "Delta": "gradus.engine.completion",
 }

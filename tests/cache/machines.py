@@ -4,7 +4,7 @@ from collections import Counter
 from typing import ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gradus.cache.paged import PagedCache
 from gradus.cache.pool import DoubleFree, FreePageUsed, PageInUse, PagePool, PoolExhausted
@@ -13,7 +13,8 @@ from tests.cache.memory import Memory, Sequence
 
 WHICH = st.integers(0, 1000)  # of those there are, counted round
 TOKENS = st.lists(st.integers(0, 1), max_size=12)  # two tokens: beginnings are shared all the time
-SALTS = st.sampled_from([None, "a"])
+HOW = st.sampled_from(["finish", "preempt", "poison"])
+SALTS = st.sampled_from([None, None, None, "a"])
 
 
 def raised(expected: type[Exception] | None, call, *arguments):
@@ -56,6 +57,13 @@ class PoolMachine(RuleBasedStateMachine):
         if page not in self.free | {0}:
             self.references[page] += 1
             self.idle = [other for other in self.idle if other != page]
+
+    @rule(which=WHICH)
+    def hit(self, which):
+        if self.idle:
+            page = self.idle.pop(which % len(self.idle))
+            self.pool.share(page)
+            self.references[page] = 1
 
     @rule(which=WHICH)
     def drop(self, which):
@@ -135,7 +143,12 @@ class IndexMachine(RuleBasedStateMachine):
                 return hit
         return 0
 
-    @rule(tokens=TOKENS, salt=SALTS, other=WHICH, cut=st.integers(0, 30), stays=st.integers(0, 4))
+    @rule(tokens=TOKENS, salt=SALTS, other=WHICH, cut=st.integers(0, 30), gone=st.booleans())
+    def arrive(self, tokens, salt, other, cut, gone):
+        self.match(tokens, salt, other, cut, stays=True)
+        self.insert(len(self.live) - 1, [], gone)
+
+    @rule(tokens=TOKENS, salt=SALTS, other=WHICH, cut=st.integers(0, 30), stays=st.booleans())
     def match(self, tokens, salt, other, cut, stays):
         if self.texts:  # begin like another
             tokens = self.texts[other % len(self.texts)][:cut] + tokens
@@ -150,10 +163,11 @@ class IndexMachine(RuleBasedStateMachine):
             self.texts.append(tokens)
             self.live.append(dict(tokens=tokens, salt=salt, cursor=cursor, tables=tables, full=hit))
 
-    @precondition(lambda self: self.live)
     @rule(which=WHICH, more=TOKENS, gone=st.booleans())
     def insert(self, which, more, gone):
         """A sequence goes on, and publishes; of its groups with a window but the last, perhaps not."""
+        if not self.live:
+            return
         sequence = self.live[which % len(self.live)]
         tokens, tables, salt, had = (sequence[name] for name in ("tokens", "tables", "salt", "full"))
         tokens += more
@@ -174,14 +188,11 @@ class IndexMachine(RuleBasedStateMachine):
             tables[group][place] = page
         sequence["full"] = full
 
-    @precondition(lambda self: self.live)
-    @rule(which=WHICH)
-    def end(self, which):
-        self.live.pop(which % len(self.live))
-
-    @rule(which=WHICH)
-    def remove(self, which):
+    @rule(ends=st.none() | WHICH, which=WHICH)
+    def remove(self, ends, which):
         """A page on nobody's path goes; without a window, the pages beside it and all that come after it go too."""
+        if self.live and ends is not None:
+            self.live.pop(ends % len(self.live))
         held = {self.prefix(s["tokens"], s["salt"], place + 1) for s in self.live for place in range(s["full"])}
         pages = [
             (page, group, prefix)
@@ -229,72 +240,66 @@ class CacheMachine(RuleBasedStateMachine):
         self.texts: list[list[int]] = [[]]
         self.count = 0
 
-    def one(self, which) -> Sequence:
-        return self.live[which % len(self.live)]
-
-    @rule(like=WHICH, cut=st.integers(0, 40), tail=TOKENS, salt=SALTS)
-    def admit(self, like, cut, tail, salt):
+    @rule(
+        leaves=st.none() | WHICH,
+        how=HOW,
+        like=WHICH,
+        cut=st.integers(0, 40),
+        tail=TOKENS,
+        salt=SALTS,
+        counts=st.lists(st.integers(1, 16), max_size=3),
+    )
+    def admit(self, leaves, how, like, cut, tail, salt, counts):
+        """Somebody leaves, and a request comes that begins like another or goes on where it ended; its first spans."""
+        if leaves is not None:
+            self.leave(leaves, how)
         tokens = [*self.texts[like % len(self.texts)][:cut], *tail, 1]
         self.count += 1
-        sequence = Sequence(self.cache, self.memory, self.count, list(tokens), salt)
+        sequence = Sequence(self.cache, self.memory, self.count, tokens, salt)
         assert sequence.hit == sequence.stored < len(tokens)
         assert sequence.hit % self.cache.page_size == 0
         self.live.append(sequence)
-        self.texts.append(tokens)
+        self.texts.append(tokens)  # it grows with the answer
+        for count in counts:
+            self.run(sequence, count)
 
-    @precondition(lambda self: self.live)
     @rule(which=WHICH, count=st.integers(1, 16), publish=st.booleans())
     def step(self, which, count, publish):
-        sequence = self.one(which)
+        """One span; it may be published only later, as when steps overlap."""
+        if self.live:
+            self.run(self.live[which % len(self.live)], count, publish)
+
+    @rule(counts=st.lists(st.integers(1, 16), min_size=1, max_size=4))
+    def everybody(self, counts):
+        """One span each, several times; whoever finds no room leaves."""
+        for count in counts:
+            for sequence in list(self.live):
+                if not self.run(sequence, count):
+                    self.leave(self.live.index(sequence), how="finish")
+                self.cache.check()
+
+    def run(self, sequence, count, publish=True) -> bool:
         before = sequence.stored
-        if not sequence.step(count, publish):
-            end = min(before + count, len(sequence.tokens))
-            entries = -(-end // self.cache.page_size) - -(-before // self.cache.page_size)
-            assert entries * len(self.cache.windows) > self.cache.available, "refused, though there was room"
-            assert sequence.stored == before
-        self.texts[-1] = list(sequence.tokens)  # a follow-up turn may begin with the answer
+        if sequence.step(count, publish):
+            return True
+        end, size = min(before + count, len(sequence.tokens)), self.cache.page_size
+        entries = -(-end // size) - -(-before // size)
+        assert entries * len(self.cache.windows) > self.cache.available, "refused, though there was room"
+        assert sequence.stored == before
+        return False
 
-    @rule(count=st.integers(1, 16))
-    def everybody(self, count):
-        """One span each, as in a plan; whoever finds no room leaves."""
-        for sequence in list(self.live):
-            if not sequence.step(count):
-                self.live.remove(sequence)
-                sequence.release()
-            self.cache.check()
-
-    @precondition(lambda self: self.live)
-    @rule(which=WHICH)
-    def publish(self, which):
-        sequence = self.one(which)
-        self.cache.publish(sequence.id, sequence.tokens)
-
-    @precondition(lambda self: self.live)
-    @rule(which=WHICH)
-    def finish(self, which):
-        sequence = self.one(which)
-        self.live.remove(sequence)
-        sequence.release()
+    @rule(which=WHICH, how=HOW)
+    def leave(self, which, how):
+        """Done; or dropped, to come back with what it had sampled; or ended by a step that was not finite."""
+        if not self.live:
+            return
+        sequence = self.live.pop(which % len(self.live))
+        poisoned = how == "poison" and sequence.step(3, poisoned=True)
+        sequence.release(poisoned)
         assert self.cache.stored(sequence.id) == 0
         self.cache.release(sequence.id)  # a sequence never seen is no mistake
-
-    @precondition(lambda self: self.live)
-    @rule(which=WHICH, count=st.integers(1, 16))
-    def poison(self, which, count):
-        sequence = self.one(which)
-        if sequence.step(count, poisoned=True):
-            self.live.remove(sequence)
-            sequence.release(poisoned=True)
-
-    @precondition(lambda self: self.live)
-    @rule(which=WHICH)
-    def preempt(self, which):
-        """Everything it stored is dropped, and it comes back with what it had sampled."""
-        sequence = self.one(which)
-        sequence.release()
-        self.live[self.live.index(sequence)] = Sequence(
-            self.cache, self.memory, sequence.id, sequence.tokens, sequence.salt
-        )
+        if how == "preempt":
+            self.live.append(Sequence(self.cache, self.memory, sequence.id, sequence.tokens, sequence.salt))
 
     @invariant()
     def balanced(self):

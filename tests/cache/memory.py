@@ -27,7 +27,7 @@ class Memory:
         for group, (table, window) in enumerate(zip(tables, self.windows, strict=True)):
             first = 0 if window is None else max(0, start - window + 1)
             for position in range(first, end):
-                found = self.cells[self._cell(table, position)]
+                found = self.cells.get(self._cell(table, position))
                 assert found == self._key(group, tokens, salt, position), "a query reads what somebody else stored"
             loaded = {page for page in table[first // self.page_size :] if page}
             assert not [cell for cell in self.cells if cell[0] in loaded and self.cells[cell] == NAN]

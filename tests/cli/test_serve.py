@@ -41,10 +41,10 @@ PAGED = ["--phase", "p06", "--context-length", "100"]
 def test_a_dry_run_counts_the_pages_that_the_engine_allocates(gradus):
     memory = plan(gradus, *PAGED, "--max-sequences", "5", "--cache-tokens", "350", "--page-size", "8")["memory"]
     pages = memory["pages"]
-    # 350 tokens are 43 full pages; a sequence of 100 tokens takes 13
-    assert (pages["count"], pages["page_size"], pages["positions"]) == (43, 8, 344)
+    # 350 tokens take 44 pages; a sequence of 100 tokens takes 13; page 0 is allocated too
+    assert (pages["count"], pages["page_size"], pages["positions"]) == (44, 8, 352)
     assert pages["full_sequences"] == memory["sequences"] == 3
-    assert pages["bytes"] == memory["cache_bytes"] == 44 * 8 * memory["cache_bytes_per_token"]
+    assert pages["bytes"] == memory["cache_bytes"] == 45 * 8 * memory["cache_bytes_per_token"]
 
 
 def test_a_dry_run_shows_the_paged_cache_to_people(gradus):
@@ -144,7 +144,7 @@ def test_json_without_a_dry_run_is_refused(gradus):
 
 
 def test_it_serves_until_it_is_told_to_stop(process):
-    child = process("serve", *TINY)
+    child = process("serve", *TINY, "--policy", "priority", "--cache-tokens", "4096", "--token-budget", "32")
     ready = child.stdout.readline()  # "gradus: serving … at http://127.0.0.1:41234 …"
     url = ready.split(" at ")[1].split()[0]
     request = urllib.request.Request(
@@ -154,5 +154,14 @@ def test_it_serves_until_it_is_told_to_stop(process):
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == 3
+    with urllib.request.urlopen(f"{url}/stats", timeout=20) as answer:
+        settings = json.load(answer)["settings"]
+    assert settings == {
+        "max_sequences": 8,
+        "page_size": 16,
+        "cache_tokens": 4096,
+        "policy": "priority",
+        "token_budget": 32,
+    }
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 0

@@ -13,24 +13,38 @@ import pytest
 from gradus import phases
 from gradus.course import check as course_check
 from gradus.course.check import Verdict
-from gradus.course.exercise import exercise_of, reference_of
+from gradus.course.exercise import Exercise, exercise_of, exercises_of, reference_of
 
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
 
 
-def reference(phase: str) -> str:
-    return reference_of(phases.find(phase))
+def exercises() -> list:
+    """Every exercise of every phase, to be the parameters `phase` and `exercise` of a test."""
+    return [
+        pytest.param(phase.name, exercise, id=f"{phase.name} {exercise.file_name}")
+        for phase in phases.available()
+        for exercise in exercises_of(phase)
+    ]
+
+
+def reference(phase: str, file_name: str | None = None) -> str:
+    """The source that an exercise was cut out of; of a phase with several, the one of that file."""
+    info = phases.find(phase)
+    return reference_of(info, exercise_of(info, Path(file_name) if file_name else None))
 
 
 @pytest.fixture
 def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
-    """checked("p01", source) → what `gradus check` would say of a file with this source."""
+    """checked("p01", source) → what `gradus check` would say of a file with this source.
+
+    exercise: which of the phase's, if it has several.
+    """
     monkeypatch.setattr(subprocess, "run", run_forked)
 
-    def run(phase: str, source: str, **options) -> Verdict:
+    def run(phase: str, source: str, exercise: Exercise | None = None, **options) -> Verdict:
         info = phases.find(phase)
-        file = tmp_path / phase / exercise_of(info).file_name
+        file = tmp_path / phase / (exercise or exercise_of(info)).file_name
         file.parent.mkdir(exist_ok=True)
         file.write_text(source, encoding="utf-8")
         return course_check.check(info, file, **options)

@@ -1,31 +1,28 @@
 """The check passes the reference, catches the mistakes that a phase invites, and says in a sentence what is wrong."""
 
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gradus import phases
 from gradus.course import check as course_check
-from gradus.course.exercise import exercise_of
 from gradus.course.skeleton import cut
 from gradus.errors import ConfigError
-from tests.course.conftest import PHASES, ROOT, reference
+from tests.course.conftest import ROOT, exercises, reference
 
 
 @pytest.mark.slow
-def test_the_references_pass(checked):
-    with ThreadPoolExecutor(2) as pool:
-        verdicts = list(pool.map(lambda phase: checked(phase, reference(phase)), PHASES))
-    for phase, verdict in zip(PHASES, verdicts, strict=True):
-        assert verdict.passed, f"{phase}: {verdict.sentence}"
-        assert int(verdict.sentence.split("all ")[1].split(" tests")[0]) > 20
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_the_reference_passes(checked, phase, exercise):
+    verdict = checked(phase, reference(phase, exercise.file_name), exercise)
+    assert verdict.passed, verdict.sentence
+    assert int(verdict.sentence.split("all ")[1].split(" tests")[0]) > 20
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_fresh_skeleton_is_told_what_is_still_to_be_written(checked, phase):
-    names = list(exercise_of(phases.find(phase)).functions)
-    verdict = checked(phase, cut(reference(phase), names, phase))
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_a_fresh_skeleton_is_told_what_is_still_to_be_written(checked, phase, exercise):
+    names = list(exercise.functions)
+    verdict = checked(phase, cut(reference(phase, exercise.file_name), names, phase), exercise)
     assert not verdict.passed and "still to be written" in verdict.sentence
     assert all(name in verdict.sentence for name in names) and list(verdict.suspects) == names
 

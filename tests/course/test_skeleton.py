@@ -4,10 +4,8 @@ import ast
 
 import pytest
 
-from gradus import phases
-from gradus.course.exercise import exercise_of
 from gradus.course.skeleton import cut, functions, unwritten
-from tests.course.conftest import PHASES, ROOT, reference
+from tests.course.conftest import ROOT, exercises, reference
 
 SOURCE = '''\
 """The idea."""
@@ -91,24 +89,28 @@ def test_a_function_that_is_not_there_is_a_mistake_of_the_exercise():
         cut(SOURCE, ["nobody"], "p01")
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_an_exercise_names_functions_of_its_phases_file(phase):
-    exercise = exercise_of(phases.find(phase))
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_an_exercise_names_functions_of_its_phases_file(phase, exercise):
     assert (ROOT / exercise.file).is_file()
-    assert exercise.functions.keys() <= functions(reference(phase)).keys()
+    assert exercise.functions.keys() <= functions(reference(phase, exercise.file_name)).keys()
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_every_function_has_three_hints(phase):
-    for name, hints in exercise_of(phases.find(phase)).functions.items():
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_an_exercise_names_tests_that_are_there(phase, exercise):
+    assert all((ROOT / test.split("::")[0]).is_file() for test in exercise.tests)
+
+
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_every_function_has_three_hints(phase, exercise):
+    for name, hints in exercise.functions.items():
         assert len(set(hints)) == len(hints) == 3, name
         assert all(len(hint) > 40 for hint in hints), name
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_the_skeleton_is_the_reference_but_for_the_bodies(phase):
-    exercise = exercise_of(phases.find(phase))
-    whole, skeleton = reference(phase), cut(reference(phase), exercise.functions, phase)
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_the_skeleton_is_the_reference_but_for_the_bodies(phase, exercise):
+    whole = reference(phase, exercise.file_name)
+    skeleton = cut(whole, exercise.functions, phase)
     assert unwritten(skeleton, exercise.functions) == list(exercise.functions)
     added = {line.strip() for line in set(skeleton.splitlines()) - set(whole.splitlines())}
     assert added == {f'raise NotImplementedError("{phase}: {name}")' for name in exercise.functions}

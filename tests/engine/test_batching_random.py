@@ -47,6 +47,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         ids = list(self.world.requests)
         self.world.cancel(ids[-1 - which % min(len(ids), 6)], index)  # among the newest: the others have ended
 
+    @precondition(lambda self: self.world.requests)
+    @rule(which=st.integers(0, 5))
+    def cancel_while_the_next_step_is_under_way(self, which) -> None:
+        ids = list(self.world.requests)
+        self.world.doomed = ids[-1 - which % len(ids)]
+
     @rule(seconds=st.floats(0, 20))
     def wait(self, seconds) -> None:
         self.world.clock.now += seconds
@@ -57,7 +63,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(stateful_step_count=50)
+TestSchedulerMachine.settings = settings(stateful_step_count=100)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -66,9 +72,10 @@ def test_random_lives_keep_every_promise(seed):
 
 
 @pytest.mark.stress
-@pytest.mark.parametrize("seed", range(60, 6000))
-def test_many_random_lives_keep_every_promise(seed):
-    random_world(seed)
+@pytest.mark.timeout(600)
+def test_many_random_lives_keep_every_promise():
+    for seed in range(60, 6000):
+        random_world(seed)
 
 
 # -- broken on purpose -------------------------------------------------------------------------------------------------
@@ -133,12 +140,6 @@ class LetsOthersOvertake(PagedBatching):
         return False
 
 
-class ResumesAtTheEnd(PagedBatching):
-    def preempt(self, sequence):
-        sequence.order = sequence.order[0], next(self._numbers)
-        super().preempt(sequence)
-
-
 class ForgetsSiblings(PagedBatching):
     def forget(self, sequence):
         held, self.siblings.held = self.siblings.held, lambda request_id: -1
@@ -152,33 +153,31 @@ class ForgetsTheLoad(PagedBatching):
         self.waiting.wanted.clear()
 
 
-class PublishesTooEarly(PagedBatching):
-    """A page enters the index when it is planned, before the step that fills it has run; and cancelling is no news."""
-
-    def place(self, sequence, find_room):
-        found = super().place(sequence, find_room)
-        if found and sequence in self.running:
-            self.cache.publish(sequence.id, [token + 1 for token in sequence.tokens])
-        return found
+class CommitsWhatHasEnded(PagedBatching):
+    def commit(self, plan, result):
+        reasons = [(span.sequence, span.sequence.finish_reason) for span in plan.spans]
+        for sequence, _ in reasons:
+            sequence.finish_reason = None
+        outputs = super().commit(plan, result)
+        return outputs
 
 
 @pytest.mark.parametrize(
     ("broken", "noticed"),
     [
-        (KeepsVictimsInThePlan, None),
+        (KeepsVictimsInThePlan, "somebody overtook the head of the queue|two spans in one slot|has no page|wrong token"),
         (PreemptsTheBest, "the best sequence lost its place"),
-        (LeaksSlots, "a slot is lost"),
-        (LeaksPages, None),
-        (SamplesFromChunks, "a wrong token"),
+        (LeaksSlots, "a slot is lost, or taken twice"),
+        (LeaksPages, "pages of who does not run"),
+        (SamplesFromChunks, "a decode whose prompt is not stored"),
         (IgnoresTheBudget, "more tokens than the budget"),
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
-        (ResumesAtTheEnd, None),
-        (ForgetsSiblings, None),
+        (ForgetsSiblings, "there is work, and nothing is done"),
         (ForgetsTheLoad, "the queue's load is not what waits in it"),
-        (PublishesTooEarly, None),
+        (CommitsWhatHasEnded, "an output after the end"),
     ],
 )
 def test_a_broken_scheduler_is_noticed(broken, noticed):
-    with pytest.raises(Exception, match=noticed):  # whatever it is that breaks first
+    with pytest.raises(AssertionError, match=noticed):
         for seed in range(120):
             random_world(seed, broken)

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from gradus import LLM
 from gradus.attention.storage import PagedStorage
 from gradus.cache.paged import PagedCache
 from gradus.engine.memory import MemoryPlan, free_memory, memory_plan, readable
@@ -75,10 +76,20 @@ def test_pages_are_counted_as_they_are_allocated(shape):
     pages = memory_plan(config, device="cpu", dtype="float32", context_length=100, paging=paging).pages
     storage = PagedStorage(config, pages.count, 16, torch.float32, torch.device("cpu"))
     assert pages.bytes == storage.keys.nbytes + storage.values.nbytes
-    assert pages.positions == 320 and pages.count == 20 * len(storage.groups)
-    assert pages.full_sequences == 2  # 7 pages each, of 20
+    assert pages.positions == 21 * 16 and pages.count == 21 * len(storage.groups)
+    assert pages.full_sequences == 3  # 7 pages each, of 21
     cache = PagedCache(pages.count, 16, [group.window for group in storage.groups])
-    assert all(cache.reserve(number, 100) for number in range(2)) and not cache.reserve(2, 100)
+    assert all(cache.reserve(number, 100) for number in range(3)) and not cache.reserve(3, 1)
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_the_paged_phases_allocate_what_is_planned(shape):
+    settings = {"context_length": 100, "max_sequences": 3, "cache_tokens": 330}
+    llm = LLM(f"random:{shape}", phase="p06", device="cpu", dtype="float32", **settings)
+    plan = memory_plan(SHAPES[shape], device="cpu", dtype="float32", context_length=100, paging=llm.options)
+    assert llm.metrics().cache.pages == plan.pages.count
+    storage = llm.engine.runner.attention.storage
+    assert storage.keys.nbytes + storage.values.nbytes == plan.cache_bytes
 
 
 def test_pages_that_do_not_fit_beside_the_weights_are_told():

@@ -42,6 +42,7 @@ class World:
         self.reasons: dict[tuple[str, int], str] = {}  # how each sample ended
         self.refused = 0
         self.best: Sequence | None = None  # who was first among those running when the step began
+        self.doomed: str | None = None  # a request to be cancelled while the next step is under way
         self.work = 0  # tokens of everybody taken in: an end to how long it can take
 
     def add(self, request: Request) -> bool:
@@ -80,7 +81,11 @@ class World:
         self.watch_plan(plan)
         if self.best is not None:
             self.watch_best(self.best)
-        return self.runner.run(plan)
+        result = self.runner.run(plan)
+        if self.doomed is not None:
+            self.cancel(self.doomed)
+            self.doomed = None
+        return result
 
     def watch_plan(self, plan: Plan) -> None:
         rows = sum(len(span.tokens) for span in plan.spans)
@@ -159,4 +164,6 @@ def random_world(seed: int, scheduler: Callable[..., PagedBatching] = PagedBatch
             world.step()
         if world.requests and draw.random() < 0.3:
             world.cancel(draw.choice(list(world.requests)), draw.choice([None, 0, 1]))
+        if world.requests and draw.random() < 0.2:
+            world.doomed = draw.choice(list(world.requests))
     world.drain()

@@ -111,16 +111,16 @@ def serving():
         yield lambda load=None, **settings: stack.enter_context(running(load, **settings))
 
 
-def tiny_llm():
+def tiny_llm(phase="p01"):
     from gradus.engine.llm import LLM
 
-    return LLM("random:tiny-llama", phase="p01", device="cpu", dtype="float32")
+    return LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32")
 
 
-@pytest.fixture(scope="session")
-def real():
-    """The real engine with a tiny random model, shared: tests must leave it idle."""
-    with running(tiny_llm, receive_timeout=5) as server:
+@pytest.fixture(scope="session", params=["p01", "p06"])
+def real(request):
+    """The real engine with a tiny random model, shared: tests must leave it idle. One phase without pages, one with."""
+    with running(lambda: tiny_llm(request.param), receive_timeout=5) as server:
         yield server
 
 

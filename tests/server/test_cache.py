@@ -1,8 +1,9 @@
-"""What the paged engine can do, asked for over HTTP: shared prefixes, priorities, deadlines, and a pool that is too small.
+"""What the paged engine can do, asked for over HTTP: shared prefixes, priorities, deadlines; and a pool too small.
 
 The engine is the real one with a tiny random model: byte tokens, so a prompt's length is its tokens; pages of 8.
 """
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +23,7 @@ def paged(**settings):
 
 @pytest.fixture
 def server(serving, request):
-    """A server of the paged engine (settings by marker-free indirection); at its end, nobody holds a page."""
+    """A server of the paged engine, its settings as an indirect parameter; at its end nobody holds a page."""
     server = serving(partial(paged, **getattr(request, "param", {})))
     yield server
     assert eventually(server.idle)
@@ -119,17 +120,17 @@ def test_samples_of_one_prompt_share_it(server):
 
 
 @pytest.mark.parametrize(
-    ("server", "field", "values"),
-    [({"max_sequences": 1, "policy": "priority"}, "priority", [5, 0, 9, -3]),
-     ({"max_sequences": 1, "policy": "deadline"}, "deadline", [50, 40, 60, 30])],
+    ("server", "field", "hold", "values"),
+    [
+        ({"max_sequences": 1, "policy": "priority"}, "priority", -10, [5, 0, 9, -3]),
+        ({"max_sequences": 1, "policy": "deadline"}, "deadline", 20, [50, 40, 60, 30]),
+    ],
     indirect=["server"],
     ids=["priority", "deadline"],
-)  # fmt: skip
-def test_the_policy_decides_who_of_the_waiting_is_next(server, field, values):
-    first = -1000 if field == "priority" else 1
-    hold = server.send(
-        b'{"prompt": "a", "max_tokens": 300, "ignore_eos": true, "%s": %d}' % (field.encode(), first * 20)
-    )
+)
+def test_the_policy_decides_who_of_the_waiting_is_next(server, field, hold, values):
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, field: hold}
+    running = server.send(json.dumps(body).encode())
     assert eventually(lambda: server.stats()["active"] == 1)
     ended = []
 
@@ -142,7 +143,7 @@ def test_the_policy_decides_who_of_the_waiting_is_next(server, field, values):
         threads.append(threading.Thread(target=one, args=(value,)))
         threads[-1].start()
         assert eventually(lambda count=count: server.stats()["waiting"] == count)
-    server.leave(hold, reset=True)
+    server.leave(running, reset=True)
     for thread in threads:
         thread.join(20)
     assert ended == sorted(values)

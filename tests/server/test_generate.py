@@ -21,7 +21,7 @@ def offline():
 def nothing_is_left_behind(real):
     yield
     assert eventually(real.idle)
-    real.engine.engine.scheduler.check()
+    real.engine.check()
 
 
 def ok(answer):
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_frees_the_real_engine_too(real, stream):
     }
     for reset in (False, True):
         connection = real.send(json.dumps(body).encode())
-        assert eventually(lambda: real.stats()["active"] == 1)
+        assert eventually(lambda: real.stats()["active"] >= 1)
         real.leave(connection, reset)
         assert eventually(real.idle)
     assert real.stats()["cancelled"] > before
@@ -233,7 +233,7 @@ def test_the_totals_add_up(real):
     assert after["prompt_tokens"] - before["prompt_tokens"] == 3
     assert after["steps"] > before["steps"]
     assert after["waiting"] == after["active"] == 0
-    assert after["phase"] == "p01" and after["dtype"] == "float32" and after["device"] == "cpu"
+    assert after["phase"] == real.engine.phase and after["dtype"] == "float32" and after["device"] == "cpu"
     assert 1 <= after["average_batch"] <= after["max_batch"]
 
 

@@ -11,6 +11,7 @@ Read in this order:
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows
     results.py       results.json;  metrics.py: the numbers read from its samples
     report.py        report.md and the tables in the lessons;  prose.py, plots.py: its sentences and figures
+    simulation.py    the scheduler over a machine that is a formula;  scheduling.py: what is measured of it
     suite.py         a whole benchmark, cell by cell;  profiler.py: where a step's time goes
     command.py       what `gradus bench`, `gradus report`, `gradus profile` and `python -m gradus.bench` do
 

@@ -3,6 +3,7 @@
 For machines where a plain checkout and torch are all there is: no typer, no rich, perhaps no matplotlib.
 
     PYTHONPATH=src:. python -m gradus.bench p01 --device cuda --model random:gpt2-124m --dtype float32
+    PYTHONPATH=src:. python -m gradus.bench scheduler --requests 1000
     PYTHONPATH=src:. python -m gradus.bench report
     PYTHONPATH=src:. python -m gradus.bench profile p01 --device cuda
 """
@@ -25,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _report(given[1:])
             case ["profile"]:
                 _profile(given[1:])
+            case ["scheduler"]:
+                _scheduler(given[1:])
             case _:
                 _bench(given)
     except GradusError as mistake:
@@ -47,6 +50,18 @@ def _bench(arguments: Sequence[str]) -> None:
     options = vars(parser.parse_args(arguments))
     options["tables"], options["contenders"] = tuple(options["tables"]), tuple(options["contenders"])
     command.bench(options.pop("target"), **options)
+
+
+def _scheduler(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m gradus.bench scheduler")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--batch", dest="batches", type=int, action="append", default=[])
+    parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--commit", help="what the results come from, where git cannot tell")
+    parser.add_argument("--out", type=Path)
+    options = vars(parser.parse_args(arguments))
+    command.bench_scheduler(**options | {"batches": tuple(options["batches"])})
 
 
 def _report(arguments: Sequence[str]) -> int:

@@ -50,6 +50,31 @@ def bench(
     return list(files)
 
 
+def bench_scheduler(
+    *,
+    requests: int | None = None,
+    batches: tuple[int, ...] = (),
+    policy: str = "fcfs",
+    out: Path | None = None,
+    quick: bool = False,
+    commit: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Path:
+    """Simulate the scheduler without a model, then write the report. Returns the results file.
+
+    requests, batches: None and () are what the committed report has. Raises ConfigError in one line.
+    """
+    from gradus.bench import scheduling
+
+    out = out or Path(OWN_REPORTS)
+    asked: dict[str, Any] = {"requests": requests, "batches": batches, "policy": policy}
+    with watcher() as watching:
+        file = scheduling.measure(out, **asked, quick=quick, commit=commit, say=watching.note)
+    report(out, say=lambda _: None)
+    say(str(file.with_name("report.md")))
+    return file
+
+
 def report(root: Path | None = None, *, check: bool = False, say: Callable[[str], None] = print) -> int:
     """Make every report, figure and table again from the results. Returns how many files were (check: are) outdated.
 

@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from gradus.cache import CacheManager
 from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.engine.memory import free_memory
-from gradus.engine.options import EngineOptions
+from gradus.engine.phase_options import options_for, used_by
 from gradus.engine.request import ModelLimits
 from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
 from gradus.models import Model, kv_bytes_per_token
@@ -73,12 +72,11 @@ class Workbench:
 
     def engine(self, phase: str, room: "Room") -> Engine:
         """The phase's engine with room for exactly what is asked of it."""
-        module = phases.load(phase)
-        room = room.of(module)
+        room = room.of(phase)
         limits = ModelLimits(self.model.config.vocab_size, min(room.context + 1, self.model.config.context_length))
-        paged = {"cache_tokens": room.cache_tokens} if is_paged(module) else {}
-        budget = {"token_budget": room.token_budget} if "token_budget" in uses(module) else {}
-        return module.build(self.model, EngineOptions(limits, max_sequences=room.batch, **paged, **budget))
+        given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
+        heeded = {name: value for name, value in given.items() if name in used_by(phase)}
+        return phases.load(phase).build(self.model, options_for(phase, limits, room.batch, **heeded))
 
     @property
     def bytes_a_position(self) -> int:
@@ -106,25 +104,16 @@ class Room:
     def positions(self) -> int:
         return self.cache_tokens or self.batch * self.context
 
-    def of(self, module: ModuleType) -> "Room":
+    def of(self, phase: str) -> "Room":
         """For this phase: one without pages reserves a whole context for each sequence, and runs as many as that fit.
 
         Raises ContenderFailed if not a single one does.
         """
-        if self.cache_tokens is None or is_paged(module):
+        if self.cache_tokens is None or "cache_tokens" in used_by(phase):
             return self
         if self.cache_tokens < self.context:
             raise ContenderFailed(f"{self.cache_tokens} positions hold no sequence of {self.context}")
         return replace(self, batch=min(self.batch, self.cache_tokens // self.context))
-
-
-def uses(module: ModuleType) -> frozenset[str]:
-    """The options beside max_sequences that a phase's engine follows."""
-    return getattr(module, "USES", frozenset())
-
-
-def is_paged(module: ModuleType) -> bool:
-    return "cache_tokens" in uses(module)
 
 
 class PhaseContender:

@@ -13,12 +13,12 @@ No torch here, and matplotlib only where a figure is really drawn.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import declaration, plots, results
+from gradus.bench import declaration, plots, results, scheduling
 from gradus.bench.declaration import LADDER, Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
@@ -47,6 +47,11 @@ def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
     """
     for found in results.find(root):
         folder = root / found.hardware / found.benchmark
+        if found.benchmark == scheduling.NAME:
+            text = render_parts(scheduling.report_parts(found))
+            if _read(folder / "report.md") != text:
+                yield Outdated(folder / "report.md", text)
+            continue
         benchmark = declaration.load(found.benchmark)
         text = render(found, benchmark, with_prose=with_prose)
         if _read(folder / "report.md") != text:
@@ -106,6 +111,11 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
         parts += _accounts(found, benchmark)
     parts += ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
     return "\n\n".join(parts) + "\n"
+
+
+def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> str:
+    """Paragraphs, and tables given as a header and rows."""
+    return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
 
 
 HOW_TO_READ = (

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from gradus import phases
 from gradus.bench import declaration, results
 from gradus.bench.contenders import Room, Workbench
 from gradus.bench.declaration import Benchmark, Row, Table
@@ -207,7 +206,7 @@ class Suite:
             return None
         if contender not in declaration.PEERS:
             with suppress(ContenderFailed):  # it will fail again, and say so, when it is built
-                room = room.of(phases.load(contender))
+                room = room.of(contender)
         config, widths = self.bench.model.config, self.bench.widths
         found = predict(policy, workload, config, widths, self.machine, room.batch, room.token_budget)
         return prediction_json(found)

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
+from types import FunctionType
 
 from gradus import phases
 from gradus.course.exercise import repository
@@ -14,6 +15,7 @@ from gradus.phases import PhaseInfo
 ROLES = {
     "schedule": "scheduler",
     "reserve": "cache manager",
+    "match": "prefix index",
     "run": "runner",
     "attend": "attention backend",
     "store": "storage",
@@ -39,13 +41,20 @@ def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:
 
 def parts(phase: PhaseInfo) -> dict[str, type]:
     """The classes that the phase's `build` calls, by their role."""
-    module = phases.load(phase.name)
-    tree = ast.parse((phase.path / "engine.py").read_text(encoding="utf-8"))
-    (build,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "build")
-    called = [node.func for node in ast.walk(build) if isinstance(node, ast.Call)]
-    names = {function.id for function in called if isinstance(function, ast.Name)}
-    classes = [part for name in names if isinstance(part := getattr(module, name, None), type)]
+    classes = list(_classes(phases.load(phase.name).build))
     return {role: part for method, role in ROLES.items() for part in classes if hasattr(part, method)}
+
+
+def _classes(function: FunctionType) -> Iterator[type]:
+    """Those that a function of the course calls, itself or by calling another one."""
+    tree = ast.parse(inspect.getsource(function))
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for name in sorted({node.id for node in called if isinstance(node, ast.Name)}):
+        found = function.__globals__.get(name)
+        if isinstance(found, type):
+            yield found
+        elif isinstance(found, FunctionType) and found.__module__.startswith("phases."):
+            yield from _classes(found)
 
 
 def _table(old: PhaseInfo, new: PhaseInfo, before: dict[str, type], after: dict[str, type]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
+from gradus.course import figures_budget, figures_prefix
 from gradus.course.drawing import BOX, DEVICE, FREE, KEPT, NEW, WASTE, Drawing, Kind
 from gradus.course.exercise import repository
 
@@ -238,6 +239,10 @@ FIGURES = [
     Figure("phases/p01_kv_cache/figures/contiguous.svg", contiguous),
     Figure("phases/p02_static_batching/figures/padded.svg", padded),
     Figure("phases/p03_continuous_batching/figures/slots.svg", slots),
+    Figure("phases/p05_prefix_cache/figures/growing.svg", figures_prefix.growing),
+    Figure("phases/p05_prefix_cache/figures/evicting.svg", figures_prefix.evicting),
+    Figure("phases/p06_chunked_prefill/figures/steps.svg", figures_budget.steps),
+    Figure("phases/p06_chunked_prefill/figures/budget.svg", figures_budget.budget),
     Figure("docs/figures/architecture.svg", architecture),
 ]
 

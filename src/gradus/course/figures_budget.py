@@ -122,7 +122,7 @@ def steps() -> Drawing:
 def _lanes(drawing: Drawing, top: float, run: Run) -> None:
     left, height = 52, 26
     scale = (796 - left) / SHOWN
-    names = ["a", "b", "c"][:DECODES] + ["long"]
+    names = [*"abc"[:DECODES], "long"]
     typical = run.steps[0].end - run.steps[0].start
     for lane, name in enumerate(names):
         y = top + lane * (height + 6)

@@ -130,7 +130,9 @@ def windows() -> Drawing:
         assert cache.reserve("a", end)
     cache.check()
     full, windowed = cache.residents["a"].tables
-    drawing = Drawing("The same sequence in two layer groups: behind a window, pages are given back as it moves on", 226)
+    drawing = Drawing(
+        "The same sequence in two layer groups: behind a window, pages are given back as it moves on", 226
+    )
     cell = 82
     for row, (table, name) in enumerate(((full, "full attention"), (windowed, f"window of {WINDOW}"))):
         y = 36 + row * 62
@@ -141,7 +143,9 @@ def windows() -> Drawing:
         last = min(DECODED, (index + 1) * SMALL) - 1
         drawing.words(150 + index * cell + 38, 20, f"{index * SMALL}–{last}", anchor="middle", mono=True, size=15)
     oldest = DECODED - WINDOW
-    drawing.words(0, 186, f"Position {DECODED - 1} is computed, and sees {oldest} to {DECODED - 1} in the second group.")
+    drawing.words(
+        0, 186, f"Position {DECODED - 1} is computed, and sees {oldest} to {DECODED - 1} in the second group."
+    )
     drawing.legend(216, [(KEPT, "held"), (FREE, "given back: nobody will read it again")])
     return drawing
 
@@ -198,7 +202,9 @@ def pressure() -> Run:
 def preemption() -> Drawing:
     run = pressure()
     steps = len(run.free)
-    title = f"{len(REQUESTS)} requests on {PAGES} pages: when none is free, who came last goes back and is computed again"
+    title = (
+        f"{len(REQUESTS)} requests on {PAGES} pages: when none is free, who came last goes back and is computed again"
+    )
     drawing = Drawing(title, 302)
     left, height = 66, 40
     size = (WIDTH - left) / steps
@@ -221,5 +227,7 @@ def preemption() -> Drawing:
     drawing.legend(234, [(NEW, "its prompt"), (KEPT, "a decode"), (FREE, "it waits")])
     drawing.legend(262, [(WASTE, "prompt and answer so far, computed again after a preemption")])
     again = sum(rows for name in REQUESTS for rows in run.rows[name]) - sum(p + a - 1 for p, a in REQUESTS.values())
-    drawing.words(0, 296, f"{run.preemptions} preemption, {again} rows computed twice; every token as without it.", bold=True)
+    drawing.words(
+        0, 296, f"{run.preemptions} preemption, {again} rows computed twice; every token as without it.", bold=True
+    )
     return drawing

@@ -321,9 +321,8 @@ class PagedBatching(Scheduler):
         live = [sequence for samples in self.requests.values() for sequence in samples.values()]
         assert len(places) == len(live) == self.active_count + self.waiting_count
         assert set(places) == set(live), "a sample is nowhere, or lives on after its end"
-        for sequence in (*self.waiting, *self.siblings):
-            assert sequence.slot == -1 and not sequence.decoding
-            assert self.cache.stored(sequence.id) == 0, "who waits holds no pages"
+        assert all(sequence.slot == -1 and not sequence.decoding for sequence in (*self.waiting, *self.siblings))
+        assert set(self.cache.residents) == {sequence.id for sequence in self.running}, "pages of who does not run"
         for sequence in self.running:
-            least = len(sequence.tokens) - 1 if sequence.decoding else 0
-            assert least <= self.cache.stored(sequence.id) <= len(sequence.tokens)
+            least = len(sequence.tokens) - 1 if sequence.decoding else 1
+            assert least <= self.cache.stored(sequence.id) <= len(sequence.tokens), "a decode whose prompt is not stored"

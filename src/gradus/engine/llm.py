@@ -169,7 +169,13 @@ class LLM:
     @property
     def settings(self) -> dict[str, int | str | None]:
         """How the engine was built: max_sequences, and of the other options those that the phase heeds."""
-        heeded = {name: getattr(self.options, name) for name in sorted(used_by(self.phase))}
+        options: dict[str, int | str | None] = {
+            "page_size": self.options.page_size,
+            "cache_tokens": self.options.cache_positions,
+            "policy": self.options.policy,
+            "token_budget": getattr(self.engine.scheduler, "token_budget", None),
+        }
+        heeded = {name: value for name, value in options.items() if name in used_by(self.phase)}
         return {"max_sequences": capacity(self.phase, self.options.max_sequences)} | heeded
 
     def metrics(self) -> Metrics:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
+from gradus.kernels.overlap import let_next_start, wait_for_previous
+
 BLOCK = 1024  # columns a program: 8 a thread, one 16-byte load in bf16
 
 
@@ -32,9 +34,17 @@ def activate(x: tensor, ACTIVATION: constexpr) -> tensor:
 
 @triton.jit
 def activation_kernel(
-    in_ptr: tensor, out_ptr: tensor, width: int, ACTIVATION: constexpr, GATED: constexpr, BLOCK: constexpr
+    in_ptr: tensor,
+    out_ptr: tensor,
+    width: int,
+    ACTIVATION: constexpr,
+    GATED: constexpr,
+    BLOCK: constexpr,
+    PDL: constexpr,
 ) -> None:
     """Row program_id(0), columns from program_id(1) * BLOCK on."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -47,25 +57,25 @@ def activation_kernel(
     tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
+def gated_activation(gate_up: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
     """activation(gate) * up (Shazeer 2020): SwiGLU with "silu", GeGLU with "gelu_tanh" or "gelu".
 
-    gate_up: [N, 2 F], contiguous, gate first. Returns [N, F].
+    gate_up: [N, 2 F], contiguous, gate first. pdl: see `overlap`. Returns [N, F].
     """
-    return _launch(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+    return _launch(gate_up, gate_up.shape[1] // 2, activation, gated=True, pdl=pdl)
 
 
-def activation(x: Tensor, activation: str) -> Tensor:
+def activation(x: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
     """The activation alone (GPT-2). x: [N, F], contiguous. Returns [N, F]."""
-    return _launch(x, x.shape[1], activation, gated=False)
+    return _launch(x, x.shape[1], activation, gated=False, pdl=pdl)
 
 
-def _launch(x: Tensor, width: int, activation: str, *, gated: bool) -> Tensor:
+def _launch(x: Tensor, width: int, activation: str, *, gated: bool, pdl: bool) -> Tensor:
     assert x.is_contiguous()
     out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
     if out.numel():
         grid = (x.shape[0], triton.cdiv(width, BLOCK))
-        activation_kernel[grid](x, out, width, activation, gated, BLOCK, num_warps=4)
+        activation_kernel[grid](x, out, width, activation, gated, BLOCK, pdl, num_warps=4, launch_pdl=pdl)
     return out
 
 

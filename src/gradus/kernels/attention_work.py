@@ -90,33 +90,33 @@ class Work:
         """
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
-            self.items, self.merges, slots, query_start, lengths, spans, fewest, most, len(self.items),
-            GOAL=self.goal, TILE_TOKENS=self.tile_tokens, KEYS=self.launch.keys, WINDOW=self.window or 0,
-            SPANS=triton.next_power_of_2(spans), num_warps=8,
+            self.items, self.merges, slots, query_start, lengths, spans, fewest, most, len(self.items), self.goal,
+            self.tile_tokens, self.launch.keys, WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans),
+            num_warps=8,
         )  # fmt: skip
 
 
 @triton.jit
-def _shape(count: tensor, length: tensor, fewest: int, most: int, TILE_TOKENS: constexpr, WINDOW: constexpr) -> tensor:
+def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: int, WINDOW: constexpr) -> tensor:
     """(tiles, most keys that one of them sees) of spans with so many new tokens and so many positions."""
-    tiles = tl.where((count >= fewest) & (count <= most), tl.cdiv(count, TILE_TOKENS), 0)
-    keys = tl.minimum(length, WINDOW + TILE_TOKENS) if WINDOW else length
+    tiles = tl.where((count >= fewest) & (count <= most), tl.cdiv(count, tile_tokens), 0)
+    keys = tl.minimum(length, WINDOW + tile_tokens) if WINDOW else length
     return tiles, keys
 
 
-@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries"])
+@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "goal", "tile_tokens", "step"])
 def _lay_out(
     items: tensor, merges: tensor, slots: tensor, query_start: tensor, lengths: tensor,
-    spans: int, fewest: int, most: int, entries: int,
-    GOAL: constexpr, TILE_TOKENS: constexpr, KEYS: constexpr, WINDOW: constexpr, SPANS: constexpr,
+    spans: int, fewest: int, most: int, entries: int, goal: int, tile_tokens: int, step: int,
+    WINDOW: constexpr, SPANS: constexpr,
 ) -> None:  # fmt: skip
     """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
     span = tl.arange(0, SPANS)
     count = tl.load(query_start + span + 1, mask=span < spans, other=0)
     count -= tl.load(query_start + span, mask=span < spans, other=0)
     length = tl.load(lengths + span, mask=span < spans, other=0)
-    tiles, keys = _shape(count, length, fewest, most, TILE_TOKENS, WINDOW)
-    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * keys), GOAL), 1), KEYS) * KEYS
+    tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
+    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * keys), goal), 1), step) * step
     splits = tl.maximum(tl.cdiv(keys, chunk), 1)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends, merge_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits), tl.cumsum(parted)
@@ -134,16 +134,16 @@ def _lay_out(
     count = tl.load(query_start + mine + 1, mask=live, other=0) - row
     length = tl.load(lengths + mine, mask=live, other=0)
     slot = tl.load(slots + mine, mask=live, other=0)
-    tiles, keys = _shape(count, length, fewest, most, TILE_TOKENS, WINDOW)
+    tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
     splits = tl.maximum(tl.cdiv(keys, chunk), 1)
     tile, split = number // splits, number % splits
     # a span's last tiles see the most keys: they go first, and the short ones fill the gaps at the end
-    token = (tiles - 1 - tile) * TILE_TOKENS
-    tokens = tl.where(live, tl.minimum(count - token, TILE_TOKENS), 0)
+    token = (tiles - 1 - tile) * tile_tokens
+    tokens = tl.where(live, tl.minimum(count - token, tile_tokens), 0)
     position = length - count + token
     end = tl.minimum(position + tokens, length)
-    begin = tl.maximum(position - WINDOW + 1, 0) // KEYS * KEYS if WINDOW else tl.zeros_like(position)
-    piece = tl.cdiv(tl.cdiv(end - begin, KEYS), splits) * KEYS
+    begin = tl.maximum(position - WINDOW + 1, 0) // step * step if WINDOW else tl.zeros_like(position)
+    piece = tl.cdiv(tl.cdiv(end - begin, step), splits) * step
     low = tl.minimum(begin + split * piece, end)
 
     at = items + entry * ITEM
@@ -162,4 +162,4 @@ def _lay_out(
     tl.store(at + 1, tokens, mask=opens)
     tl.store(at + 2, partials + number, mask=opens)
     tl.store(at + 3, splits, mask=opens)
-    tl.store(merges + entry * MERGE + 1, 0, mask=(entry >= tl.sum(parted)) & (entry < GOAL))  # none left from before
+    tl.store(merges + entry * MERGE + 1, 0, mask=(entry >= tl.sum(parted)) & (entry < goal))  # none left from before

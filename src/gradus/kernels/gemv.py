@@ -23,6 +23,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.activation import activate, activation_reference, gated_activation_reference
 from gradus.kernels.norm import add_layer_norm_reference, add_rms_norm_reference
+from gradus.kernels.overlap import let_next_start, wait_for_previous
 
 
 class Norm(NamedTuple):
@@ -46,6 +47,7 @@ def gemv_kernel(
     x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor,
     out_ptr: tensor, N: int, eps: float,
     K: constexpr, ACTIVATION: constexpr, GATED: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
+    PDL: constexpr,
 ) -> None:  # fmt: skip
     """Outputs from program_id(0) * BLOCK_N on. Pointers may be None: that part is then not compiled."""
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -55,23 +57,36 @@ def gemv_kernel(
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     ups = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
+    column = tl.arange(0, BLOCK_K)
+    inside = inside_n[:, None] & (column < K)[None, :]
+    let_next_start(PDL)
+    next_weight = tl.load(weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+    if GATED:
+        next_up = tl.load(up_weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+    wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
     for start in range(0, K, BLOCK_K):
-        column = start + tl.arange(0, BLOCK_K)
-        inside_k = column < K
-        inside = inside_n[:, None] & inside_k[None, :]
-        weight = tl.load(weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        weight = next_weight
         if GATED:
-            up = tl.load(up_weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + column, mask=inside_k, other=0.0).to(tl.float32)
+            up = next_up
+        inside_k = start + column < K
+        if start + BLOCK_K < K:  # the next tile's loads are under way before this one's are used
+            following = start + BLOCK_K + column
+            inside = inside_n[:, None] & (following < K)[None, :]
+            next_weight = tl.load(weights + following[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+            if GATED:
+                next_up = tl.load(
+                    up_weights + following[None, :], mask=inside, other=0.0, eviction_policy="evict_first"
+                )
+        x = tl.load(x_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
         if shift_ptr is not None:  # LayerNorm: K fits one tile, so this is the whole row
             x = tl.where(inside_k, x - tl.sum(x, 0) / K, 0.0)
             x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
         elif gain_ptr is not None:
             squares += x * x
         if gain_ptr is not None:
-            x *= tl.load(gain_ptr + column, mask=inside_k, other=0.0).to(tl.float32)
+            x *= tl.load(gain_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
         if shift_ptr is not None:
-            x += tl.load(shift_ptr + column, mask=inside_k, other=0.0).to(tl.float32)
+            x += tl.load(shift_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
         sums += weight.to(tl.float32) * x[None, :]
         if GATED:
             ups += up.to(tl.float32) * x[None, :]
@@ -104,11 +119,14 @@ def gemv(
     activation: str | None = None,
     gated: bool = False,
     residual: Tensor | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """residual + activation(norm(x) weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
 
     x: [1, K]; weight: [N, K], or [2 N, K] if gated, contiguous; residual: [1, N], and it takes the sum in place, as a
-    residual stream does, so it must not be x. Returns [1, N] in x's dtype: `residual` itself if given.
+    residual stream does, so it must not be x.
+    pdl: start while the previous kernel drains (`gradus.kernels.overlap`).
+    Returns [1, N] in x's dtype: `residual` itself if given.
     """
     rows, inner = weight.shape
     outputs = rows // 2 if gated else rows
@@ -118,7 +136,7 @@ def gemv(
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
     gemv_kernel[(triton.cdiv(outputs, launch.rows),)](
         x, weight, bias, residual, gain, shift, out, outputs, eps,
-        inner, activation, gated, launch.rows, columns, num_warps=launch.warps,
+        inner, activation, gated, launch.rows, columns, pdl, num_warps=launch.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
+from gradus.kernels.overlap import let_next_start, wait_for_previous
+
 
 @triton.jit
 def _moments(x: tensor, inside: tensor, D: constexpr, CENTER: constexpr, eps: float) -> tensor:
@@ -30,14 +32,16 @@ def _moments(x: tensor, inside: tensor, D: constexpr, CENTER: constexpr, eps: fl
 @triton.jit
 def norm_kernel(
     x_ptr: tensor, delta_ptr: tensor, delta_weight_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, y_ptr: tensor,
-    eps: float, D: constexpr, CENTER: constexpr, BLOCK: constexpr,
+    eps: float, D: constexpr, CENTER: constexpr, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """One row. delta, delta_weight, bias may be None: that part is then not compiled."""
     column = tl.arange(0, BLOCK)
     inside = column < D
     here = tl.program_id(0).to(tl.int64) * D + column
-    x = tl.load(x_ptr + here, mask=inside, other=0.0)
+    let_next_start(PDL)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + here, mask=inside, other=0.0)
     if delta_ptr is not None:
         delta = tl.load(delta_ptr + here, mask=inside, other=0.0).to(tl.float32)
         if delta_weight_ptr is not None:
@@ -53,24 +57,33 @@ def norm_kernel(
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, delta_weight: Tensor | None = None
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    delta_weight: Tensor | None = None,
+    *,
+    pdl: bool = False,
 ) -> Tensor:
     """x += delta (in place), then x / rms(x) * weight (Zhang and Sennrich 2019).
 
     x, delta: [N, D], contiguous, of one floating dtype; None adds nothing. weight: [D] of any floating dtype.
-    delta_weight: [D]; if given, delta is normalized with it before it is added (Gemma 3). Returns y [N, D].
+    delta_weight: [D]; if given, delta is normalized with it before it is added (Gemma 3).
+    pdl: see `overlap`. Returns y [N, D].
     """
-    return _launch(x, delta, delta_weight, weight, None, eps, center=False)
+    return _launch(x, delta, delta_weight, weight, None, eps, center=False, pdl=pdl)
 
 
-def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def add_layer_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False
+) -> Tensor:
     """x += delta (in place), then (x - mean) / std * weight + bias (Ba et al. 2016). Shapes as in `add_rms_norm`."""
-    return _launch(x, delta, None, weight, bias, eps, center=True)
+    return _launch(x, delta, None, weight, bias, eps, center=True, pdl=pdl)
 
 
 def _launch(
     x: Tensor, delta: Tensor | None, delta_weight: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float,
-    *, center: bool,
+    *, center: bool, pdl: bool,
 ) -> Tensor:  # fmt: skip
     rows, width = x.shape
     assert x.is_contiguous() and (delta is None or (delta.is_contiguous() and delta.shape == x.shape))
@@ -78,7 +91,19 @@ def _launch(
     if rows:
         block = triton.next_power_of_2(width)
         norm_kernel[(rows,)](
-            x, delta, delta_weight, weight, bias, y, eps, width, center, block, num_warps=warps_of(block)
+            x,
+            delta,
+            delta_weight,
+            weight,
+            bias,
+            y,
+            eps,
+            width,
+            center,
+            block,
+            pdl,
+            num_warps=warps_of(block),
+            launch_pdl=pdl,
         )
     return y
 

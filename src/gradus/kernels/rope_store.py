@@ -18,14 +18,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
+from gradus.kernels.overlap import let_next_start, wait_for_previous
+
 
 @triton.jit
 def rope_store_kernel(
     qkv_ptr: tensor, q_ptr: tensor, keys_ptr: tensor, values_ptr: tensor, slots_ptr: tensor, positions_ptr: tensor,
     table_ptr: tensor, q_weight_ptr: tensor, k_weight_ptr: tensor, eps: float,
     Q_HEADS: constexpr, KV_HEADS: constexpr, HALF: constexpr, HEADS: constexpr, BLOCK: constexpr,
+    PDL: constexpr,
 ) -> None:  # fmt: skip
     """Token program_id(0), heads from program_id(1) * HEADS on. table: None: no rotation. q_weight: None: no norm."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * HEADS
     is_query = first < Q_HEADS
@@ -71,6 +76,7 @@ def rope_store(
     positions: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    pdl: bool = False,
 ) -> Tensor:
     """Store this step's keys and values of one layer, and return its queries, ready to attend: q [N, Hq, Dh].
 
@@ -78,6 +84,7 @@ def rope_store(
     contiguous, of qkv's dtype. slots: int64 [N], page * page_size + position % page_size of each token, negative
     where nothing is to be stored (padding). table: RotaryTable's [L, Dh], cosines then sines, and positions: int64
     [N]; None does not rotate (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm, of any floating dtype.
+    pdl: see `overlap`.
     """
     kv_heads, head_dim = keys.shape[-2:]
     tokens, q_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
@@ -89,7 +96,8 @@ def rope_store(
     if tokens:
         rope_store_kernel[(tokens, (q_heads + 2 * kv_heads) // heads)](
             qkv, q, keys, values, slots, positions, table, q_weight, k_weight, eps,
-            q_heads, kv_heads, head_dim // 2, heads, triton.next_power_of_2(head_dim // 2), num_warps=1,
+            q_heads, kv_heads, head_dim // 2, heads, triton.next_power_of_2(head_dim // 2), pdl,
+            num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
     return q
 

@@ -18,11 +18,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine.noise import exponential
-
-
-def tokens_a_program(rows: int) -> int:
-    """A lone row is spread over all multiprocessors; many rows take longer blocks, and fewer winners."""
-    return 512 if rows <= 4 else 2048
+from gradus.kernels.overlap import let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -38,59 +34,73 @@ def exponential_noise(seed: tensor, position: tensor, block: tensor, COUNT: cons
 @triton.jit
 def block_best_kernel(
     logits_ptr: tensor, seeds_ptr: tensor, positions_ptr: tensor, temperatures_ptr: tensor,
-    maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, V: int, BLOCK: constexpr,
+    maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, V: int, row_stride: int,
+    BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Stage 1. Row program_id(0), tokens from program_id(1) * BLOCK on: the maximum, the winner's key and its id."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row, block = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < V
-    logits = tl.load(logits_ptr + row.to(tl.int64) * V + token, mask=inside, other=float("-inf")).to(tl.float32)
+    logits = tl.load(logits_ptr + row.to(tl.int64) * row_stride + token, mask=inside, other=float("-inf"))
+    logits = logits.to(tl.float32)
     logits = tl.where(logits == logits, logits, float("inf"))  # no maximum would pass a NaN on; an infinity is seen
-    maximum, best = tl.max(logits, 0, return_indices=True)  # of equal ones the first, as torch
+    maximum = tl.max(logits, 0)
     temperature = tl.load(temperatures_ptr + row)
     key = 1.0
+    wins = logits == maximum
     if temperature > 0:
         noise = exponential_noise(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), block, BLOCK)
-        gap = tl.where(logits == maximum, 0.0, logits - maximum)  # infinite ones too
-        race = tl.where(inside, tl.exp(gap / temperature) / noise, -1.0)
-        key, best = tl.max(race, 0, return_indices=True)
+        gap = tl.where(wins, 0.0, logits - maximum)  # not infinity less infinity
+        race = tl.exp2(gap * (1.4426950408889634 / temperature)) / noise
+        race = tl.where(inside, race, -1.0)
+        key = tl.max(race, 0)
+        wins = race == key
     here = row * tl.num_programs(1) + block
     tl.store(maxima_ptr + here, maximum)
     tl.store(keys_ptr + here, key)
-    tl.store(tokens_ptr + here, block * BLOCK + best)
+    tl.store(tokens_ptr + here, tl.min(tl.where(wins, token, V - 1), 0))  # of equal ones the first, as torch
 
 
 @triton.jit
 def row_best_kernel(
     maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, temperatures_ptr: tensor,
-    out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr,
+    out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Stage 2. Row program_id(0): its blocks' winners against each other."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     here = row * blocks + block
     inside = block < blocks
     maxima = tl.load(maxima_ptr + here, mask=inside, other=float("-inf"))
+    keys = tl.load(keys_ptr + here, mask=inside, other=0.0)
     best = tl.max(maxima, 0)
     gap = tl.where(maxima == best, 0.0, maxima - best)
     temperature = tl.load(temperatures_ptr + row)
-    scale = tl.where(
-        temperature > 0, tl.exp(gap / tl.where(temperature > 0, temperature, 1.0)), (gap == 0).to(tl.float32)
-    )
-    keys = tl.where(inside, tl.load(keys_ptr + here, mask=inside, other=0.0) * scale, -1.0)
+    if temperature > 0:
+        keys *= tl.exp2(gap * (1.4426950408889634 / temperature))
+    else:
+        keys = gap  # 0 for the blocks that have the maximum
+    keys = tl.where(inside, keys, float("-inf"))
     tl.store(out_ptr + row, tl.load(tokens_ptr + row * blocks + tl.argmax(keys, 0)).to(tl.int64))
     tl.store(best_ptr + row, best)
 
 
-def sample(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, *, pdl: bool = False
+) -> tuple[Tensor, Tensor]:
     """One token a row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
 
-    logits: [R, V] contiguous; seeds, positions: int64 [R]; temperatures: float32 [R]. Returns tokens, int64 [R], and
-    the rows' maxima, float32 [R]: not finite where a row has a NaN or an infinity to win, or nothing to choose from.
+    logits: [R, V], rows any distance apart (V is often odd: rows of a padded matrix are aligned, and read faster);
+    seeds, positions: int64 [R]; temperatures: float32 [R]. Returns tokens, int64 [R], and the rows' maxima, float32
+    [R]: not finite where a row has a NaN or an infinity to win, or nothing to choose from. pdl: see `overlap`.
     """
     rows, vocab_size = logits.shape
-    assert logits.is_contiguous()
-    block = tokens_a_program(rows)
+    assert logits.stride(1) == 1
+    block = tokens_a_program(rows, vocab_size)
     blocks = triton.cdiv(vocab_size, block)
     maxima, keys = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
@@ -98,12 +108,19 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tenso
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         block_best_kernel[(rows, blocks)](
-            logits, seeds, positions, temperatures, maxima, keys, winners, vocab_size, block, num_warps=4
-        )
+            logits, seeds, positions, temperatures, maxima, keys, winners, vocab_size, logits.stride(0), block, pdl,
+            num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
         row_best_kernel[(rows,)](
-            maxima, keys, winners, temperatures, tokens, best, blocks, triton.next_power_of_2(blocks), num_warps=1
-        )
+            maxima, keys, winners, temperatures, tokens, best, blocks, triton.next_power_of_2(blocks), pdl,
+            num_warps=1, launch_pdl=pdl,
+        )  # fmt: skip
     return tokens, best
+
+
+def tokens_a_program(rows: int, vocab_size: int) -> int:
+    """Short blocks spread few rows over all multiprocessors; long ones leave fewer winners to compare (measured)."""
+    return 2048 if rows * vocab_size > 200_000 else 1024
 
 
 # -- the same in torch -------------------------------------------------------------------------------------------------

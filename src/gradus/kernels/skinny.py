@@ -19,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.overlap import let_next_start, wait_for_previous
+
 MOST_ROWS = 64
 
 
@@ -36,9 +38,11 @@ class SkinnyLaunch(NamedTuple):
 def skinny_kernel(
     x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
     partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, chunk: int,
-    EVEN_K: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
+    EVEN_K: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Outputs from program_id(0) * BLOCK_N on, all M rows; of the sum, the chunk of K that is program_id(1)'s."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     m = tl.arange(0, BLOCK_M)[None, :]
     k = tl.arange(0, BLOCK_K)
@@ -78,12 +82,19 @@ def skinny_kernel(
 
 
 def skinny(
-    x: Tensor, weight: Tensor, launch: SkinnyLaunch, *, bias: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    launch: SkinnyLaunch,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
 
     x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
     With splits, launches on one device must follow each other (one stream): they share the counters.
+    pdl: see `overlap`.
     """
     rows, inner = x.shape
     outputs = weight.shape[0]
@@ -97,8 +108,8 @@ def skinny(
         arrived = counters(x.device, tiles)
     skinny_kernel[(tiles, launch.splits)](
         x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
-        inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns,
-        num_warps=launch.warps, num_stages=launch.stages,
+        inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, pdl,
+        num_warps=launch.warps, num_stages=launch.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
 

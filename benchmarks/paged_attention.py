@@ -1,0 +1,344 @@
+"""Paged attention alone: how much of the memory's bandwidth, or of torch's flash attention, the Triton kernels reach.
+
+    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json             # as shipped
+    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json --sweep     # and others
+
+Bytes are useful ones: keys and values of real positions, each once. A time is one layer's, in a CUDA graph of as many
+layers as exceed the L2 cache several times, the median of several replays; pages lie in random order. `--sweep` also
+tries other launch shapes: it is what the table in `gradus.kernels.attention_work` was made from.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gradus.kernels.attention_work import Launch, Work, launches
+from gradus.kernels.paged_attention import paged_attention
+from gradus.kernels.split_attention import Partials, merge_splits
+
+PAGE = 16
+CACHE = 400 << 20  # bytes a graph reads at least: several times an H200's L2
+ROOM = 20 << 30  # of keys and values in all
+PROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Attention of a model: key heads, query heads that share one, and their width."""
+
+    name: str
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    def bytes_of(self, positions: int) -> int:
+        return 2 * positions * self.kv_heads * self.head_dim * 2
+
+
+SHAPES = (
+    Shape("qwen3-0.6b", 8, 2, 128),
+    Shape("llama-3.2-1b", 8, 4, 64),
+    Shape("llama-3.1-8b", 8, 4, 128),
+)
+
+
+# -- a step to time ----------------------------------------------------------------------------------------------------
+
+
+class Step:
+    """Spans of `counts` new tokens, `lengths` long with them, over as many layers as the cache must not hold."""
+
+    pool: Tensor | None = None  # random keys and values that every step cuts its own from
+
+    def __init__(self, shape: Shape, counts: list[int], lengths: list[int]) -> None:
+        self.shape, self.counts, self.lengths = shape, counts, lengths
+        self.bytes = shape.bytes_of(sum(lengths))
+        layers = max(2, min(64, math.ceil(CACHE / self.bytes)))
+        needed = [-(-length // PAGE) for length in lengths]
+        pages = sum(needed) + 1
+        if Step.pool is None:
+            Step.pool = torch.empty(ROOM // 2, dtype=torch.bfloat16, device="cuda").normal_()
+        size = layers * pages * PAGE * shape.kv_heads * shape.head_dim
+        assert 2 * size <= len(Step.pool), f"{2 * size} values of {len(Step.pool)}"
+        shaped = (layers, pages, PAGE, shape.kv_heads, shape.head_dim)
+        self.keys = Step.pool[:size].view(shaped)
+        self.values = Step.pool[size : 2 * size].view(shaped)
+        self.tables = torch.zeros(len(lengths), -(-max(needed) // 16) * 16, dtype=torch.int32, device="cuda")
+        order = (torch.randperm(pages - 1, device="cuda") + 1).int().split(needed)
+        for slot, mine in enumerate(order):
+            self.tables[slot, : len(mine)] = mine
+        heads = shape.kv_heads * shape.group
+        self.q = torch.randn(sum(counts), heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
+        self.out = torch.empty_like(self.q)
+        ends = torch.tensor([0, *counts]).cumsum(0)
+        self.numbers = [
+            torch.tensor(part, dtype=torch.int32, device="cuda")
+            for part in (list(range(len(counts))), ends.tolist(), lengths)
+        ]
+
+    def plan(self, choices: Iterable[Launch]) -> list[Work]:
+        """As the backend does it: each span goes to the first launch whose tile holds it, or to the last."""
+        choices, works, fewest = list(choices), [], 1
+        for launch in choices:
+            tokens = launch.rows // self.shape.group
+            last = launch is choices[-1]
+            mine = [count for count in self.counts if count >= fewest and (last or count <= tokens)]
+            if mine:
+                work = Work(
+                    launch, tiles=sum(-(-count // tokens) for count in mine), group=self.shape.group,
+                    kv_heads=self.shape.kv_heads, window=None, device=self.q.device,
+                )  # fmt: skip
+                work.lay_out(*self.numbers, fewest=fewest, most=max(mine))
+                works.append(work)
+            fewest = tokens + 1
+        return works
+
+    def microseconds(self, choices: Iterable[Launch]) -> float:
+        works = self.plan(choices)
+        partials = self.partials(works)
+
+        def layer(index: int) -> None:
+            for work in works:
+                paged_attention(
+                    self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
+                    scale=self.shape.head_dim**-0.5,
+                )  # fmt: skip
+
+        return microseconds(layer, len(self.keys))
+
+    def partials(self, works: list[Work]) -> Partials:
+        return Partials(
+            [work.launch for work in works], kv_heads=self.shape.kv_heads, head_dim=self.shape.head_dim,
+            device=self.q.device,
+        )  # fmt: skip
+
+
+def microseconds(layer: Callable[[int], Any], layers: int, replays: int = 5) -> float:
+    """Of one layer, in a graph of all of them: the median of several replays after two."""
+    layer(0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(layers):
+            layer(index)
+    times = []
+    for replay in range(replays + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= 2:
+            times.append(start.elapsed_time(end) * 1000 / layers)
+    return statistics.median(times)
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second, read and written, of a large copy on the device."""
+    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * len(source) / microseconds(lambda _: target.copy_(source), 4) * 1e6
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def decodes(shape: Shape) -> Iterator[tuple[str, Step]]:
+    for batch, context in product((64, 256), (1024, 2048, 4096, 8192)):
+        if shape.bytes_of(batch * context) * 2 < ROOM:
+            yield f"decode {batch} x {context}", Step(shape, [1] * batch, [context] * batch)
+    generator = torch.Generator().manual_seed(0)
+    uneven = torch.randint(100, 2000, (256,), generator=generator).tolist()
+    yield "decode 256 x U[100, 2000]", Step(shape, [1] * 256, uneven)
+    yield "decode 63 x 500 + 1 x 30000", Step(shape, [1] * 64, [500] * 63 + [30000])
+
+
+def singles(shape: Shape) -> Iterator[tuple[str, Step]]:
+    for context in (256, 1024, 4096, 16384, 65536):
+        yield f"decode 1 x {context}", Step(shape, [1], [context])
+    yield "decode 8 x 1024", Step(shape, [1] * 8, [1024] * 8)
+
+
+def verifications(shape: Shape) -> Iterator[tuple[str, Step]]:
+    yield "verify 1 x 5 at 4096", Step(shape, [5], [4096])
+    yield "verify 64 x 5 at 2048", Step(shape, [5] * 64, [2048] * 64)
+
+
+def prompts(shape: Shape) -> Iterator[tuple[str, Step]]:
+    yield "prefill 8192", Step(shape, [8192], [8192])
+    yield "prefill 8 x 1024", Step(shape, [1024] * 8, [1024] * 8)
+    yield "chunk 512 at 7680", Step(shape, [512], [8192])
+    yield "mixed 2048 + 128 x 1024", Step(shape, [2048] + [1] * 128, [2048] + [1024] * 128)
+
+
+def operations(step: Step) -> int:
+    """Floating-point operations of causal attention."""
+    pairs = sum(
+        count * (length - count) + count * (count + 1) // 2
+        for count, length in zip(step.counts, step.lengths, strict=True)
+    )
+    return 4 * pairs * step.shape.kv_heads * step.shape.group * step.shape.head_dim
+
+
+def flash_microseconds(step: Step) -> float:
+    """Torch's flash attention over the same numbers of rows, equally long prompts side by side."""
+    shape, batch, count = step.shape, len(step.counts), step.counts[0]
+    q = step.q.view(batch, count, shape.kv_heads * shape.group, shape.head_dim).transpose(1, 2)
+    size = batch * count * shape.kv_heads * shape.head_dim
+    k, v = (
+        kept.flatten()[:size].view(batch, count, shape.kv_heads, -1).repeat_interleave(shape.group, 2).transpose(1, 2)
+        for kept in (step.keys, step.values)
+    )
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return microseconds(lambda _: F.scaled_dot_product_attention(q, k, v, is_causal=True), 2)
+
+
+# -- other launch shapes -----------------------------------------------------------------------------------------------
+
+SMALL = [
+    Launch(16, keys, warps, stages, 8 * PROCESSORS, unmasked)
+    for keys, warps, stages, unmasked in product((32, 64, 128), (1, 2, 4, 8), (2, 3, 5), (False, True))
+    if 8 <= keys // warps <= 64
+]
+LARGE = [
+    Launch(rows, keys, warps, stages, 2 * PROCESSORS, True)
+    for (rows, warps), keys, stages in product(((64, 4), (128, 4), (128, 8)), (32, 64, 128), (2, 3, 5))
+    if rows * keys <= (8192 if warps == 4 else 16384)
+]
+
+
+def compile_one(task: tuple[Shape, Launch]) -> None:
+    """In a process of its own: what it compiles is found on disk by the process that measures."""
+    shape, launch = task
+    Step.pool = torch.zeros(1 << 24, dtype=torch.bfloat16, device="cuda")
+    step = Step(replace(shape), [1], [64])
+    works = step.plan([launch])
+    paged_attention(
+        step.q, step.keys[0], step.values[0], step.tables, works[0], step.partials(works), step.out, scale=1.0
+    )
+
+
+def compile_all(tasks: list[tuple[Shape, Launch]], workers: int) -> None:
+    start = time.perf_counter()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_one, tasks, chunksize=4))
+    print(f"{len(tasks)} launch shapes compiled in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def race(step: Step, candidates: Iterable[Launch]) -> list[tuple[float, Launch]]:
+    """All candidates' times, fastest first. One that does not fit the GPU is left out."""
+    times = []
+    for launch in candidates:
+        try:
+            times.append((step.microseconds([launch]), launch))
+        except Exception as error:
+            print(f"{launch}: {type(error).__name__} {error}"[:160], flush=True)
+    return sorted(times, key=lambda pair: pair[0])
+
+
+def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
+    """Race launch shapes on a few steps: kernels first, then how much to split with the best of them."""
+    best: dict[Launch, float] = {}
+    tried = (
+        (Step(shape, [1] * 64, [1024] * 64), SMALL),
+        (Step(shape, [1] * 256, [2048] * 256), SMALL),
+        (Step(shape, [1], [4096]), [replace(launch, programs=2 * PROCESSORS) for launch in SMALL]),
+        (Step(shape, [8192], [8192]), LARGE),
+        (Step(shape, [512], [8192]), LARGE),
+    )
+    for step, candidates in tried:
+        times = race(step, candidates)
+        name = f"sweep {len(step.counts)} x {step.counts[0]} at {step.lengths[0]}"
+        yield row(shape, name, step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times])
+        if candidates is SMALL:
+            for us, launch in times:
+                best[launch] = best.get(launch, 1.0) * us
+        if candidates is LARGE:
+            large = times[0][1]
+    leaders = sorted(best, key=best.__getitem__)[:3]
+    for name, step in (*decodes(shape), *singles(shape)):
+        splits = [replace(leader, programs=k * PROCESSORS) for leader in leaders for k in (1, 2, 4, 8, 16)]
+        times = race(step, splits)
+        yield row(shape, f"split {name}", step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times])
+    for name, step in verifications(shape):
+        rows = [replace(leaders[0], rows=rows, programs=k * PROCESSORS) for rows in (16, 32, 64) for k in (2, 4, 8)]
+        times = race(step, [*rows, replace(large, rows=64, warps=4)])
+        yield row(shape, f"rows {name}", step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times])
+    step = Step(shape, [512], [8192])
+    times = race(step, [replace(large, programs=k * PROCESSORS) for k in (1, 2, 4, 8)])
+    yield row(
+        shape, "split chunk 512 at 7680", step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times]
+    )
+
+
+def row(shape: Shape, name: str, step: Step, us: float, **more: Any) -> dict[str, Any]:
+    found = {
+        "shape": shape.name,
+        "step": name,
+        "us": round(us, 2),
+        "gb_s": round(step.bytes / us / 1e3, 1),
+        "tflop_s": round(operations(step) / us / 1e6, 1),
+    } | more
+    print(shape.name, name, f"{us:.1f} us", f"{found['gb_s']:.0f} GB/s", f"{found['tflop_s']:.0f} TFLOP/s", flush=True)
+    for us, launch in more.get("launches", [])[:4]:
+        print("     ", f"{us:.1f}", *launch.values(), flush=True)
+    return found
+
+
+def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
+    choices = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)
+    for steps in (decodes, singles, verifications, prompts):
+        for name, step in steps(shape):
+            more = {}
+            if name.startswith("prefill"):
+                more["flash_us"] = round(flash_microseconds(step), 1)
+            yield row(shape, name, step, step.microseconds(choices), **more)
+
+
+def around(shape: Shape) -> Iterator[dict[str, Any]]:
+    """What planning a step and merging splits take, by themselves."""
+    launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)[0]
+    for batch, context in ((1, 4096), (64, 1024), (256, 2048)):
+        step = Step(shape, [1] * batch, [context] * batch)
+        works = step.plan([launch])
+        partials = step.partials(works)
+        planning = microseconds(lambda _: works[0].lay_out(*step.numbers, most=1), 16)  # noqa: B023
+        merging = microseconds(lambda _: merge_splits(step.out, partials, works[0], shape.group), 16)  # noqa: B023
+        yield {"shape": shape.name, "step": f"around {batch} x {context}", "plan_us": planning, "merge_us": merging}
+        print(shape.name, f"around {batch} x {context}: plan {planning:.1f} us, merge {merging:.1f} us", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sweep", action="store_true", help="try other launch shapes too")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    options = parser.parse_args()
+    if options.sweep:
+        compile_all([(shape, launch) for shape in SHAPES for launch in (*LARGE, *SMALL)], options.workers)
+    results: dict[str, Any] = {"copy_gb_s": copy_bandwidth() / 1e9, "rows": []}
+    print(f"copy {results['copy_gb_s']:.0f} GB/s", flush=True)
+    for shape in SHAPES:
+        for part in (as_shipped, around, *([sweep] if options.sweep else [])):
+            start = time.perf_counter()
+            for found in part(shape):
+                results["rows"].append(found)
+                options.out.write_text(json.dumps(results))
+            print(f"({part.__name__}: {time.perf_counter() - start:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""What becomes of everybody's next token when a long prompt arrives, and what does it cost to protect it?"""
+
+from gradus.bench.declaration import Benchmark, Goal, Row, Table
+from gradus.bench.prediction import reusing
+from gradus.bench.workloads import burst, long_prompts, poisson
+
+GOALS = {"cuda": Goal(ttft=1.0, tpot=0.05), "cpu": Goal(ttft=10.0, tpot=0.5)}
+LONG = {"cuda": long_prompts(16, 400, 6, 8000, 1.0), "cpu": long_prompts(4, 96, 3, 1024, 5.0, output=8)}
+BUDGETS = {"cuda": (256, 512, 1024, 2048, 4096, 8192), "cpu": (32, 64, 128, 256, 512, 1024)}
+COLUMNS = ("itl_ms", "itl_ms_p95", "ttft_ms_longest", "output_tok_s", "e2e_ms_p99")
+
+
+def _budget(budget: int) -> Row:
+    on = {device: LONG[device] for device, budgets in BUDGETS.items() if budget in budgets}
+    return Row(f"{budget:,}", budget, on, batch=24, token_budget=budget)
+
+
+BENCHMARK = Benchmark(
+    question="A long prompt falls among steady decodes: who waits, and for how long?",
+    prediction=(
+        "Computed whole, a prompt makes one step as long as its rows take, and every decode waits for it: the slowest "
+        "gaps between tokens are the prompt's own time. Cut into chunks of what the budget leaves, each step is as "
+        "long as the budget's rows take, so the slowest gap shrinks with the budget, until a step's fixed costs "
+        "(weights, launches) are all that is left. The prompt pays: it shares its steps with the decodes, and with a "
+        "small budget it takes more of them, each of which reads the weights again. Where nothing is long, nothing "
+        "changes."
+    ),
+    policy=reusing,
+    tables=(
+        Table(
+            name="interference",
+            title="Long prompts among steady decodes",
+            axis="workload",
+            rows=(Row("long prompts", 0, LONG, batch=24),),
+            contenders=("p05", "p06"),
+            metric="itl_ms_p99",
+            columns=COLUMNS,
+            against="p05",
+        ),
+        Table(
+            name="budget",
+            title="The same with different budgets",
+            axis="tokens a step at most",
+            rows=tuple(_budget(budget) for budget in sorted({*BUDGETS["cuda"], *BUDGETS["cpu"]})),
+            contenders=("p06",),
+            metric="itl_ms_p99",
+            columns=COLUMNS,
+            against="first row",
+        ),
+        Table(
+            name="arrivals",
+            title="Requests that arrive by chance, up to sixteen at a time",
+            axis="requests a second",
+            rows=(Row("8/s", 8, {"cuda": poisson(48, 8, (32, 1000), (32, 256))}, batch=16),),
+            contenders=("p03", "p05", "p06"),
+            metric="ttft_ms",
+            columns=("ttft_ms_p99", "itl_ms", "itl_ms_p95", "itl_ms_p99", "output_tok_s", "goodput"),
+            against="p03",
+            goals=GOALS,
+        ),
+        Table(
+            name="concurrent",
+            title="Thirty-two requests at once, nothing long: what paging and budgets cost",
+            axis="workload",
+            rows=(
+                Row(
+                    "concurrent",
+                    0,
+                    {"cuda": burst(32, (32, 256), (32, 256)), "cpu": burst(32, (16, 64), (16, 64))},
+                    batch=32,
+                ),
+            ),
+            contenders=("p03", "p06", "transformers-batch"),
+            columns=("ttft_ms", "itl_ms", "itl_ms_p99", "e2e_ms_p99", "peak_mb"),
+            against="p03",
+        ),
+    ),
+    profile=("p05", "p06"),
+)

@@ -1,0 +1,221 @@
+"""`gradus bench scheduler`: the simulations of simulation.py, their results.json, and what report.md says of them."""
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from gradus import doctor
+from gradus.bench import results, simulation
+from gradus.bench.metrics import shown
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.workloads import SEED
+from gradus.engine.options import POLICIES, Policy
+from gradus.errors import ConfigError
+
+NAME = "scheduler"
+HARDWARE = "cpu"  # where a scheduler runs, whatever runs the model
+REQUESTS, BATCHES = 10_000, (32, 256)
+STEADY_BATCH, STEADY_STEPS = 256, 1000
+QUEUES, QUEUE_STEPS = (100, 10_000, 100_000), 300
+QUICK_REQUESTS, QUICK_BATCHES, QUICK_QUEUES, QUICK_STEPS = 200, (32,), (10, 100), 30
+
+
+def measure(
+    out: Path,
+    *,
+    requests: int | None = None,
+    batches: tuple[int, ...] = (),
+    policy: str = "fcfs",
+    quick: bool = False,
+    commit: str | None = None,
+    say: Callable[[str], None] = lambda title: None,
+) -> Path:
+    """Run every simulation and write the results; of another policy they are kept. Returns the file.
+
+    Raises ConfigError for a policy that there is not, and for numbers below 1.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    requests = requests if requests is not None else QUICK_REQUESTS if quick else REQUESTS
+    batches = batches or (QUICK_BATCHES if quick else BATCHES)
+    for name, value in (("requests", requests), *(("batch", batch) for batch in batches)):
+        if value < 1:
+            raise ConfigError(f"{name} must be 1 or more, got {value}")
+    file = results.path(out, HARDWARE, NAME)
+    found = results.read(file) if file.exists() else Results(HARDWARE, NAME)
+    run = Run(f"random:{simulation.SHAPE}", f"simulated, {policy}", "cpu", _machine(), _settings(quick, commit))
+    for cell in _cells(requests, batches, cast(Policy, policy), quick, say):
+        run.put(cell)
+        gc.collect()  # a queue of 100,000 is not to be in the next one's way
+    found.put(run)
+    results.write(file, found)
+    return file
+
+
+def _cells(
+    requests: int, batches: tuple[int, ...], policy: Policy, quick: bool, say: Callable[[str], None]
+) -> Iterator[Cell]:
+    for batch in batches:
+        say(f"{requests:,} requests, batch {batch}")
+        workload, sample = simulation.serve(requests, batch, policy)
+        what = {"what": workload.what, "digest": workload.digest(), "requests": requests, "longest": workload.longest}
+        yield _cell("requests", f"{batch}", batch, batch, what, sample)
+    say(f"steady decodes, batch {STEADY_BATCH}")
+    steps = QUICK_STEPS if quick else STEADY_STEPS
+    sample = simulation.steady(STEADY_BATCH, steps)
+    yield _cell("steps", "decodes only", 0, STEADY_BATCH, {"what": "a full batch of decodes"}, sample)
+    for length in QUICK_QUEUES if quick else QUEUES:
+        say(f"{length:,} waiting behind a full batch of {STEADY_BATCH}")
+        sample = simulation.queued(length, STEADY_BATCH, QUICK_STEPS if quick else QUEUE_STEPS)
+        what = {"what": "short requests, coming as fast as they end"}
+        yield _cell("steps", f"{length:,} waiting", length, STEADY_BATCH, what, sample)
+
+
+def _cell(table: str, row: str, x: float, batch: int, workload: dict[str, Any], sample: dict[str, Any]) -> Cell:
+    return Cell(table, row, x, batch, workload, [Entry(NAME, samples=[sample])])
+
+
+def _machine() -> dict[str, Any]:
+    known = doctor.hardware()
+    hardware = {name: known[name] for name in ("processor", "cores")}
+    return {"hardware": hardware, "versions": {"python": doctor.versions()["python"]}}
+
+
+def _settings(quick: bool, commit: str | None) -> dict[str, Any]:
+    from gradus.bench.fingerprint import commit as current_commit  # it brings torch in, which nothing else here needs
+
+    return {
+        "commit": commit or current_commit(),
+        "quick": quick,
+        "seed": SEED,
+        "token budget": simulation.TOKEN_BUDGET,
+        "cache": f"{simulation.POSITIONS_EACH} positions a sequence of the batch",
+    }
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+Rows = tuple[list[str], list[list[str]]]
+"""A table: its header and its rows."""
+
+OPENING = (
+    "How many requests could the scheduler serve, if the model took no time?",
+    "Simulated: the scheduler, the page pool and the prefix index are the real ones; the model is a formula, and its "
+    "time is virtual: the roofline's for {model} on a published H200. So latencies and waits, in virtual seconds, "
+    "follow from the schedule alone; requests and tokens a second, and microseconds, are the scheduler's own wall time "
+    "(`add`, `schedule` and `commit`) on this machine, with the garbage collector frozen.",
+)
+LOSES = (
+    "The requests of a run come faster than the machine serves them, so waits grow with the length of the run: they "
+    "say how the queue behaves, not how long a user waits. Every step that starts or ends sequences costs more than one "
+    "that only decodes, which is the difference between the rows of the last table."
+)
+
+
+def report_parts(found: Results) -> Iterator[str | Rows]:
+    """report.md, in paragraphs and tables."""
+    yield "# The scheduler alone, simulated"
+    yield OPENING[0]
+    yield OPENING[1].format(model=found.runs[0].model.removeprefix("random:"))
+    for run in found.runs:
+        yield f"## {run.title}"
+        if run.settings["quick"]:
+            yield "**A quick look, not to be quoted.**"
+        served = [(cell, cell.entries[0].samples[0]) for cell in run.of("requests")]
+        yield "\n".join(f"- batch {cell.row}: {cell.workload['what']}" for cell, _ in served)
+        yield _wall(served)
+        yield "What a request sees, in virtual seconds (p50 / p95 / p99):"
+        yield _virtual(served)
+        yield "The pages, over the run:"
+        yield _pages(served)
+        yield "### A step of 256"
+        yield _steps([(cell, cell.entries[0].samples[0]) for cell in run.of("steps")])
+    yield "## Where it loses"
+    yield LOSES
+    yield "## On what, and how"
+    yield from (_facts(run) for run in found.runs)
+    yield "Measured again with:\n\n```console\n" + "\n".join(_commands(found)) + "\n```"
+
+
+Served = list[tuple[Cell, dict[str, Any]]]
+
+
+def _wall(served: Served) -> Rows:
+    header = ["batch", "requests", "requests/s", "tok/s", "step µs p50", "p95", "p99", "sequences a step"]
+    return header, [
+        [
+            cell.row,
+            f"{sample['requests']:,}",
+            shown(sample["requests_s"]),
+            shown(sample["tokens_s"]),
+            *(shown(sample["step_us"][key]) for key in ("p50", "p95", "p99")),
+            shown(sample["batch"]["mean"]),
+        ]
+        for cell, sample in served
+    ]
+
+
+def _virtual(served: Served) -> Rows:
+    header = ["batch", "latency", "queue wait", "longest queue", "deadlines missed"]
+    return header, [
+        [
+            cell.row,
+            _quantiles(sample["latency_s"]),
+            _quantiles(sample["wait_s"]),
+            shown(sample["queue"]["p100"]),
+            str(sample["deadline_misses"]),
+        ]
+        for cell, sample in served
+    ]
+
+
+def _pages(served: Served) -> Rows:
+    header = ["batch", "held p50", "held most", "unfilled in held pages", "free pages scattered", "preemptions"]
+    header += ["evictions", "prompt positions found"]
+    return header, [
+        [
+            cell.row,
+            _percent(sample["utilization"]["p50"]),
+            _percent(sample["utilization"]["p100"]),
+            _percent(sample["internal_fragmentation"]["mean"]),
+            _percent(sample["external_fragmentation"]["mean"]),
+            f"{sample['preemptions']:,}",
+            f"{sample['evictions']:,}",
+            f"{sample['cached_tokens']:,}",
+        ]
+        for cell, sample in served
+    ]
+
+
+def _steps(measured: Served) -> Rows:
+    header = ["", "schedule µs", "commit µs", "both µs p50", "p95", "p99", "a sequence µs", "add µs"]
+    return header, [
+        [
+            cell.row,
+            shown(sample["schedule_us"]["p50"]),
+            shown(sample["commit_us"]["p50"]),
+            *(shown(sample["step_us"][key]) for key in ("p50", "p95", "p99")),
+            shown(sample["sequence_us"]["p50"]),
+            shown(sample["add_us"]["p50"]) if sample["add_us"] else "",
+        ]
+        for cell, sample in measured
+    ]
+
+
+def _quantiles(values: dict[str, float]) -> str:
+    return " / ".join(shown(values[key]) for key in ("p50", "p95", "p99"))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _facts(run: Run) -> str:
+    known = {**run.fingerprint["hardware"], **run.fingerprint["versions"], **run.settings}
+    return "\n".join([f"**{run.title}**", "", *(f"- {name}: {value}" for name, value in known.items())])
+
+
+def _commands(found: Results) -> Iterator[str]:
+    for run in found.runs:
+        yield f"$ gradus bench scheduler --policy {run.dtype.removeprefix('simulated, ')}"

@@ -1,0 +1,301 @@
+"""The scheduler alone: real requests, real pages, a real queue, and a model that is a formula.
+
+The runner here makes tokens from (seed, position) and lets virtual time pass: as long as the step would take at least
+on a published accelerator, by the roofline. So ten thousand requests take seconds, every latency follows from the
+schedule alone and is the same on every machine; and what is left to measure by the wall clock is the scheduler itself.
+No torch here.
+"""
+
+import gc
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
+from gradus.bench.statistics import distribution, significant
+from gradus.bench.workloads import SEED, Workload, shared_prefix
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import PrefixIndex
+from gradus.engine.batching import PagedBatching
+from gradus.engine.options import DEFAULT_PAGE_SIZE, Policy
+from gradus.engine.plan import Plan
+from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.engine.sequence import Output, Sequence, SpanResult
+from gradus.models.config import ModelConfig
+from gradus.models.shapes import SHAPES
+
+SHAPE = "llama-3.1-8b"
+H200 = Machine(bandwidth=4.8e12, rate=989e12)
+"""As published for the H200: HBM3e bytes a second, dense bfloat16 operations a second."""
+BFLOAT16 = Widths(weight=2, kv=2)
+VOCABULARY = 32_000
+PREFIX, PROMPTS, ANSWERS = 256, (32, 512), (16, 256)
+TOKEN_BUDGET = 2048
+POSITIONS_EACH = 320
+"""Room in the cache, times the batch: less than a sequence of mean length takes, so that pages run out."""
+OVERLOAD = 1.5
+"""Requests arrive this many times as fast as the machine can serve them, so a queue builds up."""
+USAGE_EVERY = 20
+
+
+class VirtualClock:
+    """Seconds that pass only when the runner says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(slots=True)
+class SimulatedStep:
+    """A step that is done as soon as it is asked for."""
+
+    rows: int
+    results: list[SpanResult]
+
+    def get(self) -> list[SpanResult]:
+        return self.results
+
+
+class SimulatedRunner:
+    """Gives every row that is sampled from a token, and takes as much virtual time as the roofline says."""
+
+    def __init__(self, config: ModelConfig, clock: VirtualClock, machine: Machine = H200) -> None:
+        self.config = config
+        self.clock = clock
+        self.machine = machine
+        self._seeds: dict[int, int] = {}  # by slot
+
+    def run(self, plan: Plan) -> SimulatedStep:
+        for admission in plan.admissions:
+            self._seeds[admission.slot] = admission.request.seed_of(admission.index)
+        shapes = [SpanShape(span.start, len(span.tokens), span.logits) for span in plan.spans]
+        self.clock.now += step_cost(self.config, shapes, BFLOAT16).seconds(self.machine)
+        results = [
+            SpanResult((token_at(self._seeds[span.slot], shape.start + shape.rows),)) if span.logits else SpanResult()
+            for span, shape in zip(plan.spans, shapes, strict=True)
+        ]
+        return SimulatedStep(sum(shape.rows for shape in shapes), results)
+
+
+def token_at(seed: int, position: int) -> int:
+    """The rule: what any sequence of that seed says at that position, in any batch."""
+    return (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 >> 20) % VOCABULARY
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Wall seconds of the scheduler's calls, step by step, and what the steps were like."""
+
+    adds: list[float] = field(default_factory=list)
+    schedules: list[float] = field(default_factory=list)
+    commits: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    def sample(self) -> dict[str, Any]:
+        """Quantiles: microseconds of an `add`, of a schedule, a commit and both, and sequences a step."""
+        both = [schedule + commit for schedule, commit in zip(self.schedules, self.commits, strict=True)]
+        each = [seconds / batch for seconds, batch in zip(both, self.batches, strict=True)]
+        return {
+            "steps": len(both),
+            "add_us": _micro(self.adds),
+            "schedule_us": _micro(self.schedules),
+            "commit_us": _micro(self.commits),
+            "step_us": _micro(both),
+            "sequence_us": _micro(each),
+            "batch": distribution(self.batches),
+        }
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.adds) + sum(self.schedules) + sum(self.commits)
+
+
+def _micro(seconds: Iterable[float]) -> dict[str, float]:
+    return distribution(1e6 * second for second in seconds)
+
+
+class Simulation:
+    """A scheduler over a simulated machine, with a stopwatch at every call into it."""
+
+    def __init__(self, batch: int, pages: int, policy: Policy = "fcfs", token_budget: int = TOKEN_BUDGET) -> None:
+        self.clock = VirtualClock()
+        self.runner = SimulatedRunner(SHAPES[SHAPE], self.clock)
+        self.cache = PagedCache(pages, DEFAULT_PAGE_SIZE, index=PrefixIndex())
+        self.scheduler = PagedBatching(self.cache, batch, token_budget, policy, self.clock)
+        self.watch = Stopwatch()
+
+    def add(self, request: Request) -> Sequence:
+        sequence = Sequence(request, 0, self.clock)
+        started = time.perf_counter()
+        self.scheduler.add([sequence])
+        self.watch.adds.append(time.perf_counter() - started)
+        return sequence
+
+    def step(self) -> list[Output]:
+        """One step; its outputs, those of whom it ended without one included."""
+        watch, scheduler = self.watch, self.scheduler
+        started = time.perf_counter()
+        plan = scheduler.schedule()
+        scheduled = time.perf_counter()
+        ended = scheduler.take_ended()
+        if plan is None:
+            return ended
+        step = self.runner.run(plan)
+        resumed = time.perf_counter()
+        outputs = scheduler.commit(plan, step)
+        watch.commits.append(time.perf_counter() - resumed)
+        watch.schedules.append(scheduled - started)
+        watch.batches.append(len(plan.spans))
+        return ended + outputs
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.waiting_count + self.scheduler.active_count > 0
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def requests(count: int, batch: int, policy: Policy = "fcfs", seed: int = SEED) -> tuple[Workload, list[Request]]:
+    """So many requests with a common beginning, mixed lengths, and arrivals that outrun the machine.
+
+    Under "priority" each has one of three, under "deadline" a number of seconds that suits its length.
+    """
+    rate = OVERLOAD / seconds_per_request(SHAPES[SHAPE], batch)
+    workload = shared_prefix(count, significant(rate), PREFIX, PROMPTS, ANSWERS, seed)
+    limits, draw = ModelLimits(VOCABULARY, SHAPES[SHAPE].context_length), Random(f"{seed} scheduling")
+    made = []
+    for number, arrival in enumerate(workload.arrivals(VOCABULARY)):
+        params = SamplingParams(max_tokens=arrival.max_tokens, seed=number)
+        share = draw.random()
+        scheduling = {
+            "fcfs": SchedulingParams(),
+            "priority": SchedulingParams(priority=int(3 * share)),
+            "deadline": SchedulingParams(deadline=arrival.max_tokens * (0.02 + 0.1 * share)),
+        }[policy]
+        made.append(Request.create(str(number), arrival.prompt, params, limits, scheduling))
+    return workload, made
+
+
+def seconds_per_request(config: ModelConfig, batch: int) -> float:
+    """What one request takes of the machine's time when `batch` of mean length decode together; prefix hits aside."""
+    prompt, answer = PREFIX + sum(PROMPTS) / 2, sum(ANSWERS) / 2
+    context = SpanShape(int(prompt + answer / 2), 1)
+    step = step_cost(config, [context] * batch, BFLOAT16).seconds(H200)
+    prefill = step_cost(config, [SpanShape(PREFIX, int(prompt) - PREFIX)], BFLOAT16)
+    return step * answer / batch + prefill.flops / H200.rate
+
+
+def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, Any]]:
+    """All requests from the first arrival to the last token."""
+    workload, made = requests(count, batch, policy)
+    simulation = Simulation(batch, batch * POSITIONS_EACH // DEFAULT_PAGE_SIZE, policy)
+    pending = deque(zip((job.at for job in workload.jobs), made, strict=True))
+    running: dict[str, tuple[float, Sequence]] = {}
+    waits, latencies, usages, tokens, missed = [], [], [], 0, 0
+    queue, started = [], time.perf_counter()
+    with frozen():
+        while pending or simulation.has_work:
+            if not simulation.has_work:
+                simulation.clock.now = max(simulation.clock.now, pending[0][0])
+            while pending and pending[0][0] <= simulation.clock.now:
+                at, request = pending.popleft()
+                running[request.id] = at, simulation.add(request)
+            for output in simulation.step():
+                tokens += len(output.tokens)
+                if output.finish_reason is None:
+                    continue
+                at, sequence = running.pop(output.request_id)
+                missed += output.finish_reason == "deadline"
+                latencies.append(simulation.clock.now - at)
+                waits.append((sequence.scheduled or simulation.clock.now) - at)
+            if len(simulation.watch.batches) % USAGE_EVERY == 0:
+                usages.append(simulation.cache.usage())
+                queue.append(simulation.scheduler.waiting_count)
+    wall, watch, scheduler = time.perf_counter() - started, simulation.watch, simulation.scheduler
+    scheduler.check()
+    return workload, {
+        "requests": count,
+        "tokens": tokens,
+        "scheduler_s": significant(watch.seconds),
+        "wall_s": significant(wall),
+        "requests_s": significant(count / watch.seconds),
+        "tokens_s": significant(tokens / watch.seconds),
+        "virtual_s": significant(simulation.clock.now),
+        "latency_s": distribution(latencies),
+        "wait_s": distribution(waits),
+        "queue": distribution(queue),
+        **watch.sample(),
+        "utilization": distribution(usage.utilization for usage in usages),
+        "internal_fragmentation": distribution(usage.internal_fragmentation for usage in usages),
+        "external_fragmentation": distribution(usage.external_fragmentation for usage in usages),
+        "preemptions": scheduler.preemptions,
+        "cached_tokens": scheduler.cached_tokens,
+        "evictions": simulation.cache.evictions,
+        "deadline_misses": missed,
+    }
+
+
+def steady(batch: int, steps: int, prompt: int = 512) -> dict[str, Any]:
+    """Nothing but decodes: every sequence of a full batch, step after step, nobody coming and nobody going."""
+    simulation = Simulation(batch, batch * (prompt + 2 * steps) // DEFAULT_PAGE_SIZE + batch)
+    for request in short_requests(batch, prompt, (2 * steps, 2 * steps)):
+        simulation.add(request)
+    while not all(sequence.decoding for sequence in simulation.scheduler.running) or simulation.scheduler.waiting_count:
+        simulation.step()
+    return _measured(simulation, steps, iter(()))
+
+
+def queued(length: int, batch: int, steps: int) -> dict[str, Any]:
+    """A full batch of short requests, ever new ones taking the place of those that end, and `length` behind them."""
+    simulation = Simulation(batch, batch * 128 // DEFAULT_PAGE_SIZE)
+    supply = short_requests(length + (steps + 64) * batch, 32, (16, 64))
+    for request in itertools.islice(supply, length + batch):
+        simulation.add(request)
+    for _ in range(64):  # until as many end at every step as at any other
+        simulation.step()
+        _refill(simulation, length, supply)
+    return _measured(simulation, steps, supply, length)
+
+
+def _measured(simulation: Simulation, steps: int, supply: Iterator[Request], length: int = 0) -> dict[str, Any]:
+    with frozen():
+        simulation.watch = Stopwatch()
+        for _ in range(steps):
+            simulation.step()
+            _refill(simulation, length, supply)
+    simulation.scheduler.check()
+    return simulation.watch.sample()
+
+
+def _refill(simulation: Simulation, length: int, supply: Iterator[Request]) -> None:
+    while simulation.scheduler.waiting_count < length:
+        simulation.add(next(supply))
+
+
+def short_requests(count: int, prompt: int, answer: tuple[int, int], seed: int = SEED) -> Iterator[Request]:
+    """One after the other, with nothing in common."""
+    limits, draw = ModelLimits(VOCABULARY, SHAPES[SHAPE].context_length), Random(f"{seed} short")
+    params = [SamplingParams(max_tokens=tokens, seed=0) for tokens in range(answer[0], answer[1] + 1)]
+    for number in range(count):
+        tokens = tuple(int(draw.random() * VOCABULARY) for _ in range(prompt))
+        yield Request.create(str(number), tokens, params[int(draw.random() * len(params))], limits)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """The garbage collector looks only at what comes from here on, as in a server that froze what it had loaded."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,91 @@
+"""Pages by hand: what each state allows, and what is refused by name."""
+
+import pytest
+
+from gradus.cache.pool import DoubleFree, FreePageUsed, PageInUse, PagePool, PoolExhausted
+
+
+def test_pages_are_numbered_from_one_and_page_zero_is_nobodys():
+    pool = PagePool(3)
+    assert sorted(pool.take() for _ in range(3)) == [1, 2, 3]
+    with pytest.raises(PoolExhausted, match="all 3 pages"):
+        pool.take()
+    with pytest.raises(FreePageUsed):
+        pool.share(0)
+    with pytest.raises(DoubleFree):
+        pool.drop(0)
+
+
+def test_a_page_is_free_when_the_last_of_its_users_drops_it():
+    pool = PagePool(1)
+    page = pool.take()
+    pool.share(page)
+    pool.drop(page)
+    assert (pool.held, pool.available) == (1, 0)
+    pool.drop(page)
+    assert (pool.held, pool.available) == (0, 1)
+
+
+def test_dropping_a_page_twice_and_sharing_a_free_one_are_refused_and_change_nothing():
+    pool = PagePool(2)
+    page = pool.take()
+    pool.drop(page)
+    with pytest.raises(DoubleFree, match=f"page {page}"):
+        pool.drop(page)
+    with pytest.raises(FreePageUsed, match=f"page {page}"):
+        pool.share(page)
+    with pytest.raises(PageInUse):
+        pool.reclaim(page)
+    pool.check()
+    assert pool.available == 2
+
+
+def test_an_indexed_page_turns_idle_and_a_hit_wakes_it():
+    indexed = {1}
+    pool = PagePool(2, indexed)
+    pool.drop(pool.take())
+    assert list(pool.idle) == [1] and pool.free == [2]
+    pool.share(1)
+    assert pool.held == 1 and not pool.idle
+    with pytest.raises(PageInUse, match="1 references"):
+        pool.reclaim(1)
+    pool.check()
+
+
+def test_the_page_idle_longest_goes_first_and_a_hit_makes_it_the_youngest():
+    pool = PagePool(3, {1, 2, 3})
+    for page in [pool.take(), pool.take(), pool.take()]:
+        pool.drop(page)
+    pool.share(1)
+    pool.drop(1)
+    assert list(pool.idle) == [2, 3, 1] and pool.oldest_idle() == 2
+
+
+@pytest.mark.parametrize(
+    "spoil, complaint",
+    [
+        (lambda pool: pool.free.append(pool.free[0]), "free twice"),
+        (lambda pool: pool.free.pop(), "lost"),
+        (lambda pool: pool.references.__setitem__(pool.free[0], 1), "free and in use"),
+        (lambda pool: pool.idle.__setitem__(pool.free[0], None), "idle is indexed"),
+        (lambda pool: pool.references.__setitem__(0, 1), "page 0"),
+    ],
+)
+def test_check_finds_books_that_do_not_balance(spoil, complaint):
+    pool = PagePool(4)
+    pool.take()
+    pool.check()
+    spoil(pool)
+    with pytest.raises(AssertionError, match=complaint):
+        pool.check()
+
+
+def test_the_longest_free_run_counts_neighbors():
+    pool = PagePool(8)
+    assert pool.longest_free_run() == 8
+    for _ in range(8):
+        pool.take()
+    assert pool.longest_free_run() == 0
+    for page in (2, 4, 5, 6, 8):
+        pool.drop(page)
+    assert pool.longest_free_run() == 3

@@ -1,0 +1,288 @@
+"""Random schedules over few pages: whoever comes, leaves, is sent back or shares, everybody gets its own tokens.
+
+After every step the books balance, and when all have ended not a page is held. What is right is what a request gets
+alone in p01, which has neither pages nor neighbors.
+"""
+
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradus import phases
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.errors import RequestError
+from tests.phases.conftest import FAMILIES, PHASES, build_engine, limits_of, tiny_model
+from tests.phases.drive import Ending, parting, record, run, step
+
+PAGED = [name for name in PHASES if name >= "p04"]
+SHAPE = "tiny-llama"
+BEGINNINGS = ((), (7, 8, 9), tuple(range(40, 57)), tuple(range(40, 74)))  # the last one begins with the one before
+LONGEST = 60  # positions; a sequence in a larger pool needs no more
+
+
+def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, salt: str | None = None, **params) -> Request:
+    settings = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, **params})
+    return Request.create(name, prompt, settings, limits_of(shape), SchedulingParams(cache_salt=salt))
+
+
+def engine_of(phase: str, shape: str = SHAPE, max_sequences: int = 3, **options: int | None) -> Engine:
+    return phases.load(phase).build(tiny_model(shape), EngineOptions(limits_of(shape), max_sequences, **options))
+
+
+@cache
+def alone(shape: str, prompt: tuple[int, ...], params: tuple) -> dict[int, Ending]:
+    done = run(build_engine("p01", shape), [ask("a", prompt, shape, **dict(params))])
+    return {index: ending for (_, index), ending in done.items()}
+
+
+def right(shape: str, request: Request, index: int = 0) -> Ending:
+    settings = request.params
+    names = ("max_tokens", "temperature", "seed", "n", "presence_penalty")
+    return alone(shape, request.prompt, tuple((name, getattr(settings, name)) for name in names))[index]
+
+
+def compare(shape: str, requests: dict[str, Request], done: dict[tuple[str, int], Ending]) -> None:
+    for (name, index), ending in done.items():
+        expected = right(shape, requests[name], index)
+        if ending.finish_reason == "cancelled":
+            assert expected.tokens[: len(ending.tokens)] == ending.tokens
+        else:
+            assert ending == expected, f"{name}: {parting(requests[name].prompt, ending.tokens, expected.tokens)}"
+
+
+def nothing_is_left(engine: Engine) -> None:
+    usage = engine.scheduler.cache.usage()
+    assert usage.held == 0 and usage.idle + usage.free == usage.pages
+    assert engine.metrics().waiting == engine.metrics().active == 0
+
+
+# -- random ------------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def pools(draw) -> dict[str, int]:
+    """Page size, pages (of each layer group), sequences at once, tokens a step."""
+    page_size, pages = draw(st.sampled_from([1, 4, 16])), draw(st.integers(2, 64))
+    return dict(
+        page_size=page_size,
+        cache_tokens=pages * page_size,
+        max_sequences=draw(st.integers(1, 5)),
+        token_budget=draw(st.sampled_from([1, 2, 3, 5, 8, 17, 64, 512])),
+    )
+
+
+@st.composite
+def requests(draw, longest: int) -> list[dict]:
+    """Requests that the pool could hold one at a time, when they come, and what becomes of them."""
+    plan = []
+    for i in range(draw(st.integers(1, 6))):
+        beginning = draw(st.sampled_from(BEGINNINGS))
+        prompt = (*beginning, *draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)))[: longest - 1]
+        plan.append(
+            dict(
+                name=f"r{i}",
+                prompt=prompt,
+                params=dict(
+                    max_tokens=draw(st.integers(1, min(12, longest - len(prompt)))),
+                    temperature=draw(st.sampled_from([0.0, 0.0, 1.0])),
+                    seed=i,
+                    n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+                    presence_penalty=draw(st.sampled_from([0.0, 1.0])),
+                ),
+                salt=draw(st.sampled_from([None, None, "x"])),
+                arrives=draw(st.integers(0, 10)),
+                follow_up=draw(st.booleans()),
+                cancelled=draw(st.none() | st.integers(0, 20)),
+            )
+        )
+    return plan
+
+
+@pytest.mark.parametrize("phase", PAGED)
+@given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
+def test_whatever_the_schedule_each_request_gets_its_own_tokens_and_no_page_is_lost(phase, data, shape, pool):
+    longest = min(pool["cache_tokens"], LONGEST)
+    plan = data.draw(requests(longest))
+    engine = engine_of(phase, shape, **pool)
+    asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
+    arrivals = [(item["arrives"], asked[item["name"]]) for item in plan]
+    follow_ups = {item["name"]: item for item in plan if item["follow_up"]}
+    done: dict[tuple[str, int], Ending] = {}
+    tick = 0
+    while arrivals or engine.has_work:
+        for due in [arrival for arrival in arrivals if arrival[0] <= tick]:
+            engine.submit(due[1])
+            arrivals.remove(due)
+        for item in plan:
+            if item["cancelled"] == tick:
+                record(done, engine.cancel(item["name"]))
+                engine.scheduler.check()
+        outputs = step(engine)
+        record(done, outputs)
+        for output in outputs:
+            if output.finish_reason == "length" and output.index == 0 and output.request_id in follow_ups:
+                item = follow_ups.pop(output.request_id)
+                longer = (*item["prompt"], *done[output.request_id, 0].tokens, 9)
+                if len(longer) < longest:
+                    name, params = f"{item['name']}-next", item["params"] | {"max_tokens": 1}
+                    asked[name] = ask(name, longer, shape, item["salt"], **params)
+                    arrivals.append((tick + 1, asked[name]))
+        tick += 1
+        assert tick < 2500, "livelock"
+    compare(shape, asked, done)
+    nothing_is_left(engine)
+
+
+# -- one thing at a time -----------------------------------------------------------------------------------------------
+
+
+def crowd() -> dict[str, Request]:
+    """More than a small pool holds, some of it shared: chunks, preemptions and hits happen within 30 steps."""
+    shared = tuple(range(40, 49))
+    made = [
+        ask("a", (*shared, 1), max_tokens=9),
+        ask("b", (*shared, 2, 3), max_tokens=7, n=2, temperature=1.0, seed=3),
+        ask("c", (4, 5, 6), max_tokens=10),
+        ask("d", (*shared, 1, 4), max_tokens=3),
+    ]
+    return {request.id: request for request in made}
+
+
+def small(phase: str) -> Engine:
+    return engine_of(phase, max_sequences=3, page_size=4, cache_tokens=28, token_budget=5)
+
+
+@pytest.mark.parametrize("phase", PAGED)
+@pytest.mark.parametrize("victim", "abcd")
+def test_a_request_can_be_cancelled_between_any_two_steps(phase, victim):
+    """Queued, in the middle of a chunked prompt, decoding, preempted, as one of n, after its end."""
+    for moment in range(40):
+        engine, done = small(phase), {}
+        for request in crowd().values():
+            engine.submit(request)
+        for tick in range(400):
+            if tick == moment:
+                record(done, engine.cancel(victim))
+                engine.scheduler.check()
+            if not engine.has_work:
+                break
+            record(done, step(engine))
+        compare(SHAPE, crowd(), done)
+        nothing_is_left(engine)
+        if tick < moment:
+            return  # everything had ended by then: no later moment is any different
+    raise AssertionError("40 steps should have been enough")
+
+
+@pytest.mark.parametrize("phase", PAGED)
+def test_a_request_can_be_cancelled_while_its_step_is_under_way(phase):
+    for victim in "abcd":
+        for moment in range(12):
+            engine, done = small(phase), {}
+            for request in crowd().values():
+                engine.submit(request)
+            while engine.has_work and moment:
+                record(done, step(engine))
+                moment -= 1
+            plan = engine.scheduler.schedule()
+            result = engine.runner.run(plan)
+            record(done, engine.cancel(victim))
+            record(done, engine.scheduler.commit(plan, result))
+            while engine.has_work:
+                record(done, step(engine))
+            compare(SHAPE, crowd(), done)
+            nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("phase", [name for name in PAGED if name >= "p05"])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_preempted_and_prefix_hit_requests_run_together(phase, shape):
+    """A preempted one comes back to a prefix that another one still holds, or has left in the index."""
+    shared = tuple(range(40, 52))
+    asked = {f"r{i}": ask(f"r{i}", (*shared, i), shape, max_tokens=14) for i in range(5)}
+    engine = engine_of(phase, shape, max_sequences=4, page_size=4, cache_tokens=44)
+    done: dict[tuple[str, int], Ending] = {}
+    resumed = 0
+    for request in asked.values():
+        engine.submit(request)
+    while engine.has_work:
+        plan = engine.scheduler.schedule()
+        for span in plan.spans:
+            resumed += span.start > 0 and len(span.tokens) > 1 and span.sequence.generated > 0
+        record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
+        engine.scheduler.check()
+    assert engine.scheduler.preemptions > 0 and engine.scheduler.cached_tokens > 0
+    assert resumed > 0, "nobody resumed from a prefix: the case is not the one that is meant"
+    compare(shape, asked, done)
+    nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("phase", [name for name in PAGED if name >= "p05"])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(phase, shape):
+    """Two compute the same prompt at once; the second's copy is freed at commit, and a newcomer overwrites it."""
+    shared = tuple(range(40, 52))
+    asked = {
+        "first": ask("first", (*shared, 1), shape, max_tokens=10),
+        "second": ask("second", (*shared, 2), shape, max_tokens=10),
+        "newcomer": ask("newcomer", tuple(range(90, 110)), shape, max_tokens=4),
+    }
+    engine, done = engine_of(phase, shape, max_sequences=3, page_size=4, cache_tokens=60), {}
+    engine.submit(asked["first"])
+    engine.submit(asked["second"])
+    plan = engine.scheduler.schedule()
+    mapped = {page for span in plan.spans for page in span.pages[0]}
+    record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
+    freed = mapped & set(engine.scheduler.cache.pool.free)
+    assert len(freed) == 3, "the three shared pages were computed twice, so one copy of each is free"
+    engine.submit(asked["newcomer"])
+    taken: set[int] = set()
+    while engine.has_work:
+        plan = engine.scheduler.schedule()
+        taken |= {page for s in plan.spans if s.sequence.request.id == "newcomer" and s.pages for page in s.pages[0]}
+        record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
+        engine.scheduler.check()
+    assert taken & freed, "the newcomer should have got freed pages: the case is not the one that is meant"
+    compare(shape, asked, done)
+    nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("phase", PAGED)
+def test_a_preemption_storm_ends(phase):
+    """Everybody fits alone, and hardly any two together."""
+    asked = {f"r{i}": ask(f"r{i}", (i,) * (1 + i), max_tokens=12) for i in range(5)}
+    for page_size, pages in ((1, 17), (4, 5), (16, 2)):
+        engine = engine_of(phase, max_sequences=5, page_size=page_size, cache_tokens=pages * page_size)
+        compare(SHAPE, asked, run(engine, asked.values()))
+        assert page_size == 16 or engine.metrics().preemptions > 2
+        nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("phase", PAGED)
+def test_in_the_bytes_of_two_slots_twenty_short_sequences_run(phase):
+    """Memory follows lengths, and not the longest that there may be."""
+    asked = {f"r{i}": ask(f"r{i}", (7 + i,) * (1 + i % 4), max_tokens=3) for i in range(20)}
+    engine = engine_of(phase, max_sequences=20, cache_tokens=2 * limits_of(SHAPE).context_length)
+    compare(SHAPE, asked, run(engine, asked.values()))
+    assert engine.metrics().max_batch == 20 and engine.metrics().preemptions == 0
+
+
+@pytest.mark.parametrize("phase", [name for name in PAGED if name >= "p05"])
+def test_rows_count_what_was_computed_and_not_what_was_shared(phase):
+    engine = engine_of(phase, page_size=4)
+    run(engine, [ask("a", range(18), max_tokens=1)])
+    run(engine, [ask("b", [*range(16), 90, 91, 92], max_tokens=1)])
+    assert (engine.metrics().rows, engine.metrics().cached_tokens) == (18 + 3, 16)
+
+
+@pytest.mark.parametrize("phase", PAGED)
+def test_what_the_pool_could_never_hold_is_refused_and_nothing_is_kept(phase):
+    engine = engine_of(phase, page_size=4, cache_tokens=16)
+    with pytest.raises(RequestError, match="17 tokens"):
+        engine.submit(ask("a", range(10), max_tokens=7))
+    assert not engine.has_work
+    assert len(run(engine, [ask("a", range(10), max_tokens=6)])["a", 0].tokens) == 6

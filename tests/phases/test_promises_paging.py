@@ -1,0 +1,232 @@
+"""What p04 promises, and every phase after it: pages as they are needed, and somebody's turn to give way when they end.
+
+Most of these drive cache and scheduler alone, with a stand-in for the model. Pages have 4 positions.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gradus import phases
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions, Policy
+from gradus.engine.plan import Plan
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from tests.phases.conftest import limits_of, tiny_model
+from tests.phases.drive import parting, run
+from tests.phases.test_promises import SHAPE, ask, names, of, plans, since
+
+PAGE = 4
+WINDOWED = "tiny-gemma3"  # two layers with full attention, two with a window of 16: a group each
+
+
+def engine_of(phase: str, *requests: Request, pages: int, shape: str = SHAPE, policy: Policy = "fcfs") -> Engine:
+    options = EngineOptions(limits_of(shape), 3, page_size=PAGE, cache_tokens=pages * PAGE, policy=policy)
+    engine = phases.load(phase).build(tiny_model(shape), options)
+    for request in requests:
+        engine.submit(request)
+    return engine
+
+
+def cache_of(phase: str, pages: int, shape: str = SHAPE):
+    return engine_of(phase, pages=pages, shape=shape).scheduler.cache
+
+
+# -- pages as they are needed ------------------------------------------------------------------------------------------
+
+
+@since("p04")
+def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phase):
+    cache = cache_of(phase, pages=8)
+    for end in (1, 3, 4, 5, 8, 9, 17):
+        assert cache.reserve("a", end), f"of 8 pages of {PAGE}, {end} positions take {-(-end // PAGE)}: there is room"
+        held, needed = cache.usage().held, -(-end // PAGE)
+        assert held == needed, f"{end} positions are on {needed} pages of {PAGE}; yours are on {held}"
+        cache.check()
+
+
+@since("p04")
+def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
+    cache = cache_of(phase, pages=4)
+    cache.reserve("a", 9)
+    cache.reserve("b", 3)
+    assert not cache.reserve("b", 6), "all 4 pages are held, and reserve says that there is one more"
+    assert not cache.reserve("c", 1), "all 4 pages are held, and reserve says that there is one more"
+    cache.release("a")
+    assert not cache.reserve("b", 17), "4 pages have no room for 17 positions, and reserve says that they have"
+    held, stored = cache.usage().held, cache.stored("b")
+    assert (held, stored) == (1, 3), (
+        f"a refusal takes no page and stores nothing: b has 1 page, 3 positions; yours has {held}, {stored}"
+    )
+    assert cache.usage().refusals == 3, f"three times there was no room; yours counts {cache.usage().refusals}"
+
+
+@since("p04")
+def test_a_block_table_is_told_when_it_has_grown_and_only_then(phase):
+    cache = cache_of(phase, pages=4)
+    cache.reserve("a", 3)
+    (first,) = cache.tables("a")
+    cache.reserve("a", 4)
+    assert cache.tables("a") is None, "position 3 is on the first page: the table is what it was, which is told as None"
+    cache.reserve("a", 5)
+    told = cache.tables("a")
+    assert told is not None, "position 4 is on a second page, and nobody was told (`changed`)"
+    assert told[0][:1] == first and len(set(told[0])) == 2, f"after {first} comes one page more; yours says {told[0]}"
+
+
+@since("p04")
+def test_no_page_belongs_to_two(phase):
+    cache = cache_of(phase, pages=8)
+    for end in range(1, 13):
+        for name in "ab":
+            cache.reserve(name, end)
+    tables = {name: cache.tables(name)[0] for name in "ab"}
+    assert not set(tables["a"]) & set(tables["b"]), f"two sequences must not share a page here; yours do: {tables}"
+    assert 0 not in tables["a"] + tables["b"], f"page 0 is nobody's; yours hands it out: {tables}"
+
+
+# -- behind a window ---------------------------------------------------------------------------------------------------
+
+
+def decoded(phase: str, length: int) -> list[tuple[int, ...]]:
+    """The tables of a sequence that has come to `length` by one position a step: the full group's, then a windowed
+    one's."""
+    cache = cache_of(phase, pages=64, shape=WINDOWED)
+    for end in range(6, length + 1):
+        assert cache.reserve("a", end)
+        cache.check()
+    full, windowed, *_ = cache.residents["a"].tables
+    return [tuple(full), tuple(windowed)]
+
+
+@since("p04")
+def test_pages_that_a_window_has_passed_are_given_back_and_leave_a_zero(phase):
+    full, windowed = decoded(phase, 41)
+    assert 0 not in full, f"without a window every page is read to the end; yours has given some back: {full}"
+    assert len(windowed) == len(full), "a table keeps its length: entry i is the page of positions 4 i to 4 i + 3"
+    gone = [entry for entry, page in enumerate(windowed) if page == 0]
+    assert gone == [0, 1, 2, 3, 4, 5], (
+        f"position 40 sees back to 25, on entry 6: entries 0 to 5 are given back; yours are {gone}"
+    )
+
+
+@since("p04")
+def test_a_page_that_the_span_can_still_see_is_kept(phase):
+    cache = cache_of(phase, pages=64, shape=WINDOWED)
+    cache.reserve("a", 21)
+    cache.reserve("a", 30)  # the span of positions 21 to 29: its first query sees 6 to 21
+    windowed = cache.residents["a"].tables[1]
+    kept = [entry for entry, page in enumerate(windowed) if page]
+    assert kept == list(range(1, 8)), (
+        f"the first query of span 21 to 29 sees back to 6: entries 1 to 7 are kept; yours keeps {kept}"
+    )
+
+
+@since("p04")
+def test_what_is_given_back_can_be_taken_at_once(phase):
+    """Two groups: 32 positions take all 16 pages. Position 32 sees back to 17, so four of the window's 8 are unseen."""
+    cache = cache_of(phase, pages=8, shape=WINDOWED)  # for each group
+    assert cache.reserve("a", 32), "two groups of 8 pages each have room for 32 positions"
+    assert cache.reserve("a", 33), "4 pages behind the window come back first, more than the 2 that are needed"
+    assert cache.usage().free == 2, f"4 pages came back and 2 were taken; yours has {cache.usage().free} free"
+
+
+@since("p04")
+def test_a_model_with_windows_gives_the_tokens_that_it_gives_without_pages(phase):
+    request = ask("a", prompt=range(3, 26), max_tokens=40)
+    tokens = run(engine_of(phase, pages=16, shape=WINDOWED), [request])["a", 0].tokens
+    alone = run(phases.load("p00").build(tiny_model(WINDOWED), EngineOptions(limits_of(WINDOWED))), [request])
+    assert tokens == alone["a", 0].tokens, parting(request.prompt, tokens, alone["a", 0].tokens)
+
+
+# -- when there is none left -------------------------------------------------------------------------------------------
+
+
+def crowd() -> list[Request]:
+    """a and b fit side by side, but not to their ends; c waits."""
+    return [
+        ask("a", prompt=[5] * 6, max_tokens=11),
+        ask("b", prompt=[6] * 5, max_tokens=11),
+        ask("c", prompt=[7] * 4, max_tokens=5),
+    ]
+
+
+def told(engine: Engine) -> Iterator[tuple[list[str], Plan]]:
+    for plan in plans(engine):
+        yield names(plan), plan
+
+
+@since("p04")
+def test_the_first_one_advances_in_every_step_until_it_ends(phase):
+    ran = [who for who, _ in told(engine_of(phase, *crowd(), pages=6))]
+    steps = sum("a" in who for who in ran)
+    assert all("a" in who for who in ran[:11]) and steps == 11, (
+        f"a came first and never gives way: it runs in steps 1 to 11; yours ran {list(map(''.join, ran))}"
+    )
+
+
+@since("p04")
+def test_who_came_last_gives_way_and_goes_on_before_those_behind_it(phase):
+    engine = engine_of(phase, *crowd(), pages=6)
+    first_c, preempted = None, None
+    for step, (who, _) in enumerate(told(engine)):
+        if preempted is None and step and "b" not in who:
+            preempted = step
+        if first_c is None and "c" in who:
+            first_c = step
+            assert "b" in who, "b came before c, so after its preemption it is back before c starts"
+    assert preempted is not None, "6 pages do not hold a and b to their ends, and yet nobody gave way"
+    assert engine.scheduler.preemptions == 1, (
+        f"one preemption is enough here, of b by a; yours made {engine.scheduler.preemptions}"
+    )
+
+
+@of("p04")
+def test_who_was_sent_back_is_computed_again_from_its_beginning_with_its_answer_so_far(phase):
+    spans = [
+        (span.start, len(span.tokens))
+        for _, plan in told(engine_of(phase, *crowd(), pages=6))
+        for span in plan.spans
+        if span.sequence.request.id == "b"
+    ]
+    wanted = [(0, 5), *((5 + i, 1) for i in range(6)), (0, 12), *((12 + i, 1) for i in range(3))]
+    assert spans == wanted, f"b's spans are {wanted}: after 12 tokens it starts over; yours are {spans}"
+
+
+@since("p04")
+def test_no_plan_runs_a_sequence_that_was_sent_back_while_it_was_made(phase):
+    """One that matters more comes second: by the time it needs a page, the step has planned the first one already."""
+    for prompt in range(4, 9):
+        engine = engine_of(phase, first := urgent("a", 4, priority=1), pages=6, policy="priority")
+        for step, (who, plan) in enumerate(told(engine)):
+            if step == 0:
+                engine.submit(urgent("b", prompt, priority=0))
+            running = [sequence.request.id for sequence in engine.scheduler.running]
+            assert set(who) <= set(running), (
+                f"the plan runs {who}, though only {running} has pages: {first.id} was sent back while it was made"
+            )
+
+
+def urgent(name: str, prompt: int, priority: int) -> Request:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    return Request.create(name, [5] * prompt, params, limits_of(SHAPE), SchedulingParams(priority=priority))
+
+
+@since("p04")
+def test_a_newcomer_leaves_everybody_who_runs_a_page_to_grow(phase):
+    engine = engine_of(phase, ask("a", [5] * 4, max_tokens=5), ask("b", [6] * 16, max_tokens=4), pages=5)
+    ran = [who for who, _ in told(engine)]
+    assert ran[0] == ["a"] and engine.scheduler.preemptions == 0, (
+        f"of 5 pages a has one, and needs another in the next step; b would take all 4 that are left, and be sent back: "
+        f"it waits. Yours starts {ran[0]}, with {engine.scheduler.preemptions} preemptions"
+    )
+
+
+@pytest.mark.parametrize("pages", [5, 6, 9])
+@since("p04")
+def test_everybody_gets_the_tokens_it_gets_alone_however_few_pages_there_are(phase, pages):
+    done = run(engine_of(phase, pages=pages), crowd())
+    for request in crowd():
+        alone = run(phases.load("p00").build(tiny_model(SHAPE), EngineOptions(limits_of(SHAPE))), [request])
+        tokens, right = (ending[request.id, 0].tokens for ending in (done, alone))
+        assert tokens == right, f"with {pages} pages {request.id} goes wrong: {parting(request.prompt, tokens, right)}"
