@@ -28,7 +28,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradus.kernels.attention_work import Launch, Work, launches
 from gradus.kernels.paged_attention import paged_attention
-from gradus.kernels.split_attention import Partials, merge_splits
+from gradus.kernels.split_attention import Partials
 
 PAGE = 16
 CACHE = 400 << 20  # bytes a graph reads at least: several times an H200's L2
@@ -147,10 +147,17 @@ def microseconds(layer: Callable[[int], Any], layers: int, replays: int = 5) -> 
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a large copy on the device."""
-    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * len(source) / microseconds(lambda _: target.copy_(source), 4) * 1e6
+    """Bytes a second, read and written, of a large copy on the device. (Not in a graph: there it is slower.)"""
+    source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
+    target, times = torch.empty_like(source), []
+    for _ in range(8):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return 2 * source.nbytes / statistics.median(times)
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------
@@ -209,15 +216,16 @@ def flash_microseconds(step: Step) -> float:
 # -- other launch shapes -----------------------------------------------------------------------------------------------
 
 SMALL = [
-    Launch(16, keys, warps, stages, 8 * PROCESSORS, unmasked)
-    for keys, warps, stages, unmasked in product((32, 64, 128), (1, 2, 4, 8), (2, 3, 5), (False, True))
+    Launch(16, keys, warps, stages, 4 * PROCESSORS)
+    for keys, warps, stages in product((32, 64, 128), (1, 2, 4, 8), (2, 3, 5))
     if 8 <= keys // warps <= 64
 ]
 LARGE = [
-    Launch(rows, keys, warps, stages, 2 * PROCESSORS, True)
-    for (rows, warps), keys, stages in product(((64, 4), (128, 4), (128, 8)), (32, 64, 128), (2, 3, 5))
+    Launch(rows, keys, warps, stages, PROCESSORS, unmasked=True)
+    for (rows, warps), keys, stages in product(((64, 4), (128, 4), (128, 8)), (32, 64, 128), (3, 5, 7))
     if rows * keys <= (8192 if warps == 4 else 16384)
 ]
+SPLITTING = [*product((2, 4, 8, 16), (None,)), *product((4, 8), (512, 1024))]  # programs a processor, longest piece
 
 
 def compile_one(task: tuple[Shape, Launch]) -> None:
@@ -251,50 +259,50 @@ def race(step: Step, candidates: Iterable[Launch]) -> list[tuple[float, Launch]]
 
 def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
     """Race launch shapes on a few steps: kernels first, then how much to split with the best of them."""
-    best: dict[Launch, float] = {}
+    small, large = dict.fromkeys(SMALL, 1.0), dict.fromkeys(LARGE, 1.0)
     tried = (
-        (Step(shape, [1] * 64, [1024] * 64), SMALL),
-        (Step(shape, [1] * 256, [2048] * 256), SMALL),
-        (Step(shape, [1], [4096]), [replace(launch, programs=2 * PROCESSORS) for launch in SMALL]),
-        (Step(shape, [8192], [8192]), LARGE),
-        (Step(shape, [512], [8192]), LARGE),
+        ([1] * 64, [1024] * 64, small),
+        ([1] * 256, [2048] * 256, small),
+        ([1] * 256, torch.randint(100, 2000, (256,), generator=torch.Generator().manual_seed(0)).tolist(), small),
+        ([1], [1024], small),
+        ([1], [4096], small),
+        ([8192], [8192], large),
+        ([1024] * 8, [1024] * 8, large),
+        ([512], [8192], large),
     )
-    for step, candidates in tried:
-        times = race(step, candidates)
-        name = f"sweep {len(step.counts)} x {step.counts[0]} at {step.lengths[0]}"
-        yield row(shape, name, step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times])
-        if candidates is SMALL:
-            for us, launch in times:
-                best[launch] = best.get(launch, 1.0) * us
-        if candidates is LARGE:
-            large = times[0][1]
-    leaders = sorted(best, key=best.__getitem__)[:3]
+    for counts, lengths, scores in tried:
+        step = Step(shape, counts, lengths)
+        times = race(step, scores)
+        yield row(shape, f"sweep {len(counts)} x {counts[0]} at {lengths[0]}", step, times)
+        for us, launch in times:
+            scores[launch] *= us
+        for launch in scores.keys() - {launch for _, launch in times}:
+            scores[launch] = math.inf
+    leaders, wide = sorted(small, key=small.__getitem__)[:4], min(large, key=large.__getitem__)
     for name, step in (*decodes(shape), *singles(shape)):
-        splits = [replace(leader, programs=k * PROCESSORS) for leader in leaders for k in (1, 2, 4, 8, 16)]
-        times = race(step, splits)
-        yield row(shape, f"split {name}", step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times])
+        splits = [replace(best, programs=k * PROCESSORS, piece=piece) for best in leaders for k, piece in SPLITTING]
+        yield row(shape, f"split {name}", step, race(step, splits))
     for name, step in verifications(shape):
-        rows = [replace(leaders[0], rows=rows, programs=k * PROCESSORS) for rows in (16, 32, 64) for k in (2, 4, 8)]
-        times = race(step, [*rows, replace(large, rows=64, warps=4)])
-        yield row(shape, f"rows {name}", step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times])
-    step = Step(shape, [512], [8192])
-    times = race(step, [replace(large, programs=k * PROCESSORS) for k in (1, 2, 4, 8)])
-    yield row(
-        shape, "split chunk 512 at 7680", step, times[0][0], launches=[[us, asdict(launch)] for us, launch in times]
-    )
+        rows = [replace(best, rows=rows) for best in leaders for rows in (16, 32, 64)]
+        yield row(shape, f"rows {name}", step, race(step, [*rows, *(launch for launch in LARGE if launch.rows == 64)]))
+    for counts, lengths in (([512], [8192]), ([2048], [8192])):
+        step = Step(shape, counts, lengths)
+        splits = [replace(wide, programs=k * PROCESSORS // 2) for k in (1, 2, 3, 4, 8)]
+        yield row(shape, f"split chunk {counts[0]} at {lengths[0]}", step, race(step, splits))
 
 
-def row(shape: Shape, name: str, step: Step, us: float, **more: Any) -> dict[str, Any]:
+def row(shape: Shape, name: str, step: Step, times: list[tuple[float, Launch]], **more: Any) -> dict[str, Any]:
+    """One result: the fastest launch's, and what the others took."""
+    us = times[0][0]
     found = {
         "shape": shape.name,
         "step": name,
         "us": round(us, 2),
         "gb_s": round(step.bytes / us / 1e3, 1),
         "tflop_s": round(operations(step) / us / 1e6, 1),
+        "launches": [[round(us, 2), *asdict(launch).values()] for us, launch in times],
     } | more
     print(shape.name, name, f"{us:.1f} us", f"{found['gb_s']:.0f} GB/s", f"{found['tflop_s']:.0f} TFLOP/s", flush=True)
-    for us, launch in more.get("launches", [])[:4]:
-        print("     ", f"{us:.1f}", *launch.values(), flush=True)
     return found
 
 
@@ -305,20 +313,18 @@ def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
             more = {}
             if name.startswith("prefill"):
                 more["flash_us"] = round(flash_microseconds(step), 1)
-            yield row(shape, name, step, step.microseconds(choices), **more)
+            yield row(shape, name, step, [(step.microseconds(choices), choices[0])], **more)
 
 
-def around(shape: Shape) -> Iterator[dict[str, Any]]:
-    """What planning a step and merging splits take, by themselves."""
+def planning(shape: Shape) -> Iterator[dict[str, Any]]:
+    """What planning a step takes, once for all layers."""
     launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)[0]
     for batch, context in ((1, 4096), (64, 1024), (256, 2048)):
         step = Step(shape, [1] * batch, [context] * batch)
         works = step.plan([launch])
-        partials = step.partials(works)
-        planning = microseconds(lambda _: works[0].lay_out(*step.numbers, most=1), 16)  # noqa: B023
-        merging = microseconds(lambda _: merge_splits(step.out, partials, works[0], shape.group), 16)  # noqa: B023
-        yield {"shape": shape.name, "step": f"around {batch} x {context}", "plan_us": planning, "merge_us": merging}
-        print(shape.name, f"around {batch} x {context}: plan {planning:.1f} us, merge {merging:.1f} us", flush=True)
+        us = microseconds(lambda _: works[0].lay_out(*step.numbers, most=1), 16)  # noqa: B023
+        yield {"shape": shape.name, "step": f"plan of {batch} x {context}", "plan_us": us}
+        print(shape.name, f"plan of {batch} x {context}: {us:.1f} us", flush=True)
 
 
 def main() -> None:
@@ -332,7 +338,7 @@ def main() -> None:
     results: dict[str, Any] = {"copy_gb_s": copy_bandwidth() / 1e9, "rows": []}
     print(f"copy {results['copy_gb_s']:.0f} GB/s", flush=True)
     for shape in SHAPES:
-        for part in (as_shipped, around, *([sweep] if options.sweep else [])):
+        for part in (as_shipped, planning, *([sweep] if options.sweep else [])):
             start = time.perf_counter()
             for found in part(shape):
                 results["rows"].append(found)

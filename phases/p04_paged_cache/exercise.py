@@ -28,9 +28,9 @@ GROWTH = Exercise(
             "resident.first[group] = seen. Without a window, seen is 0 and nothing happens.",
         ),
     },
-    text="Let a sequence live on pages. It gets one more in each layer group whenever it enters one, all it needs or none "
-    "at all: a sequence that was refused must be able to try again as if nothing had been. And what a sliding window has "
-    "left behind goes back to the pool before anything new is taken.",
+    text="Let a sequence live on pages. It gets one more in each layer group whenever it enters one, all it needs or "
+    "none at all: a sequence that was refused must be able to try again as if nothing had been. And what a sliding "
+    "window has left behind goes back to the pool before anything new is taken.",
     tests=("tests/cache/test_paged.py", "tests/cache/test_random.py::TestCache"),
 )
 
@@ -38,35 +38,36 @@ PRESSURE = Exercise(
     file="src/gradus/engine/batching.py",
     functions={
         "PagedBatching.make_room": (
-            "`self.cache.reserve` says whether there was room. If not, somebody must go: whose loss can never come back "
-            "to hit the one who went first?",
+            "`self.cache.reserve` says whether there was room. If not, somebody must go: whose loss can never come "
+            "back to hit the one who went first?",
             "As long as reserve says False, send back the worst of those who run: the one with the largest `order`, "
-            "which is the one that came last (and under a policy, the one that matters least). That may be the sequence "
-            "itself: then there is nothing to plan for it.",
+            "which is the one that came last (and under a policy, the one that matters least). That may be the "
+            "sequence itself: then there is nothing to plan for it.",
             "while not self.cache.reserve(sequence.id, end): worst = max(self.running, key=BY_ORDER); "
             "self.preempt(worst); if worst is sequence, return False. After the loop, return True.",
         ),
         "PagedBatching.preempt": (
             "What does it hold, where does it wait from now on, and where could this very step still mention it?",
             "`release` frees its slot and its pages; it waits again, in the order it has had since it came, so it is "
-            "ahead of everybody later. It counts as a preemption. If its span is in self.plan already, the pages of that "
-            "span are somebody else's by now: take the span out.",
+            "ahead of everybody later. It counts as a preemption. If its span is in self.plan already, the pages of "
+            "that span are somebody else's by now: take the span out.",
             "self.release(sequence); self.waiting.push(sequence); self.preemptions += 1; self.plan.spans[:] = the "
             "spans whose sequence is another.",
         ),
         "PagedBatching.squeeze_in": (
             "A newcomer needs pages for its first span. Why would it be unwise to let it have the last ones?",
             "Reserve its pages. Then look at what is available: those who run will each enter a new page before long, "
-            "in every layer group, and if there is none, somebody goes, most likely this newcomer. With nobody running, "
-            "there is nobody to think of.",
-            "Return False if self.cache.reserve(sequence.id, end) does. Otherwise return whether nobody runs or at least "
-            "the pages for one entry each (see `_growth`) are available for all who run. Whoever gets False is released "
-            "by `enter`.",
+            "in every layer group, and if there is none, somebody goes, most likely this newcomer. With nobody "
+            "running, there is nobody to think of.",
+            "Return False if self.cache.reserve(sequence.id, end) does. Otherwise return whether nobody runs or at "
+            "least the pages for one entry each (see `_growth`) are available for all who run. Whoever gets False is "
+            "released by `enter`.",
         ),
     },
-    text="Run more sequences than the memory could hold to their ends. Who comes in must leave the others a page to grow; who "
-    "grows takes the pages of whoever came last, who goes back to the queue and is computed again. See to it that "
-    "nobody runs on pages that are somebody else's, that nobody is lost, and that somebody always gets to the end.",
+    text="Run more sequences than the memory could hold to their ends. Who comes in must leave the others a page to "
+    "grow; who grows takes the pages of whoever came last, who goes back to the queue and is computed again. See to it "
+    "that nobody runs on pages that are somebody else's, that nobody is lost, and that somebody always gets to the "
+    "end.",
     tests=("tests/engine/test_batching.py",),
 )
 

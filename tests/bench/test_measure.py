@@ -8,7 +8,7 @@ import torch
 from gradus.bench.contenders import Room, tensor_bytes
 from gradus.bench.declaration import Goal
 from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
-from gradus.bench.workloads import Arrival, burst, poisson
+from gradus.bench.workloads import Arrival, burst, conversations, poisson, shared_prefix
 
 CPU = torch.device("cpu")
 
@@ -159,3 +159,44 @@ def test_a_phase_holds_its_weights_and_room_for_what_is_asked(bench):
     cache = 2 * config.num_layers * 2 * config.num_kv_heads * (work.longest + 1) * config.head_dim * 4
     assert peak >= bench.weight_bytes + cache
     assert peak < bench.weight_bytes + cache + 20_000  # masks and indices of a step, nothing larger
+
+
+def test_what_sequences_hold_of_a_cache_is_watched(bench):
+    """Three sequences of 13 positions and room for 40: slots hold all of it, pages of 16 hardly more than needed."""
+    held = {}
+    for phase in ("p03", "p04"):
+        contender = bench.contender(phase, Room(40, 3))
+        contender.build()
+        run = contender.run(burst(3, 8, 6).arrivals(320), watch_memory=True)
+        held[phase] = run.cache_bytes / bench.bytes_a_position
+        stored = 3 * (8 + 9 + 10 + 11 + 12) / 5  # on average over the steps; the last token is never stored
+        if phase == "p03":
+            assert run.cache_waste == pytest.approx(100 * (1 - stored / held[phase]))
+    assert held == {"p03": 3 * 41, "p04": 3 * 16}
+
+
+def test_a_conversation_goes_on_with_what_was_said(bench):
+    chat = conversations(2, 3, first=5, question=4, answer=3, pause=0.01)
+    run = drive(bench.engine("p03", Room(chat.longest, 2)), chat.arrivals(320), CPU)
+    lengths = [len(arrival.prompt) for arrival in run.arrivals]
+    assert lengths == [job.prompt for job in chat.whole] == [5, 5, 12, 12, 19, 19]
+    for index in (2, 3, 4, 5):
+        before, now = run.arrivals[index - 2], run.arrivals[index]
+        assert now.prompt[: len(before.prompt)] == before.prompt
+        assert now.at == pytest.approx(run.token_times[index - 2][-1] + 0.01)
+
+
+def test_a_repeat_finds_no_prefix_of_the_run_before(bench):
+    contender = bench.contender("p05", Room(60, 2))
+    contender.build()
+    work = shared_prefix(3, 1000.0, 40, 4, 2, lead=0.05).arrivals(320)
+    hits = [contender.run(work).cached_tokens for _ in range(2)]
+    assert hits[0] == hits[1] == 2 * 32
+
+
+def test_the_same_memory_holds_fewer_slots_than_sequences_on_pages(bench):
+    room = Room(context=40, batch=8, cache_tokens=96)
+    assert bench.engine("p03", room).scheduler.max_sequences == 2
+    assert bench.engine("p04", room).scheduler.max_sequences == 8
+    with pytest.raises(ContenderFailed, match="30 positions hold no sequence of 40"):
+        bench.engine("p03", Room(40, 8, cache_tokens=30))

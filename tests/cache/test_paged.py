@@ -316,3 +316,16 @@ def test_a_page_that_several_share_counts_once():
 def test_the_cache_imports_without_torch():
     code = "import sys, gradus.cache.paged; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_cache_that_forgets_keeps_what_is_held_and_finds_nothing_else():
+    cache = PagedCache(8, 2, index=PrefixIndex())
+    for id, tokens in (("over", [1, 2, 3, 4]), ("running", [5, 6, 7, 8])):
+        cache.reserve(id, 4)
+        cache.publish(id, tokens)
+    cache.release("over")
+    cache.forget()
+    cache.check()
+    assert cache.usage().idle == 0 and cache.usage().held == 2
+    assert cache.admit("again", [1, 2, 3, 4, 9]) == 0
+    assert cache.admit("beside", [5, 6, 7, 8, 9]) == 4

@@ -2,7 +2,6 @@
 
 import pytest
 
-from gradus.course.exercise import exercise_of
 from tests.course.conftest import PHASES, reference
 
 MATCHED = "longest = (len(tokens) - 1) // self.page_size"
@@ -37,7 +36,7 @@ WRONG = {
         "p05",
         "hit = cursor.depth = self._usable(found)",
         "hit = cursor.depth = len(found[0])",
-        "",
+        "a hit stops where a window page is gone",
     ),
     "p05: two copies of a page are kept": (
         "p05",
@@ -49,19 +48,19 @@ WRONG = {
         "p05",
         "        if not cursor.find():\n            return duplicates\n",
         "",
-        "",
+        "a cursor finds its place after its node was split",
     ),
     "p05: only the evicted page is forgotten, not what comes after it": (
         "p05",
         "            return self._cut(node, place)\n        node.pages",
         "            pass\n        node.pages",
-        "only a window's pages go alone",
+        "removing a page takes what comes after it along",
     ),
     "p06: the budget is not heeded": (
         "p06",
         PLACED,
         "end = len(tokens)",
-        "the budget is 8 tokens a step; yours planned",
+        "is (0, 8, 0); yours is (0, 19, 1)",
     ),
     "p06: the budget is not charged": (
         "p06",
@@ -73,19 +72,35 @@ WRONG = {
         "p06",
         "logits = 1 if end == len(tokens) else 0",
         "logits = 1",
-        "rows with logits in each step: [0, 0, 1, 1, 1]",
+        "is (0, 8, 0); yours is (0, 8, 1)",
     ),
     "p06: a prompt begins anew with every chunk": (
         "p06",
         "tokens, start = sequence.tokens, self.cache.stored(sequence.id)",
         "tokens, start = sequence.tokens, 0",
+        "is (8, 8, 0); yours is (0, 8, 0)",
+    ),
+    "p06: prompts go before decodes": (
+        "p06",
+        "        self.decode()\n        for sequence in self.ready():\n"
+        "            if self.left and sequence.slot >= 0:  # not sent back for the sake of one before it\n"
+        "                self.place(sequence, self.make_room)\n",
+        "        for sequence in self.ready():\n            if self.left and sequence.slot >= 0:\n"
+        "                self.place(sequence, self.make_room)\n        self.decode()\n",
+        "the budget is 8 tokens a step; yours planned",
+    ),
+    "p06: newcomers go before the prompt under way": (
+        "p06",
+        "        self.decode()\n        for sequence in self.ready():",
+        "        self.decode()\n        self.admit()\n        for sequence in self.ready():",
         "",
     ),
-    "p06: the prompt that came last goes first": (
+    "p06: who was just sent back takes the pages again": (
         "p06",
-        "not sequence.decoding), key=BY_ORDER)",
-        "not sequence.decoding), key=BY_ORDER, reverse=True)",
-        "b came first, so its prompt ends first",
+        "        if self.preemptions == before:  # who was just sent back for want of pages must not take them again\n"
+        "            self.admit()\n",
+        "        self.admit()\n",
+        "in a step that sent somebody back, nobody enters",
     ),
 }
 

@@ -12,9 +12,7 @@ from tests.engine.world import World
 
 def planned(world: World) -> list[tuple[str, int, int, int]]:
     """The newest plan: (request, start, tokens, rows with logits) of each span."""
-    return [
-        (span.sequence.request.id, span.start, len(span.tokens), span.logits) for span in world.runner.plan.spans
-    ]
+    return [(span.sequence.request.id, span.start, len(span.tokens), span.logits) for span in world.runner.plan.spans]
 
 
 def names(world: World) -> list[str]:

@@ -165,11 +165,14 @@ class CommitsWhatHasEnded(PagedBatching):
 @pytest.mark.parametrize(
     ("broken", "noticed"),
     [
-        (KeepsVictimsInThePlan, "somebody overtook the head of the queue|two spans in one slot|has no page|wrong token"),
+        (
+            KeepsVictimsInThePlan,
+            "somebody overtook the head of the queue|two spans in one slot|wrong token",
+        ),
         (PreemptsTheBest, "the best sequence lost its place"),
         (LeaksSlots, "a slot is lost, or taken twice"),
         (LeaksPages, "pages of who does not run"),
-        (SamplesFromChunks, "a decode whose prompt is not stored"),
+        (SamplesFromChunks, "it decodes, and its prompt is not stored"),
         (IgnoresTheBudget, "more tokens than the budget"),
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
         (ForgetsSiblings, "there is work, and nothing is done"),

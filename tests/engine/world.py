@@ -18,7 +18,7 @@ PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 50, 60, 70, 80
 
 
 class World:
-    """An engine over a replica, its requests, and what each must get. Raises AssertionError when a promise is broken."""
+    """An engine over a replica, its requests, and what each must get. AssertionError where a promise is broken."""
 
     def __init__(
         self,

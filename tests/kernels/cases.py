@@ -61,7 +61,6 @@ class Step:
             device=torch.device(self.device),
         )
         work.items.fill_(-7)  # what an earlier step may have left
-        work.merges.fill_(7)
         arguments = (self.numbers(part) for part in (self.slots, self.query_start, self.lengths))
         work.lay_out(*arguments, fewest=fewest, most=most)
         return work

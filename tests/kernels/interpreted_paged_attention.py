@@ -35,23 +35,19 @@ def test_the_kernels_attend_as_torch_does(step):
 def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     step = Step([(1, 300), (9, 9), (1, 20), (0, 0), (30, 150)], heads=1, window=window)
     work = step.work(Launch(rows=16, keys=16, warps=4, stages=2, programs=32))
-    items, merges = work.items.tolist(), work.merges.tolist()
     tiles = {}
-    for row, tokens, position, slot, low, high, partial, _ in items:
+    for row, tokens, position, slot, *part in work.items.tolist():
         if tokens:
-            tiles.setdefault((row, tokens, position, slot), []).append((low, high, partial))
-    rows = [row + i for row, tokens, _, _ in tiles for i in range(tokens)]
+            tiles.setdefault((row, tokens, position, slot), []).append(part)
+    rows = [row + i for row, tokens, *_ in tiles for i in range(tokens)]
     assert sorted(rows) == list(range(step.query_start[-1]))  # each row in one tile
-    for (row, tokens, position, slot), parts in tiles.items():
+    places = []
+    for (_, tokens, position, _), parts in tiles.items():
         parts.sort(key=lambda part: part[2])
-        covered = [key for low, high, _ in parts for key in range(low, high)]
+        assert [part[2:] for part in parts] == [[n, len(parts), parts[0][4]] for n in range(len(parts))]
+        covered = [key for low, high, *_ in parts for key in range(low, high)]
         assert covered == list(range(covered[0], position + tokens))
         assert covered[0] <= max(0, position - (window or 1 << 30) + 1)
-        if len(parts) == 1:
-            assert parts[0][2] == -1
-        else:
-            assert [row, tokens, parts[0][2], len(parts)] in merges
-            assert [partial for _, _, partial in parts] == list(range(parts[0][2], parts[0][2] + len(parts)))
-    used = [part[2] for parts in tiles.values() for part in parts if part[2] >= 0]
-    assert len(set(used)) == len(used) > 0 and max(used) < 2 * work.goal
-    assert sum(1 for merge in merges if merge[1]) == sum(1 for parts in tiles.values() if len(parts) > 1)
+        if len(parts) > 1:
+            places += [partial + split for _, _, split, _, partial in parts]
+    assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.most

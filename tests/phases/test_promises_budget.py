@@ -14,8 +14,10 @@ from tests.phases.test_promises import LIMITS, SHAPE, plans, since
 BUDGET = 8
 
 
-def engine_of(phase: str, *requests: Request, max_sequences: int = 4, budget: int = BUDGET) -> Engine:
-    options = EngineOptions(LIMITS, max_sequences, page_size=4, cache_tokens=512, token_budget=budget)
+def engine_of(
+    phase: str, *requests: Request, max_sequences: int = 4, budget: int = BUDGET, positions: int = 512
+) -> Engine:
+    options = EngineOptions(LIMITS, max_sequences, page_size=4, cache_tokens=positions, token_budget=budget)
     engine = phases.load(phase).build(tiny_model(SHAPE), options)
     for request in requests:
         engine.submit(request)
@@ -34,24 +36,20 @@ def told(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 @since("p06")
+def test_a_prompt_is_computed_chunk_by_chunk_and_its_end_is_sampled_from(phase):
+    chunks = [(0, 8, 0), (8, 8, 0), (16, 3, 1), (19, 1, 1), (20, 1, 1)]
+    for plan, wanted in zip(plans(engine_of(phase, ask("a", 19, max_tokens=3))), chunks, strict=True):
+        (span,) = plan.spans
+        made = span.start, len(span.tokens), span.logits
+        assert made == wanted, f"19 tokens, at most 8 a step: (start, tokens, logits) is {wanted}; yours is {made}"
+
+
+@since("p06")
 def test_no_step_has_more_tokens_than_the_budget(phase):
     engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
     for plan in plans(engine):
         count = sum(len(span.tokens) for span in plan.spans)
         assert count <= BUDGET, f"the budget is {BUDGET} tokens a step; yours planned {count}: {told(plan)}"
-
-
-@since("p06")
-def test_a_prompt_is_computed_chunk_by_chunk(phase):
-    spans = [told(plan)[0] for plan in plans(engine_of(phase, ask("a", 19, max_tokens=3)))]
-    wanted = [("a", 0, 8), ("a", 8, 8), ("a", 16, 3), ("a", 19, 1), ("a", 20, 1)]
-    assert spans == wanted, f"19 tokens in chunks of 8, then decodes: {wanted}; yours: {spans}"
-
-
-@since("p06")
-def test_only_the_chunk_that_ends_a_prompt_is_sampled_from(phase):
-    logits = [plan.spans[0].logits for plan in plans(engine_of(phase, ask("a", 19, max_tokens=3)))]
-    assert logits == [0, 0, 1, 1, 1], f"rows with logits in each step: [0, 0, 1, 1, 1]; yours: {logits}"
 
 
 @since("p06")
@@ -92,3 +90,16 @@ def test_with_fewer_tokens_than_decodes_they_take_turns(phase):
         running = [sequence.request.id for sequence in engine.scheduler.running]
         waits = {name: number - last[name] for name in running}
         assert max(waits.values()) <= 2, f"nobody waits longer than two steps; in step {number} they waited {waits}"
+
+
+@since("p06")
+def test_who_is_sent_back_for_want_of_pages_does_not_return_in_the_same_step(phase):
+    """Nine pages for two sequences that want seven each: its first chunk alone would fit."""
+    engine = engine_of(phase, ask("a", 12, max_tokens=16), ask("b", 12, max_tokens=16), positions=36)
+    sent_back = 0
+    for plan in plans(engine):
+        entered = [admission.request.id for admission in plan.admissions]
+        if engine.scheduler.preemptions > sent_back:
+            assert not entered, f"in a step that sent somebody back, nobody enters; in yours {entered} did"
+        sent_back = engine.scheduler.preemptions
+    assert sent_back, "there are too few pages for both"

@@ -198,7 +198,7 @@ def test_no_plan_runs_a_sequence_that_was_sent_back_while_it_was_made(phase):
     """One that matters more comes second: by the time it needs a page, the step has planned the first one already."""
     for prompt in range(4, 9):
         engine = engine_of(phase, first := urgent("a", 4, priority=1), pages=6, policy="priority")
-        for step, (who, plan) in enumerate(told(engine)):
+        for step, (who, _) in enumerate(told(engine)):
             if step == 0:
                 engine.submit(urgent("b", prompt, priority=0))
             running = [sequence.request.id for sequence in engine.scheduler.running]
@@ -217,8 +217,8 @@ def test_a_newcomer_leaves_everybody_who_runs_a_page_to_grow(phase):
     engine = engine_of(phase, ask("a", [5] * 4, max_tokens=5), ask("b", [6] * 16, max_tokens=4), pages=5)
     ran = [who for who, _ in told(engine)]
     assert ran[0] == ["a"] and engine.scheduler.preemptions == 0, (
-        f"of 5 pages a has one, and needs another in the next step; b would take all 4 that are left, and be sent back: "
-        f"it waits. Yours starts {ran[0]}, with {engine.scheduler.preemptions} preemptions"
+        f"of 5 pages a has one, and needs a second in the next step; b would take all others, and be sent back. So it "
+        f"waits; yours starts {ran[0]}, with {engine.scheduler.preemptions} preemptions"
     )
 
 

@@ -162,21 +162,29 @@ class _MemoryWatch:
     """The most memory that was in use, of all the times when it was looked at.
 
     tensor_bytes: of the tensors that live from step to step. (A CPU keeps no account of what is allocated.)
-    cache_bytes, cache_waste: what sequences held of the cache, and the share of it that stored nothing just then.
+    cache_bytes: what sequences held of the cache. cache_waste: percent of it that stored nothing, over all looks.
     """
 
     def __init__(self, engine: Engine, bytes_a_position: int, *, tensors: bool) -> None:
-        self.engine, self.bytes_a_position, self.tensors = engine, bytes_a_position, tensors
+        self.cache, self.bytes_a_position = engine.scheduler.cache, bytes_a_position
+        self.attention = getattr(engine.runner, "attention", None) if tensors else None
         self.tensor_bytes = 0
-        self.cache_bytes: int | None = None
-        self.cache_waste: float | None = None
+        self._most_held = self._held = self._stored = 0  # positions; the last two summed over all looks
 
     def look(self) -> None:
-        if self.tensors:
-            self.tensor_bytes = max(self.tensor_bytes, tensor_bytes(getattr(self.engine.runner, "attention", None)))
-        held, stored = positions_held(self.engine.scheduler.cache)
-        if held and held * self.bytes_a_position > (self.cache_bytes or 0):
-            self.cache_bytes, self.cache_waste = held * self.bytes_a_position, 100 * (1 - stored / held)
+        self.tensor_bytes = max(self.tensor_bytes, tensor_bytes(self.attention))
+        held, stored = positions_held(self.cache)
+        self._most_held = max(self._most_held, held)
+        self._held += held
+        self._stored += stored
+
+    @property
+    def cache_bytes(self) -> int | None:
+        return self._most_held * self.bytes_a_position or None
+
+    @property
+    def cache_waste(self) -> float | None:
+        return 100 * (1 - self._stored / self._held) if self._held else None
 
 
 def positions_held(cache: CacheManager) -> tuple[int, int]:

@@ -39,8 +39,7 @@ class Run:
     rows, padding_rows: what the model computed, and what of it nobody had asked for; None where it is not known.
     cached_tokens: positions of prompts that were found in a cache. preemptions: how often a sequence had to give way.
     host_s: time that steps took beside the model's work (see `Stopwatch`). peak_bytes: the contender's own memory.
-    cache_bytes, cache_waste: what sequences held of the cache when that was the most, and the share of it that stored
-    nothing.
+    cache_bytes: the most that sequences held of the cache. cache_waste: percent of what they held that stored nothing.
     """
 
     arrivals: Sequence[Arrival]

@@ -108,8 +108,8 @@ OPENING = (
 )
 LOSES = (
     "The requests of a run come faster than the machine serves them, so waits grow with the length of the run: they "
-    "say how the queue behaves, not how long a user waits. Every step that starts or ends sequences costs more than one "
-    "that only decodes, which is the difference between the rows of the last table."
+    "say how the queue behaves, not how long a user waits. A step that starts or ends sequences costs more than one "
+    "that only decodes: the difference between the rows of the last table."
 )
 
 

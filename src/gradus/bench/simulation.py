@@ -179,7 +179,7 @@ def requests(count: int, batch: int, policy: Policy = "fcfs", seed: int = SEED) 
         scheduling = {
             "fcfs": SchedulingParams(),
             "priority": SchedulingParams(priority=int(3 * share)),
-            "deadline": SchedulingParams(deadline=arrival.max_tokens * (0.02 + 0.1 * share)),
+            "deadline": SchedulingParams(deadline=arrival.max_tokens * (0.005 + 0.02 * share)),
         }[policy]
         made.append(Request.create(str(number), arrival.prompt, params, limits, scheduling))
     return workload, made

@@ -206,6 +206,11 @@ class PagedCache:
                 for idle in filter(self.pool.idle.__contains__, gone):  # others' ends of the path, and given-back ones
                     self.pool.reclaim(idle)
 
+    def forget(self) -> None:
+        """Empty the index of all that nobody holds: what comes next finds the cache as it was at the start."""
+        while self.pool.idle:
+            self._evict()
+
     def take_wiped(self) -> tuple[int, ...]:
         """Pages that the next plan must fill with zeros before it stores anything. They are told once."""
         if not self.wiped:

@@ -7,10 +7,11 @@ from typer import Argument, Option
 
 from gradus.bench import command
 from gradus.cli import options
+from gradus.errors import ConfigError
 
-_WHAT = "What is measured"
+_WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 
-Target = Annotated[str, Argument(help="A phase (p01), ladder, or all.")]
+Target = Annotated[str, Argument(help="A phase (p01), ladder, all, or scheduler (simulated: no model is loaded).")]
 Out = Annotated[
     Path | None, Option("--out", "-o", help=f"Where results go; {command.OWN_REPORTS}/ by default.")
 ]  # never the repository's own reports, unless they are named
@@ -41,6 +42,16 @@ def bench(
         bool,
         Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT),
     ] = False,
+    requests: Annotated[
+        int | None, Option(help="How many arrive; 10,000 by default.", rich_help_panel=_SCHEDULER)
+    ] = None,
+    batch: Annotated[
+        list[int] | None,
+        Option(help="Sequences that run at once; may be repeated. 32 and 256 by default.", rich_help_panel=_SCHEDULER),
+    ] = None,
+    policy: Annotated[
+        str | None, Option(help="fcfs, priority or deadline; fcfs by default.", rich_help_panel=_SCHEDULER)
+    ] = None,
 ) -> int:
     """Measure a phase against the ones before it, and write results, report and figures.
 
@@ -53,7 +64,18 @@ def bench(
       gradus bench ladder
       gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
       gradus bench p02 --table batch-size --resume
+      gradus bench scheduler --requests 1000 --batch 64 --policy priority
     """
+    if target == "scheduler":
+        others = (model, device, dtype, peers, repeats, table, contender, resume)
+        if others != (options.DEFAULT_MODEL, "auto", "auto", True, None, None, None, False):
+            raise ConfigError("`gradus bench scheduler` loads no model: it takes --requests, --batch, --policy")
+        command.bench_scheduler(
+            requests=requests, batches=tuple(batch or ()), policy=policy or "fcfs", out=out, quick=quick
+        )
+        return 0
+    if requests is not None or batch or policy is not None:
+        raise ConfigError(f"--requests, --batch and --policy are for `gradus bench scheduler`, not for {target}")
     command.bench(
         target,
         model=model,

@@ -1,8 +1,9 @@
 """A student's file judged by the tests that the reference passes, and one sentence about what is wrong with it.
 
-The tests are the repository's own: those of tests/phases that are about the exercise's phase, and where the file is a
-part of gradus itself, that part's. They run in a process of their own, in which the student's file stands in for the module that it rewrites (`tests/phases/judge.py`), so the file may
-print, hang or end the process without harm. The first failure ends the run.
+The tests are the repository's own: those of tests/phases that are about the exercise's phase, and for a file that is a
+part of gradus itself, that part's. They run in a process of their own, in which the student's file stands in for the
+module that it rewrites (`tests/phases/judge.py`), so the file may print, hang or end the process without harm. The
+first failure ends the run.
 """
 
 import json

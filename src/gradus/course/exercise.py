@@ -47,7 +47,7 @@ def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
 
 
 def exercise_of(phase: PhaseInfo, file: Path | None = None) -> Exercise:
-    """The exercise that a student's `file` solves, told by its name where the phase has several; without one, the first.
+    """Which exercise a student's `file` solves: its name tells, where the phase has several. Without a file, the first.
 
     Raises ConfigError if the phase has none, or the name fits none of several.
     """

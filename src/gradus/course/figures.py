@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.course import figures_budget, figures_prefix
+from gradus.course import figures_budget, figures_paging, figures_prefix
 from gradus.course.drawing import BOX, DEVICE, FREE, KEPT, NEW, WASTE, Drawing, Kind
 from gradus.course.exercise import repository
 
@@ -239,6 +239,10 @@ FIGURES = [
     Figure("phases/p01_kv_cache/figures/contiguous.svg", contiguous),
     Figure("phases/p02_static_batching/figures/padded.svg", padded),
     Figure("phases/p03_continuous_batching/figures/slots.svg", slots),
+    Figure("phases/p04_paged_cache/figures/memory.svg", figures_paging.memory),
+    Figure("phases/p04_paged_cache/figures/block_table.svg", figures_paging.block_table),
+    Figure("phases/p04_paged_cache/figures/windows.svg", figures_paging.windows),
+    Figure("phases/p04_paged_cache/figures/preemption.svg", figures_paging.preemption),
     Figure("phases/p05_prefix_cache/figures/growing.svg", figures_prefix.growing),
     Figure("phases/p05_prefix_cache/figures/evicting.svg", figures_prefix.evicting),
     Figure("phases/p06_chunked_prefill/figures/steps.svg", figures_budget.steps),

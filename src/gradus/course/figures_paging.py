@@ -85,7 +85,7 @@ def block_table() -> Drawing:
     usage = cache.usage()
     drawing = Drawing("A block table leads from a sequence's positions to pages that lie anywhere in the pool", 388)
     (table,) = (resident.tables[0] for name, resident in cache.residents.items() if name == "a")
-    owner = {page: name for name, resident in cache.residents.items() for page in resident.tables[0]}
+    owner = {page: str(name) for name, resident in cache.residents.items() for page in resident.tables[0]}
     stored = cache.stored("a")
     drawing.words(0, 20, f"Sequence a: {stored} positions, and its block table", bold=True)
     entry, cell = 180, WIDTH / POOL

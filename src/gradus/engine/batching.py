@@ -325,4 +325,6 @@ class PagedBatching(Scheduler):
         assert set(self.cache.residents) == {sequence.id for sequence in self.running}, "pages of who does not run"
         for sequence in self.running:
             least = len(sequence.tokens) - 1 if sequence.decoding else 1
-            assert least <= self.cache.stored(sequence.id) <= len(sequence.tokens), "a decode whose prompt is not stored"
+            assert least <= self.cache.stored(sequence.id) <= len(sequence.tokens), (
+                "it decodes, and its prompt is not stored"
+            )

@@ -3,19 +3,19 @@
 A launch must fill the GPU whatever the batch looks like: one sequence of 100,000 positions or 256 of 100. So each
 sequence's new rows are cut into tiles of queries, and a tile's keys are split wherever that gives idle processors
 something to do. Two facts make this safe inside a CUDA graph, which replays a launch with the grid that it was captured
-with. The grid is sized by padded shapes alone: whatever the lengths are, there are at most `tiles + goal` items, for
+with. The grid is sized by padded shapes alone: whatever the lengths are, there are at most `tiles + aim` items, for
 
-    chunk = max(ceil(sum of all tiles' keys / goal), shortest)       splits of a tile = ceil(its keys / chunk)
+    chunk = ceil(sum of all tiles' keys / aim)       splits of a tile = ceil(its keys / chunk)
 
 And the lengths are read where they are, on the GPU: the host never waits for them. An equal share for everybody, not a
 fixed number of splits, is what keeps one long sequence among short ones from running alone at the end.
 
-An item is eight numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
-partial, 0). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it attends to
-the keys low … high - 1 of the block table of `slot`. `partial` is where to leave a partial result, or -1 where the item
-has its tile for itself. No tokens: nothing to do. A merge is four: (row, tokens, first partial, splits).
+An item is nine numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
+split, splits, partial). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it
+attends to the keys low … high - 1 of the block table of `slot`. It is number `split` of `splits` that share the tile,
+and their partial results go to the places from `partial` on. No tokens: nothing to do.
 
-Moves 8 bytes a sequence and program in, 48 bytes an item out: microseconds, once a step.
+Moves 12 bytes a sequence and program in, 36 bytes an item out: microseconds, once a step.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-ITEM, MERGE = constexpr(8), constexpr(4)  # numbers an item and a merge have
+ITEM = constexpr(9)  # numbers
 ENTRIES = constexpr(16)  # items that one program of the planning kernel writes
 
 
@@ -36,6 +36,7 @@ class Launch:
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
     programs: about how many the splitting aims at. unmasked: a loop without masks goes first.
+    piece: keys above which a tile is split though there are programs enough, so that nobody works on alone at the end.
     """
 
     rows: int
@@ -44,10 +45,15 @@ class Launch:
     stages: int
     programs: int
     unmasked: bool = False
+    piece: int | None = None
 
-    def goal(self, kv_heads: int) -> int:
+    def aim(self, kv_heads: int) -> int:
         """Items that the splitting aims at, over all sequences: each is a program for each key head."""
         return max(1, self.programs // kv_heads)
+
+    def most(self, kv_heads: int) -> int:
+        """Items that splitting adds at most."""
+        return self.aim(kv_heads) * (1 if self.piece is None else 4)
 
 
 def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 132) -> tuple[Launch, ...]:
@@ -55,20 +61,22 @@ def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 13
 
     processors: multiprocessors of the GPU (an H200 has 132).
     """
-    wide = head_dim * dtype.itemsize
+    wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
+    keys = 64 if wide <= 256 else 32 if wide <= 512 else 16
     shapes = [
-        Launch(rows=16, keys=64 if wide <= 256 else 32, warps=4, stages=3, programs=8 * processors),
-        Launch(rows=64, keys=64 if wide <= 256 else 32, warps=4, stages=3, programs=2 * processors, unmasked=True),
+        Launch(rows=16, keys=keys, warps=4, stages=3, programs=4 * processors),
+        Launch(rows=64 if wide <= 512 else 32, keys=keys, warps=4, stages=3, programs=processors, unmasked=True),
     ]
     if wide <= 256:
-        shapes.append(Launch(rows=128, keys=64, warps=8, stages=3, programs=2 * processors, unmasked=True))
+        keys = 64 if wide <= 128 else 128
+        shapes.append(Launch(rows=128, keys=keys, warps=8, stages=5, programs=processors, unmasked=True))
     return tuple(shape for shape in shapes if shape.rows >= group)
 
 
 class Work:
     """The work list of one launch shape and one window: filled by `lay_out`, read by every layer's launch.
 
-    items: int32 [tiles + goal, 8]. merges: int32 [goal, 4]. tiles: the most that a step can have.
+    items: int32 [tiles + most, 9]. tiles: the most that a step can have.
     longest: most tokens that a tile of this step has.
     """
 
@@ -77,10 +85,9 @@ class Work:
     ) -> None:
         self.launch, self.window = launch, window
         self.tile_tokens = launch.rows // group
-        self.goal = launch.goal(kv_heads)
+        self.aim, self.most = launch.aim(kv_heads), launch.most(kv_heads)
         self.longest = self.tile_tokens
-        self.items = torch.zeros(tiles + self.goal, ITEM.value, dtype=torch.int32, device=device)
-        self.merges = torch.zeros(self.goal, MERGE.value, dtype=torch.int32, device=device)
+        self.items = torch.zeros(tiles + self.most, ITEM.value, dtype=torch.int32, device=device)
 
     def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
         """Plan the spans of `fewest` to `most` new tokens; the others are another launch's. Nothing is waited for.
@@ -90,9 +97,9 @@ class Work:
         """
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
-            self.items, self.merges, slots, query_start, lengths, spans, fewest, most, len(self.items), self.goal,
-            self.tile_tokens, self.launch.keys, WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans),
-            num_warps=8,
+            self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.most,
+            self.launch.piece or 1 << 30, self.tile_tokens, self.launch.keys,
+            WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans), num_warps=8,
         )  # fmt: skip
 
 
@@ -104,10 +111,10 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
     return tiles, keys
 
 
-@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "goal", "tile_tokens", "step"])
+@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "bound", "piece", "tile_tokens", "step"])
 def _lay_out(
-    items: tensor, merges: tensor, slots: tensor, query_start: tensor, lengths: tensor,
-    spans: int, fewest: int, most: int, entries: int, goal: int, tile_tokens: int, step: int,
+    items: tensor, slots: tensor, query_start: tensor, lengths: tensor,
+    spans: int, fewest: int, most: int, entries: int, aim: int, bound: int, piece: int, tile_tokens: int, step: int,
     WINDOW: constexpr, SPANS: constexpr,
 ) -> None:  # fmt: skip
     """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
@@ -116,18 +123,19 @@ def _lay_out(
     count -= tl.load(query_start + span, mask=span < spans, other=0)
     length = tl.load(lengths + span, mask=span < spans, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
-    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * keys), goal), 1), step) * step
+    everything = tl.sum(tiles * keys)
+    chunk = tl.maximum(tl.minimum(tl.cdiv(everything, aim), piece), tl.maximum(tl.cdiv(everything, bound), 1))
+    chunk = tl.cdiv(chunk, step) * step
     splits = tl.maximum(tl.cdiv(keys, chunk), 1)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
-    ends, partial_ends, merge_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits), tl.cumsum(parted)
+    ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)
 
-    # whose is the item, and what came before that span: items, partials, merges
+    # whose is the item, and what came before that span: items and partials
     entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     passed = ends[None, :] <= entry[:, None]
     mine = tl.sum(passed.to(tl.int32), 1)
     number = entry - tl.max(tl.where(passed, ends[None, :], 0), 1)
     partials = tl.max(tl.where(passed, partial_ends[None, :], 0), 1)
-    merged = tl.max(tl.where(passed, merge_ends[None, :], 0), 1)
 
     live = mine < spans
     row = tl.load(query_start + mine, mask=live, other=0)
@@ -143,8 +151,8 @@ def _lay_out(
     position = length - count + token
     end = tl.minimum(position + tokens, length)
     begin = tl.maximum(position - WINDOW + 1, 0) // step * step if WINDOW else tl.zeros_like(position)
-    piece = tl.cdiv(tl.cdiv(end - begin, step), splits) * step
-    low = tl.minimum(begin + split * piece, end)
+    share = tl.cdiv(tl.cdiv(end - begin, step), splits) * step
+    low = tl.minimum(begin + split * share, end)
 
     at = items + entry * ITEM
     kept = entry < entries
@@ -153,13 +161,7 @@ def _lay_out(
     tl.store(at + 2, position, mask=kept)
     tl.store(at + 3, slot, mask=kept)
     tl.store(at + 4, low, mask=kept)
-    tl.store(at + 5, tl.minimum(low + piece, end), mask=kept)
-    tl.store(at + 6, tl.where(splits > 1, partials + number, -1), mask=kept)
-
-    at = merges + (merged + tile) * MERGE
-    opens = live & (splits > 1) & (split == 0)
-    tl.store(at, row + token, mask=opens)
-    tl.store(at + 1, tokens, mask=opens)
-    tl.store(at + 2, partials + number, mask=opens)
-    tl.store(at + 3, splits, mask=opens)
-    tl.store(merges + entry * MERGE + 1, 0, mask=(entry >= tl.sum(parted)) & (entry < goal))  # none left from before
+    tl.store(at + 5, tl.minimum(low + share, end), mask=kept)
+    tl.store(at + 6, split, mask=kept)
+    tl.store(at + 7, splits, mask=kept)
+    tl.store(at + 8, partials + number - split, mask=kept)

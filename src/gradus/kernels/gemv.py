@@ -78,15 +78,18 @@ def gemv_kernel(
                     up_weights + following[None, :], mask=inside, other=0.0, eviction_policy="evict_first"
                 )
         x = tl.load(x_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
+        if gain_ptr is not None:
+            gain = tl.load(gain_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
         if shift_ptr is not None:  # LayerNorm: K fits one tile, so this is the whole row
+            shift = tl.load(shift_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
             x = tl.where(inside_k, x - tl.sum(x, 0) / K, 0.0)
             x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
         elif gain_ptr is not None:
             squares += x * x
         if gain_ptr is not None:
-            x *= tl.load(gain_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
+            x *= gain
         if shift_ptr is not None:
-            x += tl.load(shift_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
+            x += shift
         sums += weight.to(tl.float32) * x[None, :]
         if GATED:
             ups += up.to(tl.float32) * x[None, :]

@@ -10,8 +10,9 @@ greatest score so far, the sum of exponentials and the weighted sum of values, r
   waits for memory.
 - A page is a table lookup away, so nothing is gathered first: the copy of the whole cache that the torch backend makes
   at every step and layer does not exist.
-- Where there are too few tiles to fill the GPU, their keys are split (Flash-Decoding: Dao et al. 2023). Each split
-  leaves a partial result, and a second, small kernel adds them up. `attention_work` decides who does what.
+- Where there are too few tiles to fill the GPU, their keys are split (Flash-Decoding: Dao et al. 2023), as
+  `attention_work` decides. Each split leaves a partial result, and the last one to finish adds them up: no second
+  launch, which at batch 1 would take as long as the attention itself.
 
 Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables int32 [slots,
 width], out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Moves: every visible key and value once for each
@@ -31,6 +32,7 @@ from gradus.attention.reference import attend_causal
 from gradus.kernels.attention_work import ITEM, Work
 from gradus.kernels.split_attention import Partials, merge_splits
 
+MERGED_A_WARP = 2048  # values that a warp adds up at once: 64 registers of each thread
 LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
@@ -48,19 +50,20 @@ def paged_attention(
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
-    The keys of this step's own tokens must be stored already. Launches two kernels and reads nothing back.
+    The keys of this step's own tokens must be stored already. One launch, and nothing is read back.
     """
     heads, head_dim = keys.shape[2:]
-    launch, group = work.launch, q.shape[1] // heads
+    launch, group, width = work.launch, q.shape[1] // heads, triton.next_power_of_2(head_dim)
+    taken = triton.next_power_of_2(group * work.longest)
     _attend[(heads, len(work.items))](
-        out, partials.sums, partials.peaks, partials.totals, q, keys, values, tables, work.items,
+        out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         q.stride(0), tables.stride(0), scale, softcap or 1.0,
         GROUP=group, HEADS=heads, HEAD_DIM=head_dim, PAGE=keys.shape[1], WINDOW=work.window or 0,
-        SOFTCAP=softcap is not None, ROWS=launch.rows, KEYS=launch.keys, WIDTH=triton.next_power_of_2(head_dim),
+        SOFTCAP=softcap is not None, ROWS=launch.rows, KEYS=launch.keys, WIDTH=width,
         UNMASKED=launch.unmasked and not work.window,
+        TAKEN=taken, SPLITS=max(1, launch.warps * MERGED_A_WARP // (taken * width)),
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
-    merge_splits(out, partials, work, group)
 
 
 def paged_attention_reference(
@@ -90,10 +93,10 @@ def paged_attention_reference(
 
 @triton.jit
 def _attend(
-    out: tensor, sums: tensor, peaks: tensor, totals: tensor, q: tensor, keys: tensor, values: tensor, tables: tensor,
-    items: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
+    out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
+    values: tensor, tables: tensor, items: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
-    ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr,
+    ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, TAKEN: constexpr, SPLITS: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     head, at = tl.program_id(0), items + tl.program_id(1) * ITEM
@@ -101,7 +104,13 @@ def _attend(
     if tokens == 0:
         return
     first, position, slot = tl.load(at), tl.load(at + 2), tl.load(at + 3)
-    low, high, partial = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+    low, high, split, splits, partial = (
+        tl.load(at + 4),
+        tl.load(at + 5),
+        tl.load(at + 6),
+        tl.load(at + 7),
+        tl.load(at + 8),
+    )
 
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     token = row // GROUP
@@ -127,14 +136,23 @@ def _attend(
         True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
     )  # fmt: skip
 
-    if partial < 0:
-        seen = seen / tl.where(total > 0, total, 1.0)[:, None]  # nothing seen: zeros, not 0 / 0
-        tl.store(out + (first + token).to(tl.int64)[:, None] * (HEADS * GROUP * HEAD_DIM) + head_d, seen, mask=there)
+    out += first.to(tl.int64) * (HEADS * GROUP * HEAD_DIM)
+    if splits == 1:
+        total = tl.where(total > 0, total, 1.0)  # nothing seen: zeros, not 0 / 0
+        tl.store(out + token[:, None] * (HEADS * GROUP * HEAD_DIM) + head_d, seen / total[:, None], mask=there)
     else:
-        left = (partial.to(tl.int64) * HEADS + head) * ROWS + row
+        left = ((partial + split).to(tl.int64) * HEADS + head) * TAKEN + row
         tl.store(sums + left[:, None] * HEAD_DIM + d[None, :], seen, mask=there)
-        tl.store(totals + left, total, mask=token < tokens)
-        tl.store(peaks + left, peak, mask=token < tokens)
+        tl.store(totals + left, total, mask=(row < TAKEN) & (token < tokens))
+        tl.store(peaks + left, peak, mask=(row < TAKEN) & (token < tokens))
+        tl.debug_barrier()  # all of this program's warps have stored, before one of them says so
+        ticket = tickets + partial * HEADS + head
+        if tl.atomic_add(ticket, 1, sem="acq_rel") == splits - 1:  # the last to come adds up for all
+            tl.store(ticket, 0)
+            merged = merge_splits(sums, peaks, totals, partial, splits, head, HEADS, HEAD_DIM, TAKEN, WIDTH, SPLITS)
+            m = tl.arange(0, TAKEN)
+            place = (m // GROUP * (HEADS * GROUP) + head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+            tl.store(out + place, merged, mask=(m // GROUP < tokens)[:, None] & (d < HEAD_DIM)[None, :])
 
 
 @triton.jit

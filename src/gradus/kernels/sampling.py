@@ -1,11 +1,12 @@
 """The next tokens, chosen on the GPU without a wait: greedy, or drawn at a temperature with a request's own noise.
 
-Idea: argmax(p / Exp(1)) draws from p (the exponential race), and p / e compares like exp((logit - max) / T) / e, so no
-softmax is needed: one reading of the logits. A row of logits is too long for one program. Stage 1: each program takes
-BLOCK tokens and keeps its best, relative to the block's own maximum m: exp((logit - m) / T) / e, which can neither
-overflow nor lose digits. Stage 2: one program a row multiplies the blocks' bests by exp((m - max) / T) and takes the
-largest. The noise is that of `gradus.engine.noise`, bit for bit, made where it is used: Philox4x32-10 of (seed,
-position, token id). So a request's tokens do not depend on the batch, the step, or the device.
+Idea: argmin(Exp(1) / p) draws from p (the exponential race: each token arrives at a random time, at a rate p), and
+times compare like e exp((max - logit) / T), so no softmax is needed: one reading of the logits. A row of logits is too
+long for one program. Stage 1: each program takes BLOCK tokens and keeps the first to arrive, by the clock of the
+block's own maximum m: e exp((m - logit) / T), which loses no digits whatever T is. Stage 2: one program a row sets the
+blocks' winners to one clock, times exp((max - m) / T), and takes the first. The noise is that of
+`gradus.engine.noise`, bit for bit, made where it is used: Philox4x32-10 of (seed, position, token id). So a request's
+tokens do not depend on the batch, the step, or the device.
 
 Bytes: the logits once, R V elements; 16 a block between the stages. Layout: logits [R, V] row-major, any floating
 dtype (bf16 logits widened here are exactly the float32 ones that a cast would have written).
@@ -19,6 +20,8 @@ from triton.language import constexpr, tensor
 
 from gradus.engine.noise import exponential
 from gradus.kernels.overlap import let_next_start, wait_for_previous
+
+LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
 @triton.jit
@@ -34,38 +37,40 @@ def exponential_noise(seed: tensor, position: tensor, block: tensor, COUNT: cons
 @triton.jit
 def block_best_kernel(
     logits_ptr: tensor, seeds_ptr: tensor, positions_ptr: tensor, temperatures_ptr: tensor,
-    maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, V: int, row_stride: int,
+    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, V: int, row_stride: int,
     BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Stage 1. Row program_id(0), tokens from program_id(1) * BLOCK on: the maximum, the winner's key and its id."""
+    """Stage 1. Row program_id(0), tokens from program_id(1) * BLOCK on: the maximum, the first to arrive, and when."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row, block = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < V
-    logits = tl.load(logits_ptr + row.to(tl.int64) * row_stride + token, mask=inside, other=float("-inf"))
+    # a row may be read up to its stride: where V is odd, the bound that is even lets 16 bytes be loaded at a time
+    logits = tl.load(logits_ptr + row.to(tl.int64) * row_stride + token, mask=token < row_stride, other=0.0)
     logits = logits.to(tl.float32)
     logits = tl.where(logits == logits, logits, float("inf"))  # no maximum would pass a NaN on; an infinity is seen
+    logits = tl.where(inside, logits, float("-inf"))
     maximum = tl.max(logits, 0)
     temperature = tl.load(temperatures_ptr + row)
-    key = 1.0
-    wins = logits == maximum
+    first = 0.0
     if temperature > 0:
         noise = exponential_noise(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), block, BLOCK)
-        gap = tl.where(wins, 0.0, logits - maximum)  # not infinity less infinity
-        race = tl.exp2(gap * (1.4426950408889634 / temperature)) / noise
-        race = tl.where(inside, race, -1.0)
-        key = tl.max(race, 0)
-        wins = race == key
+        start = tl.where(tl.abs(maximum) < float("inf"), maximum, 0.0)  # never infinity less infinity
+        time = noise * tl.exp2((start - logits) * (LOG2_E / temperature))
+        first = tl.min(time, 0)
+        wins = time == first
+    else:
+        wins = logits == maximum
     here = row * tl.num_programs(1) + block
     tl.store(maxima_ptr + here, maximum)
-    tl.store(keys_ptr + here, key)
+    tl.store(times_ptr + here, first)
     tl.store(tokens_ptr + here, tl.min(tl.where(wins, token, V - 1), 0))  # of equal ones the first, as torch
 
 
 @triton.jit
 def row_best_kernel(
-    maxima_ptr: tensor, keys_ptr: tensor, tokens_ptr: tensor, temperatures_ptr: tensor,
+    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, temperatures_ptr: tensor,
     out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Stage 2. Row program_id(0): its blocks' winners against each other."""
@@ -76,16 +81,16 @@ def row_best_kernel(
     here = row * blocks + block
     inside = block < blocks
     maxima = tl.load(maxima_ptr + here, mask=inside, other=float("-inf"))
-    keys = tl.load(keys_ptr + here, mask=inside, other=0.0)
+    times = tl.load(times_ptr + here, mask=inside, other=1.0)
     best = tl.max(maxima, 0)
-    gap = tl.where(maxima == best, 0.0, maxima - best)
+    gap = tl.where(maxima == best, 0.0, best - maxima)
     temperature = tl.load(temperatures_ptr + row)
     if temperature > 0:
-        keys *= tl.exp2(gap * (1.4426950408889634 / temperature))
+        times *= tl.exp2(gap * (LOG2_E / temperature))
     else:
-        keys = gap  # 0 for the blocks that have the maximum
-    keys = tl.where(inside, keys, float("-inf"))
-    tl.store(out_ptr + row, tl.load(tokens_ptr + row * blocks + tl.argmax(keys, 0)).to(tl.int64))
+        times = gap  # 0 for the blocks that have the maximum
+    winner = tl.argmin(tl.where(inside, times, float("inf")), 0)
+    tl.store(out_ptr + row, tl.load(tokens_ptr + row * blocks + winner).to(tl.int64))
     tl.store(best_ptr + row, best)
 
 
@@ -102,17 +107,17 @@ def sample(
     assert logits.stride(1) == 1
     block = tokens_a_program(rows, vocab_size)
     blocks = triton.cdiv(vocab_size, block)
-    maxima, keys = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    maxima, times = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         block_best_kernel[(rows, blocks)](
-            logits, seeds, positions, temperatures, maxima, keys, winners, vocab_size, logits.stride(0), block, pdl,
+            logits, seeds, positions, temperatures, maxima, times, winners, vocab_size, logits.stride(0), block, pdl,
             num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         row_best_kernel[(rows,)](
-            maxima, keys, winners, temperatures, tokens, best, blocks, triton.next_power_of_2(blocks), pdl,
+            maxima, times, winners, temperatures, tokens, best, blocks, triton.next_power_of_2(blocks), pdl,
             num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
     return tokens, best

@@ -1,0 +1,110 @@
+"""The scheduler without a model: tokens by rule, time by the roofline, the same on every machine."""
+
+import math
+
+import pytest
+
+from gradus.bench import __main__ as plain
+from gradus.bench import command, report, results, scheduling, simulation
+from gradus.bench.roofline import SpanShape, step_cost
+from gradus.bench.simulation import BFLOAT16, H200, Simulation, VirtualClock, short_requests, token_at
+from gradus.models.shapes import SHAPES
+from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
+
+WALL = {
+    "scheduler_s", "wall_s", "requests_s", "tokens_s", "add_us", "schedule_us", "commit_us", "step_us", "sequence_us",
+}  # fmt: skip
+
+
+def run(pages: int, batch: int = 4, budget: int = 64) -> tuple[dict[str, tuple[int, ...]], Simulation]:
+    simulation_ = Simulation(batch, pages, token_budget=budget)
+    for request in short_requests(12, 40, (10, 30)):
+        simulation_.add(request)
+    tokens: dict[str, tuple[int, ...]] = {}
+    while simulation_.has_work:
+        for output in simulation_.step():
+            tokens[output.request_id] = tokens.get(output.request_id, ()) + output.tokens
+        simulation_.scheduler.check()
+    return tokens, simulation_
+
+
+def test_tokens_follow_from_seed_and_position_whatever_the_pool_and_the_batch():
+    wide, _ = run(pages=1000)
+    tight, simulation_ = run(pages=8)
+    alone, _ = run(pages=1000, batch=1, budget=7)
+    assert wide == tight == alone and simulation_.scheduler.preemptions > 0
+    request = next(short_requests(1, 40, (10, 30)))
+    assert wide["0"] == tuple(token_at(request.seed, 40 + i) for i in range(request.max_tokens))
+
+
+def test_a_step_takes_as_long_as_the_roofline_says():
+    clock = VirtualClock()
+    simulation_ = Simulation(2, 100)
+    for request in short_requests(2, 40, (10, 30)):
+        simulation_.add(request)
+    simulation_.step()
+    whole = step_cost(SHAPES[simulation.SHAPE], [SpanShape(0, 40), SpanShape(0, 40)], BFLOAT16).seconds(H200)
+    assert simulation_.clock.now == pytest.approx(whole) and clock.now == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "deadline"])
+def test_everything_but_the_wall_clock_is_the_same_again(policy):
+    first, second = (simulation.serve(80, 8, policy)[1] for _ in range(2))
+    assert {key: value for key, value in first.items() if key not in WALL} == {
+        key: value for key, value in second.items() if key not in WALL
+    }
+    assert first["latency_s"]["p50"] >= first["wait_s"]["p50"] > 0 and first["queue"]["p100"] > 8
+    assert math.isclose(first["tokens_s"] * first["scheduler_s"], first["tokens"], rel_tol=0.01)
+    assert bool(first["deadline_misses"]) == (policy == "deadline")
+
+
+def test_who_is_better_waits_less():
+    _, made = simulation.requests(200, 8, "priority")
+    simulation_ = Simulation(8, 400, "priority")
+    sequences = [simulation_.add(request) for request in made]
+    while simulation_.has_work:
+        simulation_.step()
+    waits = {priority: [] for priority in range(3)}
+    for sequence in sequences:
+        waits[sequence.request.scheduling.priority].append(sequence.scheduled)
+    assert max(waits[0]) < sum(waits[1]) / len(waits[1]) < sum(waits[2]) / len(waits[2])
+
+
+def test_the_queue_behind_a_full_batch_keeps_its_length():
+    sample = simulation.queued(50, 16, 20)
+    assert sample["steps"] == 20 and sample["batch"]["p0"] == 16.0 and sample["add_us"]["p50"] > 0
+
+
+def test_the_command_writes_results_and_a_report_that_is_checked(gradus, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(scheduling, "STEADY_BATCH", 8)
+    asked = ["--quick", "--out", str(tmp_path)]
+    done = gradus("bench", "scheduler", *asked, "--requests", "40", "--batch", "4", "--batch", "8")
+    assert done.code == 0, done.err
+    folder = tmp_path / "cpu" / "scheduler"
+    assert done.out.strip() == str(folder / "report.md")
+    assert plain.main(["scheduler", *asked, "--requests", "30", "--batch", "4", "--policy", "priority"]) == 0
+    found = results.read(folder / "results.json")
+    assert [run.dtype for run in found.runs] == ["simulated, fcfs", "simulated, priority"]
+    assert [cell.row for cell in found.runs[0].of("requests")] == ["4", "8"]
+    assert (folder / "results.json").stat().st_size < results.MAX_BYTES
+    text = (folder / "report.md").read_text()
+    assert "not to be quoted" in text and "| 4 | 40 |" in text and "10 waiting" in text
+    assert command.report(tmp_path, check=True) == 0
+    (folder / "report.md").write_text(text + "!")
+    assert [stale.file for stale in report.outdated(tmp_path)] == [folder / "report.md"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["scheduler", "--policy", "fifo"], "policy must be one of fcfs, priority, deadline, got 'fifo'"),
+        (["scheduler", "--requests", "0"], "requests must be 1 or more, got 0"),
+        (["scheduler", "--batch", "0"], "batch must be 1 or more, got 0"),
+        (["scheduler", "--device", "cpu"], "it takes --requests, --batch, --policy"),
+        (["p01", "--requests", "5"], "are for `gradus bench scheduler`, not for p01"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_in_one_line(gradus, tmp_path, arguments, complaint):  # noqa: F811
+    done = gradus("bench", *arguments, "--out", str(tmp_path))
+    assert done.code == 2 and complaint in done.err and done.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,122 @@
+"""Run by test_fused_kernels.py in a process of its own, where Triton interprets the kernels beside attention.
+
+Tiny on purpose: the interpreter takes milliseconds a program. float16 in one case, so that rounding has its turn too
+(the interpreter's bfloat16 truncates, and its products of bfloat16 are wrong). New memory is poisoned with NaN.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradus.engine.noise import exponential
+from gradus.kernels import activation, norm
+from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
+from gradus.kernels.rope_store import rope_store, rope_store_reference
+from gradus.kernels.sampling import sample, sample_reference
+from gradus.kernels.skinny import SkinnyLaunch, counters, skinny, skinny_reference
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def assert_close(out: Tensor, reference: Tensor) -> None:
+    assert out.dtype == reference.dtype and out.shape == reference.shape
+    error = (out.double() - reference.double()).norm() / reference.double().norm()
+    assert error < (1e-6 if out.dtype == torch.float32 else 2e-3)  # NaN is not below anything
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_norm_adds_the_residual_in_place_and_normalizes_the_sum(dtype):
+    x, delta = torch.randn(2, 3, 80).to(dtype)
+    weight, bias = torch.randn(2, 80)
+    for mine, theirs, arguments in [
+        (norm.add_rms_norm, norm.add_rms_norm_reference, (delta, weight, 1e-5)),
+        (norm.add_rms_norm, norm.add_rms_norm_reference, (delta, weight, 1e-5, bias)),
+        (norm.add_rms_norm, norm.add_rms_norm_reference, (None, weight, 1e-5)),
+        (norm.add_layer_norm, norm.add_layer_norm_reference, (delta, weight, bias, 1e-5)),
+    ]:
+        a, b = x.clone(), x.clone()
+        assert_close(mine(a, *arguments), theirs(b, *arguments))
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 24), (3, 3, 16)], ids=["grouped, odd width", "one key head each"])
+def test_heads_are_normalized_turned_and_stored_where_their_slot_says(heads):
+    q_heads, kv_heads, head_dim = heads
+    qkv = torch.randn(3, (q_heads + 2 * kv_heads) * head_dim)
+    slots = torch.tensor([16, -1, 63])  # the second is padding
+    rotation = {"table": torch.randn(12, head_dim), "positions": torch.tensor([0, 1, 9])}
+    norms = {"norms": (torch.randn(head_dim), torch.randn(head_dim)), "eps": 1e-6}
+    for options in (rotation | norms, rotation, {}):
+        storage = torch.randn(2, 4, 16, kv_heads, head_dim)
+        expected = storage.clone()
+        assert_close(
+            rope_store(qkv, *storage, slots, **options), rope_store_reference(qkv, *expected, slots, **options)
+        )
+        assert_close(storage, expected)
+        rows = (expected[1] == qkv.view(3, -1, head_dim)[2, -kv_heads:]).all(-1).all(-1).nonzero().tolist()
+        assert rows == [[3, 15]]  # values as they came, in row 63: page 3, position 15
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
+def test_activations(name):
+    x = 4 * torch.randn(3, 2 * 40)
+    assert_close(activation.gated_activation(x, name), activation.gated_activation_reference(x, name))
+    assert_close(activation.activation(x, name), activation.activation_reference(x, name))
+
+
+@pytest.mark.parametrize("name", [None, "silu", "gelu_tanh"])
+def test_a_row_through_a_matrix_with_everything_around_it(name):
+    n, k, gated = 11, 100, name == "silu"
+    x, weight, bias = torch.randn(1, k), torch.randn(n * (1 + gated), k), torch.randn(n * (1 + gated))
+    for around in (None, Norm(torch.randn(k), None, 1e-5), Norm(torch.randn(k), torch.randn(k), 1e-5)):
+        options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
+        stream = torch.randn(1, n)
+        expected = gemv_reference(x, weight, residual=stream.clone(), **options)
+        assert gemv(x, weight, GemvLaunch(4, 64, 4), residual=stream, **options) is stream
+        assert_close(stream, expected)
+        assert_close(gemv(x, weight, GemvLaunch(2, 128, 4), **options), gemv_reference(x, weight, **options))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_few_rows_through_a_matrix_however_the_sum_is_split(splits):
+    x, weight, bias, stream = torch.randn(17, 100), torch.randn(37, 100), torch.randn(37), torch.randn(17, 37)
+    launch = SkinnyLaunch(16, 32, splits, 2, 4)
+    assert_close(skinny(x, weight, launch, bias=bias), skinny_reference(x, weight, bias=bias))
+    expected = skinny_reference(x[:3], weight, residual=stream[:3].clone())
+    assert_close(skinny(x[:3], weight, launch, residual=stream[:3]), expected)
+    assert not counters(x.device, 1).any()  # ready for the next launch
+
+
+def test_tokens_are_those_of_the_torch_sampler_at_any_temperature_and_stride():
+    logits = 3 * torch.randn(5, 3001)
+    seeds, positions = torch.tensor([1, -5, 2**40 + 3, 7, 9]), torch.tensor([0, 5, 9, 2**31 - 1, 3])
+    temperatures = torch.tensor([0.0, 1.0, 0.5, 1e-3, 100.0])
+    padded = torch.full((5, 3008), float("nan"))
+    padded[:, :3001] = logits
+    for given in (logits, padded[:, :3001]):
+        tokens, best = sample(given, seeds, positions, temperatures)
+        expected_tokens, expected_best = sample_reference(logits, seeds, positions, temperatures)
+        assert torch.equal(tokens, expected_tokens) and torch.equal(best, expected_best)
+
+
+def test_noise_is_the_engines():
+    """Flat logits: the winner is the token with the least noise, so all of the noise decides."""
+    seeds, positions = torch.arange(9) * 2**40 - 7, torch.arange(9)
+    tokens, _ = sample(torch.zeros(9, 1100), seeds, positions, torch.ones(9))
+    assert torch.equal(tokens, exponential(seeds, positions, 1100).argmin(-1))
+
+
+def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
+    logits = torch.randn(4, 1100)
+    logits[1, 1099] = float("nan")
+    logits[2, :] = float("-inf")
+    logits[3, :1090] = float("-inf")  # a whole block that may not be chosen, as top-k leaves it
+    tokens, best = sample(logits, torch.arange(4), torch.arange(4), torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    assert best.isfinite().tolist() == [True, False, False, True]
+    assert tokens[0] == logits[0].argmax() and tokens[3] >= 1090 and tokens.max() < 1100

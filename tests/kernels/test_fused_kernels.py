@@ -1,0 +1,143 @@
+"""The kernels beside attention: interpreted on the CPU, compiled for an H200, and chosen by a product's shape."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus.kernels.activation import activation_kernel
+from gradus.kernels.gemv import GemvLaunch, gemv_kernel
+from gradus.kernels.linear import choose
+from gradus.kernels.linear_table import GEMV, MEASURED, ROWS
+from gradus.kernels.norm import norm_kernel, warps_of
+from gradus.kernels.rope_store import heads_together, rope_store_kernel
+from gradus.kernels.sampling import block_best_kernel, row_best_kernel
+from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
+from tests.kernels.sm90 import SHARED_LIMIT, Resources, compile_for_h200
+
+POINTER = "*bf16"
+
+
+def test_interpreted_on_the_cpu_they_do_what_their_references_do():
+    """In a process of its own: Triton decides at its import whether it interprets."""
+    file = Path(__file__).with_name("interpreted_fused_kernels.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def compiled(kernel, constants: dict, scalars: dict[str, str], pointers: dict[str, str] | None = None, **options):
+    """Every argument that is neither a constant nor named in `scalars` or `pointers` is a pointer to bfloat16."""
+    constants = {"PDL": False} | constants
+    names = [name for name in kernel.arg_names if name not in constants]
+    return compile_for_h200(kernel, dict.fromkeys(names, POINTER) | scalars | (pointers or {}), constants, **options)
+
+
+def assert_within(used: Resources, registers: int) -> None:
+    assert used.registers <= registers and used.spilled == 0 and used.shared <= SHARED_LIMIT
+
+
+def wide_loads(used: Resources) -> int:
+    return len(re.findall(r"ld\.global[^;]*v4\.b32", used.assembly))
+
+
+@pytest.mark.parametrize("width", [768, 4096])
+def test_a_norm_reads_16_bytes_at_a_time(width):
+    block = 1024 if width == 768 else 4096
+    constants = {"D": width, "CENTER": False, "BLOCK": block, "delta_weight_ptr": None, "bias_ptr": None}
+    used = compiled(norm_kernel, constants, {"eps": "fp32"}, num_warps=warps_of(block))
+    assert_within(used, 64)
+    assert wide_loads(used) == 6  # x, delta and the weight, 16 values of each a thread
+
+
+def test_rope_and_storing_fit_registers():
+    constants = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64}
+    numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64"}
+    assert_within(compiled(rope_store_kernel, constants, {"eps": "fp32"}, numbers, num_warps=1), 96)
+
+
+def test_an_activation_reads_16_bytes_at_a_time():
+    used = compiled(activation_kernel, {"ACTIVATION": "silu", "GATED": True, "BLOCK": 1024}, {"width": "i32:16"})
+    assert_within(used, 48)
+    assert wide_loads(used) == 2
+
+
+PLAIN = {
+    "bias_ptr": None,
+    "residual_ptr": None,
+    "gain_ptr": None,
+    "shift_ptr": None,
+    "ACTIVATION": None,
+    "GATED": False,
+}
+GATED = PLAIN | {"ACTIVATION": "silu", "GATED": True}
+del GATED["gain_ptr"]  # an RMSNorm before it
+
+
+@pytest.mark.parametrize(("n", "k"), [(768, 768), (2048, 2048), (4096, 14336)])
+@pytest.mark.parametrize("around", [PLAIN, GATED], ids=["plain", "norm and gate"])
+def test_the_measured_gemv_of_a_shape_fits_registers(n, k, around):
+    launch = GEMV[n, k]
+    constants = around | {"K": k, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+    used = compiled(gemv_kernel, constants, {"N": "i32:16", "eps": "fp32"}, num_warps=launch.warps)
+    assert_within(used, 168)
+    assert wide_loads(used) == len(re.findall(r"ld\.global", used.assembly))
+
+
+def test_weights_are_under_way_before_a_dependent_launch_waits():
+    constants = PLAIN | {"K": 2048, "BLOCK_N": 1, "BLOCK_K": 2048, "PDL": True}
+    code = compiled(gemv_kernel, constants, {"N": "i32:16", "eps": "fp32"}, num_warps=4).assembly
+    start, wait = code.index("griddepcontrol.launch_dependents"), code.index("griddepcontrol.wait")
+    assert start < code.index("ld.global") < wait < code.rindex("ld.global") < code.index("st.global")
+
+
+@pytest.mark.parametrize(
+    ("launch", "rows"), [((64, 128, 4, 5, 4), 16), ((128, 64, 1, 3, 4), 64), ((16, 128, 1, 5, 4), 16)]
+)
+def test_skinny_products_stream_weights_through_shared_memory(launch, rows):
+    launch = SkinnyLaunch(*launch)
+    constants = {"EVEN_K": True, "BLOCK_M": rows, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+    constants |= {"bias_ptr": None, "residual_ptr": None}
+    if launch.splits == 1:
+        constants |= {"partial_ptr": None, "arrived_ptr": None}
+    scratch = {"partial_ptr": "*fp32", "arrived_ptr": "*i32"} if launch.splits > 1 else {}
+    numbers = {"M": "i32", "N": "i32:16", "K": "i32:16", "chunk": "i32:16"}
+    used = compiled(skinny_kernel, constants, numbers, scratch, num_warps=launch.warps, num_stages=launch.stages)
+    assert_within(used, 128)
+    assert "cp.async.cg" in used.assembly
+    assert ("wgmma" if launch.rows >= 64 else "mma.sync") in used.assembly
+
+
+def test_sampling_keeps_the_logarithm_exact():
+    """The approximate one is wrong where it matters: close to 1, where the noise is least and tokens win."""
+    kept = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "tokens_ptr": "*i32"}
+    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
+    used = compiled(
+        block_best_kernel, {"BLOCK": 2048}, {"V": "i32", "row_stride": "i32:16"}, kept | floats, num_warps=4
+    )
+    assert_within(used, 96)
+    assert "lg2.approx" not in used.assembly and wide_loads(used) >= 2
+    pointers = floats | {"tokens_ptr": "*i32", "out_ptr": "*i64", "best_ptr": "*fp32"}
+    assert_within(compiled(row_best_kernel, {"BLOCKS": 128}, {"blocks": "i32"}, pointers, num_warps=1), 64)
+
+
+def test_a_measured_product_takes_what_was_measured():
+    for (n, k), rows in MEASURED.items():
+        assert [choose(m, n, k) for m in ROWS] == [rows[m] for m in ROWS]
+
+
+def test_few_rows_choose_as_the_next_number_of_rows_that_was_measured():
+    assert choose(2, 2048, 2048) == choose(8, 2048, 2048)
+    assert choose(33, 50257, 768) == choose(64, 50257, 768)
+
+
+def test_many_rows_go_to_cublas():
+    assert choose(ROWS[-1] + 1, 2048, 2048) is None and choose(8192, 50257, 768) is None
+
+
+def test_a_shape_never_measured_takes_its_nearest_neighbors_launch():
+    assert choose(1, 2100, 2000) == choose(1, 2048, 2048)
+    assert isinstance(choose(1, 5000, 5000), GemvLaunch)
