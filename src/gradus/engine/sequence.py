@@ -113,12 +113,15 @@ class Sequence:
         if self.first_token is None and result.tokens:
             self.first_token = self.clock()
         known, request = self.tokens, self.request
-        for count, token in enumerate(result.tokens, 1):
+        before = len(known)
+        for token in result.tokens:
             known.append(token)
             if token in request.stop_ids:
-                return self._finish("stop", result.tokens[:count], result.logprobs[:count], token)
+                new = len(known) - before
+                return self._finish("stop", result.tokens[:new], result.logprobs[:new], token)
             if len(known) >= self.longest:
-                return self._finish("length", result.tokens[:count], result.logprobs[:count])
+                new = len(known) - before
+                return self._finish("length", result.tokens[:new], result.logprobs[:new])
         return Output(request.id, self.index, result.tokens, result.logprobs)
 
     def end(self, reason: str, error: str | None = None) -> Output:
