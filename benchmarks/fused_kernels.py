@@ -293,6 +293,7 @@ def measure_step(model: str, rate: float) -> dict:
         options |= {"norms": (noise(dim), noise(dim)), "eps": 1e-6}
     before, act = Norm(gain, shift, 1e-5), "silu" if gated else "gelu_tanh"
     activate = activation.gated_activation if gated else activation.activation
+    inputs = {k: noise(1, k) for _, k in shapes.values()}
 
     def fused(pdl: bool) -> None:
         for w in weights:
@@ -302,18 +303,18 @@ def measure_step(model: str, rate: float) -> dict:
             linear(wide, w["down"], residual=x, pdl=pdl)
         sampling.sample(fused_gemv(x, head, norm=before, pdl=pdl), zero, zero, warm, pdl=pdl)
 
-    def normed(delta: Tensor | None) -> Tensor:
+    def normed(delta: Tensor | None, pdl: bool) -> Tensor:
         if shift is None:
-            return norm.add_rms_norm(x, delta, gain, 1e-5)
-        return norm.add_layer_norm(x, delta, gain, shift, 1e-5)
+            return norm.add_rms_norm(x, delta, gain, 1e-5, pdl=pdl)
+        return norm.add_layer_norm(x, delta, gain, shift, 1e-5, pdl=pdl)
 
-    def apart(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def apart(product: Callable[[Tensor, Tensor], Tensor], pdl: bool) -> None:
         delta = None
         for w in weights:
-            q = rope_store.rope_store(product(normed(delta), w["qkv"]), *storage, **options)
-            wide = product(normed(product(q.view(1, -1), w["output"])), w["up"])
-            delta = product(activate(wide, act), w["down"])
-        sampling.sample(product(normed(delta), head), zero, zero, warm)
+            q = rope_store.rope_store(product(normed(delta, pdl), w["qkv"]), *storage, **options, pdl=pdl)
+            wide = product(normed(product(q.view(1, -1), w["output"]), pdl), w["up"])
+            delta = product(activate(wide, act, pdl=pdl), w["down"])
+        sampling.sample(product(normed(delta, pdl), head), zero, zero, warm, pdl=pdl)
 
     def products(product: Callable[[Tensor, Tensor], Tensor]) -> None:
         for w in weights:
@@ -321,13 +322,14 @@ def measure_step(model: str, rate: float) -> dict:
                 product(inputs[matrix.shape[1]], matrix)
         product(x, head)
 
-    inputs = {k: noise(1, k) for _, k in shapes.values()}
+    dependent = partial(linear, pdl=True)
     contenders: dict[str, Callable[[Any], Any]] = {
         "fused, pdl": lambda _: fused(True),
         "fused": lambda _: fused(False),
-        "apart": lambda _: apart(linear),
-        "apart, cublas": lambda _: apart(F.linear),
-        "products alone, pdl": lambda _: products(partial(linear, pdl=True)),
+        "apart, pdl": lambda _: apart(dependent, True),
+        "apart": lambda _: apart(linear, False),
+        "apart, cublas": lambda _: apart(F.linear, False),
+        "products alone, pdl": lambda _: products(dependent),
         "products alone": lambda _: products(linear),
         "products alone, cublas": lambda _: products(F.linear),
     }
@@ -341,7 +343,7 @@ def measure_step(model: str, rate: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--parts", default="rows,sampling,gemv,skinny,steps")
+    parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,steps")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes a second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
@@ -375,9 +377,8 @@ def main() -> None:
         for entry in measure():
             found[key].append(entry)
             options.out.write_text(json.dumps(found))
-            print(
-                {k: round(v, 2) if isinstance(v, float) else v for k, v in entry.items() if k != "launches"}, flush=True
-            )
+            shown = {name: round(v, 2) if isinstance(v, float) else v for name, v in entry.items()}
+            print(*(f"{name} {v}" for name, v in shown.items() if name != "launches"), flush=True)
         print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
@@ -392,7 +393,8 @@ def table(products: list[dict]) -> str:
         if entry["m"] == 1:
             gemvs[shape] = launch
     chosen = "\n".join(
-        f"    {shape}: {{{', '.join(f'{m}: {rows[m]}' for m in ROWS)}}}," for shape, rows in sorted(lines.items())
+        "\n".join([f"    {shape}: {{", *(f"        {m}: {rows[m]}," for m in ROWS), "    },"])
+        for shape, rows in sorted(lines.items())
     )
     alone = "\n".join(f"    {shape}: {launch}," for shape, launch in sorted(gemvs.items()))
     return HEADER.format(rows=ROWS, chosen=chosen, alone=alone)

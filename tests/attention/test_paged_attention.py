@@ -171,6 +171,7 @@ def test_a_wiped_page_holds_no_trace_of_a_nan(decodes):
     pages.forget(0)
     pages.free = used
     assert near(pages.step((1, 5), wiped=tuple(used)), pages.right((1, 5)))
+    assert pages.storage.keys.isfinite().all() and pages.storage.values.isfinite().all()
     for spans in ([(1, 1)], [(1, 3)], [(1, 1)]):
         assert near(pages.step(*spans), pages.right(*spans))
 

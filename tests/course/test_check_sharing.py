@@ -89,19 +89,6 @@ WRONG = {
         "                self.place(sequence, self.make_room)\n        self.decode()\n",
         "the budget is 8 tokens a step; yours planned",
     ),
-    "p06: newcomers go before the prompt under way": (
-        "p06",
-        "        self.decode()\n        for sequence in self.ready():",
-        "        self.decode()\n        self.admit()\n        for sequence in self.ready():",
-        "",
-    ),
-    "p06: who was just sent back takes the pages again": (
-        "p06",
-        "        if self.preemptions == before:  # who was just sent back for want of pages must not take them again\n"
-        "            self.admit()\n",
-        "        self.admit()\n",
-        "in a step that sent somebody back, nobody enters",
-    ),
 }
 
 

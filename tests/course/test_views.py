@@ -74,6 +74,11 @@ def test_the_parts_of_a_phase_are_found_in_its_wiring():
     }
 
 
+def test_parts_that_another_function_of_the_course_puts_together_are_found_too():
+    assert names("p04")["cache manager"] == names("p05")["cache manager"] == "PagedCache"
+    assert "prefix index" not in names("p04") and names("p05")["prefix index"] == "PrefixIndex"
+
+
 def test_p01_swaps_the_cache_manager_and_the_backend_and_nothing_else():
     lines = difference(phases.find("p00"), phases.find("p01"))
     table = [line.split("   ") for line in lines if line.startswith(("scheduler ", "cache ", "runner ", "attention "))]
@@ -140,6 +145,7 @@ def test_only_what_the_phase_reaches_is_in_it():
     [
         ("import phases.p00_mine.part\n\nbuild = phases", "", "as `from … import name`"),
         ("from phases.p00_mine.part import a as b\n\nbuild = b", "a = 1", "as `from … import name`"),
+        ("from phases.p00_mine import part\n\nbuild = part.a", "a = 1", r"phases\.p00_mine is not a file"),
         ("from phases.p00_mine.part import a\n\nbuild = a", "b = 1", "does not define a"),
         ("from phases.p00_mine.part import a\n\nbuild = a\nb = 2", "b = 1\na = b", "both define b"),
         ("if True:\n    build = 1", "", r"line 3: only imports, assignments"),

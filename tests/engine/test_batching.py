@@ -103,6 +103,20 @@ def test_nobody_overtakes_the_head_of_the_queue():
     world.drain()
 
 
+def test_who_found_no_room_is_looked_at_again_when_there_is_more(monkeypatch):
+    world, asked = World(pages=16, page_size=4), []
+    admit = world.cache.admit
+    monkeypatch.setattr(world.cache, "admit", lambda id, *rest: asked.append(id[0]) or admit(id, *rest))
+    world.add(ask("short", 15, 14))
+    world.add(ask("runs", 9, 30))
+    world.step()
+    world.add(ask("large", 37, 2))
+    steps(world, 12)
+    assert asked == ["short", "runs", "large"]
+    world.drain()
+    assert asked.count("large") < 8
+
+
 def test_requests_that_fit_alone_but_not_together_all_end_with_the_same_tokens():
     requests = [ask(f"r{i}", 6, 20) for i in range(5)]
     tight, wide = World(pages=8, slots=5), World(pages=200, slots=5)

@@ -108,6 +108,14 @@ def test_a_nan_ends_its_own_sequence_and_its_pages_are_wiped_before_another_has_
         engine.submit(request)
     outputs = step(engine)
     poisoned = poison(engine, "bad")
+    outputs += step(engine)
+    assert [output.request_id for output in outputs if output.finish_reason == "error"] == ["bad"]
+    storage = engine.runner.attention.storage
+    assert not storage.keys.isfinite().all()
+    outputs += step(engine)
+    assert storage.keys.isfinite().all() and storage.values.isfinite().all(), (
+        "wiped before the next step stores anything"
+    )
     while engine.has_work:
         outputs += step(engine)
     reasons = {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
@@ -119,5 +127,3 @@ def test_a_nan_ends_its_own_sequence_and_its_pages_are_wiped_before_another_has_
     assert set(poisoned) <= set(cache.pool.free), "nobody holds them, and no index offers them"
     again = ask("again", NEEDLE, shape)
     assert numbers(engine, again)[0] == list(run(build_engine("p01", shape), [again])["again", 0].tokens)
-    storage = engine.runner.attention.storage
-    assert storage.keys.isfinite().all() and storage.values.isfinite().all()

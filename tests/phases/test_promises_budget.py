@@ -14,10 +14,8 @@ from tests.phases.test_promises import LIMITS, SHAPE, plans, since
 BUDGET = 8
 
 
-def engine_of(
-    phase: str, *requests: Request, max_sequences: int = 4, budget: int = BUDGET, positions: int = 512
-) -> Engine:
-    options = EngineOptions(LIMITS, max_sequences, page_size=4, cache_tokens=positions, token_budget=budget)
+def engine_of(phase: str, *requests: Request, max_sequences: int = 4, budget: int = BUDGET) -> Engine:
+    options = EngineOptions(LIMITS, max_sequences, page_size=4, cache_tokens=512, token_budget=budget)
     engine = phases.load(phase).build(tiny_model(SHAPE), options)
     for request in requests:
         engine.submit(request)
@@ -90,16 +88,3 @@ def test_with_fewer_tokens_than_decodes_they_take_turns(phase):
         running = [sequence.request.id for sequence in engine.scheduler.running]
         waits = {name: number - last[name] for name in running}
         assert max(waits.values()) <= 2, f"nobody waits longer than two steps; in step {number} they waited {waits}"
-
-
-@since("p06")
-def test_who_is_sent_back_for_want_of_pages_does_not_return_in_the_same_step(phase):
-    """Nine pages for two sequences that want seven each: its first chunk alone would fit."""
-    engine = engine_of(phase, ask("a", 12, max_tokens=16), ask("b", 12, max_tokens=16), positions=36)
-    sent_back = 0
-    for plan in plans(engine):
-        entered = [admission.request.id for admission in plan.admissions]
-        if engine.scheduler.preemptions > sent_back:
-            assert not entered, f"in a step that sent somebody back, nobody enters; in yours {entered} did"
-        sent_back = engine.scheduler.preemptions
-    assert sent_back, "there are too few pages for both"

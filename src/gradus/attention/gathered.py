@@ -23,18 +23,18 @@ class GatheredDecodes:
 
     def prepare(self, visible: Sequence[Visible]) -> None:
         self.visible = visible
-        # One place to gather into for all layers: memory that is new in each costs a CPU more than the copy does
+        # One place to gather into, for all layers: on a CPU, memory that is new in each costs more than the copy does
+        most = max(group.rows.numel() for group in visible)
         keys = self.storage.keys
-        self.copies = [
-            tuple(keys.new_empty(group.rows.numel(), *keys.shape[3:]) for _ in ("keys", "values")) for group in visible
-        ]
+        self.copies = keys.new_empty(2, most, *keys.shape[3:])
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         group, _ = self.storage.place(layer)
         visible = self.visible[group]
+        rows = visible.rows.flatten()
         keys, values = (
             part.unflatten(0, visible.rows.shape).transpose(1, 2)  # [B, Hkv, L, Dh]
-            for part in self.storage.read(layer, visible.rows.flatten(), out=self.copies[group])
+            for part in self.storage.read(layer, rows, out=self.copies[:, : len(rows)])
         )
         out = attend_masked(
             q.unsqueeze(1),

@@ -48,6 +48,8 @@ class SparseDecodes:
     def __init__(self, config: ModelConfig, storage: PagedStorage) -> None:
         self.config = config
         self.storage = storage
+        # each layer's keys and values as matrices, [rows * Hkv, Dh]: views
+        self.matrices = [[part.flatten(0, 1) for part in storage.rows(layer)] for layer in range(config.num_layers)]
         self.heads = torch.arange(config.num_heads) // (config.num_heads // config.num_kv_heads)
         with warnings.catch_warnings():  # torch says once that CSR tensors are a beta feature: let it be here
             warnings.simplefilter("ignore")
@@ -64,12 +66,12 @@ class SparseDecodes:
         columns = columns.flatten().index_select(0, cells)
         ends = torch.zeros(lines + 1, dtype=torch.int64)
         torch.cumsum(visible.seen.sum(1).repeat_interleave(len(self.heads)), 0, out=ends[1:])
-        count = self.storage.keys[0].numel() // self.config.head_dim
+        count = len(self.matrices[0][0])
         return Pattern(_csr(ends, columns, count), ends, columns, torch.full((lines, width), float("-inf")), cells)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         pattern = self.patterns[self.storage.place(layer)[0]]
-        keys, values = (rows.flatten(0, 1) for rows in self.storage.rows(layer))  # [rows * Hkv, Dh]
+        keys, values = self.matrices[layer]
         scores = torch.sparse.sampled_addmm(
             pattern.entries, q.flatten(0, 1), keys.t(), beta=0.0, alpha=self.config.attention_scale
         ).values()

@@ -52,8 +52,11 @@ class PagedStorage:
         keys.index_copy_(0, rows, k)
         values.index_copy_(0, rows, v)
 
-    def read(self, layer: int, rows: Tensor, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Copies of some rows, rows: [R] int64 → [R, Hkv, Dh] each: the gather that paging costs. out: to copy into."""
+    def read(self, layer: int, rows: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Copies of some rows, int64 [R] → keys and values, [R, Hkv, Dh] each: the gather that paging costs.
+
+        out: [2, R, Hkv, Dh], to copy into.
+        """
         keys, values = self.rows(layer)
         if out is None:
             return keys.index_select(0, rows), values.index_select(0, rows)

@@ -102,6 +102,8 @@ class _Flat:
     def _module(self, name: str) -> Module:
         if name not in self.modules:
             path = name.replace(".", "/") + ".py"
+            if not (self.root / path).is_file():
+                raise ConfigError(f"{name} is not a file, and can only be inlined as `from … import name` of one")
             self.modules[name] = module = _take_apart(path, (self.root / path).read_text(encoding="utf-8"))
             for imported in module.imports.values():
                 if imported.module.startswith("phases."):

@@ -64,7 +64,8 @@ class PagedBatching(Scheduler):
         self.left = 0  # tokens that it has room for
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one a layer group
-        self._publish_every = cache.page_size if cache.index is not None else sys.maxsize
+        self._publish_every = cache.page_size if cache.index is not None else sys.maxsize  # positions; or never
+        self._refused: tuple[Sequence | None, int] = (None, 0)  # who found no room, and the spare pages there were
         self._usage = cache.usage()
         self._usage_at = -math.inf
 
@@ -212,20 +213,26 @@ class PagedBatching(Scheduler):
 
     def enter(self, sequence: Sequence) -> bool:
         """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
-        runs = len(self.running)
-        if not self.free_slots or (runs and self.cache.available < (runs + 1) * self._growth):
-            return False  # it cannot do with less than one page, beside those that `squeeze_in` leaves for the others
+        spare = self.cache.available - len(self.running) * self._growth
+        if not self.free_slots or (self.running and not self._may_suffice(sequence, spare)):
+            return False
         hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
         sequence.slot = self.free_slots[0]
         if not self.place(sequence, self.squeeze_in):
             self.cache.release(sequence.id)
             sequence.slot = -1
+            self._refused = sequence, spare
             return False
         if sequence.scheduled is None:
             sequence.cached_tokens = hit
             self.cached_tokens += hit
         self.plan.admissions.append(self.start(heapq.heappop(self.free_slots)))
         return True
+
+    def _may_suffice(self, sequence: Sequence, spare: int) -> bool:
+        """Whether it is worth looking: a newcomer needs a page at least, and more than what was too little before."""
+        refused, too_little = self._refused
+        return spare >= self._growth and (sequence is not refused or spare > too_little)
 
     def squeeze_in(self, sequence: Sequence, end: int) -> bool:
         """Have [0, end) of a newcomer stored, if that leaves everybody who runs a page (of each group) to grow into."""
@@ -254,9 +261,11 @@ class PagedBatching(Scheduler):
         """What a step did beside a token: it stored a chunk, filled a page, finished a prompt or a whole sequence."""
         if sampled.error is None:
             self.cache.publish(sequence.id, sequence.tokens)
-            if span.logits and not sequence.decoding:
-                sequence.decoding = True
-                self.waiting.extend(self.siblings.take(sequence.request.id, sys.maxsize))
+            if not sequence.decoding:
+                self._refused = None, 0  # who found no room may find a part of its prompt now
+                if span.logits:
+                    sequence.decoding = True
+                    self.waiting.extend(self.siblings.take(sequence.request.id, sys.maxsize))
         if sequence.finish_reason is not None:
             self.release(sequence, poisoned=sampled.poisoned)
             self.forget(sequence)

@@ -56,7 +56,7 @@ class Scheduler:
         self.waiting.extend(sequences)
 
     def start(self, slot: int) -> Admission:
-        """The longest waiting sequence begins to run in `slot`."""
+        """The first in the line begins to run in `slot`."""
         sequence = self.waiting.popleft()
         self.running.append(sequence)
         return admit(sequence, slot)

@@ -67,7 +67,7 @@ def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 13
         Launch(rows=16, keys=keys, warps=4, stages=3, programs=4 * processors),
         Launch(rows=64 if wide <= 512 else 32, keys=keys, warps=4, stages=3, programs=processors, unmasked=True),
     ]
-    if wide <= 256:
+    if wide <= 256 and dtype.itemsize == 2:
         keys = 64 if wide <= 128 else 128
         shapes.append(Launch(rows=128, keys=keys, warps=8, stages=5, programs=processors, unmasked=True))
     return tuple(shape for shape in shapes if shape.rows >= group)

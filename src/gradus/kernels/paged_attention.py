@@ -32,7 +32,7 @@ from gradus.attention.reference import attend_causal
 from gradus.kernels.attention_work import ITEM, Work
 from gradus.kernels.split_attention import Partials, merge_splits
 
-MERGED_A_WARP = 2048  # values that a warp adds up at once: 64 registers of each thread
+MERGED_A_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
 LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 

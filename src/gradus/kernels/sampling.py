@@ -125,7 +125,7 @@ def sample(
 
 def tokens_a_program(rows: int, vocab_size: int) -> int:
     """Short blocks spread few rows over all multiprocessors; long ones leave fewer winners to compare (measured)."""
-    return 2048 if rows * vocab_size > 200_000 else 1024
+    return 1024 if rows * vocab_size < 2_500_000 else 2048
 
 
 # -- the same in torch -------------------------------------------------------------------------------------------------
