@@ -232,7 +232,8 @@ def compile_one(task: tuple[Shape, Launch]) -> None:
     """In a process of its own: what it compiles is found on disk by the process that measures."""
     shape, launch = task
     Step.pool = torch.zeros(1 << 24, dtype=torch.bfloat16, device="cuda")
-    step = Step(replace(shape), [1], [64])
+    tokens = 1 if launch.rows == 16 else launch.rows // shape.group
+    step = Step(shape, [tokens], [64 + tokens])
     works = step.plan([launch])
     paged_attention(
         step.q, step.keys[0], step.values[0], step.tables, works[0], step.partials(works), step.out, scale=1.0
@@ -283,8 +284,9 @@ def sweep(shape: Shape) -> Iterator[dict[str, Any]]:
         splits = [replace(best, programs=k * PROCESSORS, piece=piece) for best in leaders for k, piece in SPLITTING]
         yield row(shape, f"split {name}", step, race(step, splits))
     for name, step in verifications(shape):
-        rows = [replace(best, rows=rows) for best in leaders for rows in (16, 32, 64)]
-        yield row(shape, f"rows {name}", step, race(step, [*rows, *(launch for launch in LARGE if launch.rows == 64)]))
+        tall = min((launch for launch in LARGE if launch.rows == 64), key=large.__getitem__)
+        rows = [replace(best, rows=rows) for best in leaders[:2] for rows in (16, 32, 64)]
+        yield row(shape, f"rows {name}", step, race(step, [*rows, tall, replace(tall, programs=4 * PROCESSORS)]))
     for counts, lengths in (([512], [8192]), ([2048], [8192])):
         step = Step(shape, counts, lengths)
         splits = [replace(wide, programs=k * PROCESSORS // 2) for k in (1, 2, 3, 4, 8)]

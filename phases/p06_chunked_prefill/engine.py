@@ -4,9 +4,9 @@ from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
 from gradus.engine.options import EngineOptions
 from gradus.models import Model
-from phases.p04_paged_cache import engine as p04
+from phases.p04_paged_cache.engine import paged_engine
 
-USES = p04.USES | {"token_budget"}
+USES = frozenset({"page_size", "cache_tokens", "policy", "token_budget"})  # the optional settings that this phase heeds
 
 # What a step costs hardly grows up to some number of tokens, for it must read all weights anyway; then it grows with
 # each. A budget beyond that point delays the decodes, one below it wastes the step.
@@ -15,4 +15,4 @@ BUDGETS = {"cpu": 256, "cuda": 2048}
 
 def build(model: Model, options: EngineOptions) -> Engine:
     budget = options.token_budget or BUDGETS[model.device.type]
-    return p04.paged_engine(model, options, PrefixIndex(), budget)
+    return paged_engine(model, options, PrefixIndex(), budget)

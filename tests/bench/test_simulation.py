@@ -70,6 +70,12 @@ def test_who_is_better_waits_less():
     assert max(waits[0]) < sum(waits[1]) / len(waits[1]) < sum(waits[2]) / len(waits[2])
 
 
+def test_steady_decodes_are_a_full_batch_and_nothing_else():
+    sample = simulation.steady(16, 10, prompt=600)
+    assert sample["steps"] == 10 and sample["batch"]["p0"] == sample["batch"]["p100"] == 16.0
+    assert not sample["add_us"]
+
+
 def test_the_queue_behind_a_full_batch_keeps_its_length():
     sample = simulation.queued(50, 16, 20)
     assert sample["steps"] == 20 and sample["batch"]["p0"] == 16.0 and sample["add_us"]["p50"] > 0

@@ -5,10 +5,23 @@ import torch
 
 pytest.importorskip("triton")
 
+from gradus import phases
+from gradus.attention.storage import PagedStorage
+from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import PrefixIndex
+from gradus.engine.batching import PagedBatching
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.engine.runner import ModelRunner
+from gradus.engine.sampler import Sampler
 from gradus.kernels.attention_work import launches
 from gradus.kernels.paged_attention import paged_attention, paged_attention_reference
 from gradus.kernels.split_attention import Partials
+from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
+from tests.phases.conftest import FAMILIES, limits_of
+from tests.phases.drive import run
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +68,7 @@ def test_splits_of_every_kind(spans):
 def test_the_same_step_gives_the_same_bits():
     step = Step(SPANS, heads=8, group=2, head_dim=128, dtype=torch.bfloat16, device="cuda")
     first = attended(step)
-    assert all(torch.equal(first, attended(step)) for _ in range(5))
+    assert all(torch.equal(first, attended(step)) for _ in range(20))  # whoever adds the splits up
 
 
 def test_a_captured_step_is_replayed_with_other_lengths_and_pages():
@@ -106,3 +119,18 @@ def test_pages_beyond_two_to_the_31_values_are_found():
     paged_attention(q, keys, values, tables, step.work(launch), partials, out, scale=0.1)
     expected = paged_attention_reference(q, keys, values, tables, [0], [0, 1], [120], scale=0.1)
     assert (out - expected).norm() <= 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("budget", [None, 7])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_the_backend_gives_the_cpus_tokens(shape, budget):
+    """Prompts whole and in chunks, with preemptions: the pool holds less than what runs."""
+    wanted = requests(shape)
+    oracle = phases.load("p00").build(model_on("cpu", shape, torch.float32), EngineOptions(limits_of(shape)))
+    model = model_on("cuda", shape, torch.float32)
+    storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
+    windows = [group.window for group in storage.groups]
+    runner = ModelRunner(model, TritonPagedAttention(model.config, storage, 3), Sampler(320, model.device))
+    cache = PagedCache(24, 4, windows, PrefixIndex())
+    engine = Engine(PagedBatching(cache, 3, budget, "fcfs"), runner, limits_of(shape))
+    assert run(engine, wanted) == run(oracle, wanted)

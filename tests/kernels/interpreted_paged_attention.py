@@ -1,12 +1,17 @@
-"""Run by test_paged_attention.py in a process of its own, where Triton interprets: the kernels on the CPU, step by step.
-
-Tiny on purpose: the interpreter takes tens of milliseconds a program.
+"""The paged attention kernels on the CPU, in Triton's interpreter: test_paged_attention.py runs this in a process of its
+own, since Triton decides when it is imported. Tiny on purpose: a program takes the interpreter tens of milliseconds.
 """
 
 import pytest
 import torch
 
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.engine.plan import Plan, Span
+from gradus.engine.runner import lay_out
 from gradus.kernels.attention_work import Launch
+from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 
 SMALL = Launch(rows=16, keys=16, warps=4, stages=2, programs=8)
@@ -51,3 +56,31 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
         if len(parts) > 1:
             places += [partial + split for _, _, split, _, partial in parts]
     assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.most
+
+
+def test_the_backend_attends_as_the_torch_backend_does():
+    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
+    config = SHAPES["tiny-gemma3"]
+    one, two = ((3, 1, 5), (2, 8, 4)), ((6, 7, 9), (10, 11, 12))
+    steps = [
+        Plan([Span(None, 2, 0, range(9), 1, one)]),
+        Plan([Span(None, 2, 9, (0,), 1, None), Span(None, 0, 0, range(11), 0, two)], wiped=(6, 10)),
+        Plan([Span(None, 0, 11, (0,), 1, None), Span(None, 2, 10, (0,), 1, None)]),
+    ]
+    backends = [
+        kind(config, PagedStorage(config, 12, 4, torch.float32, torch.device("cpu")), slots=3)
+        for kind in (PagedAttention, TritonPagedAttention)
+    ]
+    layers = [group.layers[0] for group in backends[0].storage.groups[:2]]
+    generator = torch.Generator().manual_seed(0)
+    for plan in steps:
+        batch = lay_out(plan, torch.device("cpu"))
+        for backend in backends:
+            backend.prepare(batch)
+        for layer in layers:
+            shapes = [
+                (len(batch.positions), n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2)
+            ]
+            q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+            expected, found = (backend.attend(layer, q, k, v) for backend in backends)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Compiling kernels for an H200 (sm_90) on a machine without one: the compiler and its disassembler come with Triton."""
+"""Compiling kernels for an H200 (sm_90) without one: Triton brings the compiler and the disassembler along."""
 
 import re
 import subprocess

@@ -10,7 +10,7 @@ from gradus import phases
 from gradus.engine.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
-from gradus.models import create_model, randomize
+from gradus.models import create_model, precision, randomize
 from gradus.models.layers import Linear
 from gradus.models.precision import NarrowLinear, measure_cpu, resolve_device, resolve_precision
 from gradus.models.shapes import SHAPES
@@ -35,6 +35,20 @@ def test_narrow_weights_multiply_as_their_rounded_values_do(rows, bias):
         torch.testing.assert_close(out, exact(x))
     else:  # straight: the input and the result are rounded too, to 8 bits
         torch.testing.assert_close(out.float(), exact(x), rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("room", [5, 24, 60, 288])
+@pytest.mark.parametrize("bias", [False, True])
+def test_widening_piece_by_piece_gives_the_same_product(monkeypatch, room, bias):
+    """12 rows of 24 values through room for none, one, two and all of them; the next product finds the room used."""
+    scratch = torch.full((room,), float("nan"))
+    monkeypatch.setattr(precision, "_scratch", lambda: scratch)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        x, weight, shift = (torch.randn(shape, generator=generator) for shape in [(3, 24), (12, 24), (12,)])
+        shift = shift if bias else None
+        product = precision.widened_product(x, weight.bfloat16(), shift)
+        torch.testing.assert_close(product, torch.nn.functional.linear(x, weight.bfloat16().float(), shift))
 
 
 def test_a_model_of_narrow_weights_shares_them_with_its_embedding():

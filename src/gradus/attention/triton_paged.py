@@ -21,7 +21,7 @@ from gradus.models.config import ModelConfig
 
 
 class TritonPagedAttention(PagedAttention):
-    """slots: how many sequences run at once. The storage is on a CUDA GPU."""
+    """slots: how many sequences run at once. The storage is on a CUDA GPU (or, for Triton's interpreter, on the CPU)."""
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
@@ -86,4 +86,5 @@ class TritonPagedAttention(PagedAttention):
 
 
 def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    """Multiprocessors of a GPU; 1 for Triton's interpreter, which runs one program after the other."""
+    return 1 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count

@@ -246,8 +246,9 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
 
 def steady(batch: int, steps: int, prompt: int = 512) -> dict[str, Any]:
     """Nothing but decodes: every sequence of a full batch, step after step, nobody coming and nobody going."""
-    simulation = Simulation(batch, batch * (prompt + 2 * steps) // DEFAULT_PAGE_SIZE + batch)
-    for request in short_requests(batch, prompt, (2 * steps, 2 * steps)):
+    answer = prompt + 2 * steps  # nobody ends before the last prompt is done and all steps are taken
+    simulation = Simulation(batch, batch * (prompt + answer) // DEFAULT_PAGE_SIZE + batch)
+    for request in short_requests(batch, prompt, (answer, answer)):
         simulation.add(request)
     while not all(sequence.decoding for sequence in simulation.scheduler.running) or simulation.scheduler.waiting_count:
         simulation.step()

@@ -65,7 +65,14 @@ def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 13
     keys = 64 if wide <= 256 else 32 if wide <= 512 else 16
     shapes = [
         Launch(rows=16, keys=keys, warps=4, stages=3, programs=4 * processors),
-        Launch(rows=64 if wide <= 512 else 32, keys=keys, warps=4, stages=3, programs=processors, unmasked=True),
+        Launch(
+            rows=64 if wide <= 512 else 32,
+            keys=keys,
+            warps=4 if wide <= 256 else 8,
+            stages=3,
+            programs=processors,
+            unmasked=True,
+        ),
     ]
     if wide <= 256 and dtype.itemsize == 2:
         keys = 64 if wide <= 128 else 128

@@ -59,7 +59,11 @@ def fused_gemv(
     gated: bool = False,
     pdl: bool = False,
 ) -> Tensor:
-    """One row, [1, K]: activation(norm(x) weightᵀ + bias) in one launch; gated: activation(gate) * up, [1, N / 2]."""
+    """One row, [1, K]: activation(norm(x) weightᵀ + bias) in one launch; gated: activation(gate) * up, [1, N / 2].
+
+    Every program normalizes x for itself. That beats a launch of its own up to a hidden size of 1024 (GPT-2,
+    Qwen3-0.6B), and loses from 2048 on (the steps in benchmarks/fused_kernels.json). pdl: see `overlap`.
+    """
     n, k = weight.shape
     launch = GEMV[_nearest(n, k)]
     if gated:  # a program reads two rows of weights for an output

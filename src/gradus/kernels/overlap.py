@@ -8,6 +8,9 @@ may touch only what no kernel of the chain writes, such as weights; after it, al
 Safe by two rules. Every kernel launched so calls `wait_for_previous` in each program before its first other read and
 before its first write (an earlier kernel may still read what it overwrites). And so no kernel ends before the one
 before it has, which makes the order transitive. A kernel launched without `launch_pdl` waits for all before it anyway.
+
+It pays where launches are short, one wave of programs or two. A long one has many waves, and each program of each pays
+for its wait: so it is the caller's choice, launch by launch (measured: the steps in benchmarks/fused_kernels.json).
 """
 
 import triton

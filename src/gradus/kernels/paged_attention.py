@@ -21,6 +21,7 @@ beside it.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
@@ -29,7 +30,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.attention.reference import attend_causal
-from gradus.kernels.attention_work import ITEM, Work
+from gradus.kernels.attention_work import ITEM, Launch, Work
 from gradus.kernels.split_attention import Partials, merge_splits
 
 MERGED_A_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
@@ -52,18 +53,27 @@ def paged_attention(
 
     The keys of this step's own tokens must be stored already. One launch, and nothing is read back.
     """
-    heads, head_dim = keys.shape[2:]
-    launch, group, width = work.launch, q.shape[1] // heads, triton.next_power_of_2(head_dim)
-    taken = triton.next_power_of_2(group * work.longest)
+    page, heads, head_dim = keys.shape[1:]
+    launch, group = work.launch, q.shape[1] // heads
+    shape = constants(launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None)
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         q.stride(0), tables.stride(0), scale, softcap or 1.0,
-        GROUP=group, HEADS=heads, HEAD_DIM=head_dim, PAGE=keys.shape[1], WINDOW=work.window or 0,
-        SOFTCAP=softcap is not None, ROWS=launch.rows, KEYS=launch.keys, WIDTH=width,
-        UNMASKED=launch.unmasked and not work.window,
-        TAKEN=taken, SPLITS=max(1, launch.warps * MERGED_A_WARP // (taken * width)),
-        num_warps=launch.warps, num_stages=launch.stages,
+        **shape, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
+
+
+@cache
+def constants(
+    launch: Launch, group: int, heads: int, head_dim: int, tokens: int, page: int, window: int | None, softcap: bool
+) -> dict[str, int | bool]:
+    """What the kernel is compiled for. tokens: the most that a tile has; its rows are what partial results keep."""
+    width, taken = triton.next_power_of_2(head_dim), triton.next_power_of_2(group * tokens)
+    return {
+        "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
+        "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.unmasked and not window,
+        "TAKEN": taken, "SPLITS": max(1, launch.warps * MERGED_A_WARP // (taken * width)),
+    }  # fmt: skip
 
 
 def paged_attention_reference(

@@ -1,0 +1,64 @@
+"""The paged attention kernels where there is no GPU: what they compute, interpreted; and what they compile to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+
+from gradus.kernels import attention_work, paged_attention
+from gradus.kernels.attention_work import launches
+from tests.kernels.sm90 import SHARED_LIMIT, compile_for_h200
+
+HERE = Path(__file__).parent
+TYPES = {
+    "sums": "*fp32", "peaks": "*fp32", "totals": "*fp32", "tickets": "*i32", "tables": "*i64", "items": "*i32",
+    "q_stride": "i32:16", "table_stride": "i32:16", "scale": "fp32", "softcap": "fp32",
+}  # fmt: skip
+
+
+def test_the_kernels_are_right_when_interpreted():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", HERE / "interpreted_paged_attention.py"],
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=HERE.parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def compiled(head_dim: int, group: int, launch: attention_work.Launch, tokens: int):
+    kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
+    constants = paged_attention.constants(launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False)
+    values = dict.fromkeys(("out", "q", "keys", "values"), "*bf16")
+    assert constants["WIDTH"] == width
+    return compile_for_h200(kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)
+
+
+# (head dim, group): of Qwen3-0.6B and Llama-3.2-1B; most registers that a thread may take for four decodes to run at
+# once on a multiprocessor
+@pytest.mark.parametrize("head_dim, group", [(128, 2), (64, 4)])
+def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group):
+    launch = launches(head_dim, torch.bfloat16, group)[0]
+    found = compiled(head_dim, group, launch, tokens=1)
+    assert found.spilled == 0
+    assert found.registers * launch.warps * 32 * 4 <= 65536
+    assert found.shared * 4 <= SHARED_LIMIT
+    assert "cp.async" in found.assembly  # keys are on their way while others are worked on
+
+
+def test_a_prompt_compiled_for_an_h200_uses_its_matrix_units_and_fits():
+    launch = launches(64, torch.bfloat16, 4)[-1]
+    found = compiled(64, 4, launch, tokens=launch.rows // 4)
+    assert "wgmma" in found.assembly
+    assert found.spilled <= 64 and found.shared <= SHARED_LIMIT
+
+
+def test_planning_a_step_compiles_for_an_h200_without_spilling():
+    tensors = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
+    numbers = ("spans", "fewest", "most", "entries", "aim", "bound", "piece", "tile_tokens", "step")
+    found = compile_for_h200(
+        attention_work._lay_out, tensors | dict.fromkeys(numbers, "i32"), {"WINDOW": 512, "SPANS": 256}, num_warps=8
+    )
+    assert found.spilled == 0
