@@ -51,6 +51,10 @@ PARTS = (
     Part("ladder", QWEN, "bfloat16"),
     Part("p02", QWEN, "bfloat16", ("batch-size", "profile")),
     Part("p01", QWEN, "bfloat16", ("output-length", "profile"), ("p00", "p01")),
+    # memory as the size of the batch: each phase on the workload that it is for
+    Part("p05", LLAMA, "bfloat16"),
+    Part("p06", LLAMA, "bfloat16"),
+    Part("p04", GPT2, "float32", ("memory", "equal-memory", "gather", "profile")),
 )
 
 

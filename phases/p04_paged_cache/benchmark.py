@@ -2,7 +2,7 @@
 
 from gradus.bench.declaration import Benchmark, Row, Table
 from gradus.bench.prediction import continuous
-from gradus.bench.workloads import burst, conversational
+from gradus.bench.workloads import Workload, burst, conversational
 
 CONTEXT = 1024  # what a server promises, whatever is really asked of it
 BATCHES = {"cuda": (1, 4, 16, 64, 256, 1024), "cpu": (1, 4, 8, 16)}
@@ -10,7 +10,7 @@ POOLS = {"cuda": (16_384, 65_536), "cpu": (4_096, 8_192)}
 GATHERED = {"cuda": (1, 8, 32, 128), "cpu": (1, 4, 16, 32)}
 
 
-def _lengths(device: str, count: int):
+def _lengths(device: str, count: int) -> Workload:
     """As people's conversations have them; a CPU gets a quarter of the length."""
     return conversational(count) if device == "cuda" else conversational(count, prompt=50, output=45, longest=256)
 
