@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
-from gradus.models.layers import ACTIVATIONS, Embedding, LinearFactory, Model, RMSNorm
-from gradus.models.rope import RotaryTable, Rotation, rotate
+from gradus.models.heads import Heads
+from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm
+from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.weights import OnePlus, Source
 
 # Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, here, as the file is read.
@@ -31,8 +32,8 @@ WEIGHTS: dict[str, Source] = {
         "model.layers.{}.self_attn.k_proj.bias",
         "model.layers.{}.self_attn.v_proj.bias",
     ),
-    "layers.{}.q_norm.weight": OnePlus("model.layers.{}.self_attn.q_norm.weight"),
-    "layers.{}.k_norm.weight": OnePlus("model.layers.{}.self_attn.k_norm.weight"),
+    "layers.{}.heads.q_norm.weight": OnePlus("model.layers.{}.self_attn.q_norm.weight"),
+    "layers.{}.heads.k_norm.weight": OnePlus("model.layers.{}.self_attn.k_norm.weight"),
     "layers.{}.output.weight": "model.layers.{}.self_attn.o_proj.weight",
     "layers.{}.output.bias": "model.layers.{}.self_attn.o_proj.bias",
     "layers.{}.attention_out_norm.weight": OnePlus("model.layers.{}.post_attention_layernorm.weight"),
@@ -64,35 +65,24 @@ class Block(nn.Module):
         super().__init__()
         hidden, head_dim, eps = config.hidden_size, config.head_dim, config.norm_eps
         q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.index, self.head_dim = index, head_dim
         self.local = config.windows[index] is not None
-        self.sections = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        self.activation = ACTIVATIONS[config.activation]
 
         self.attention_norm = Norm(hidden, eps, device)
         self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
-        self.q_norm, self.k_norm = Norm(head_dim, eps, device), Norm(head_dim, eps, device)
+        self.heads = Heads(config, index, Norm(head_dim, eps, device), Norm(head_dim, eps, device))
         self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)
         self.attention_out_norm = Norm(hidden, eps, device)
         self.mlp_norm = Norm(hidden, eps, device)
         self.gate_up = linear(hidden, (config.intermediate_size,) * 2, config.mlp_bias, dtype, device)
+        self.gate = Gated(config.activation)
         self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
         self.mlp_out_norm = Norm(hidden, eps, device)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        x = x + self.attention_out_norm(self.attend(self.attention_norm(x), rotation, attention))
-        return x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
-
-    def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).to(x.dtype).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
-        q, k, v = heads.split_with_sizes(self.sections, dim=1)
-        q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
-        out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
-        return self.output(out.flatten(1))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [N, F] each
-        return self.down(self.activation(gate) * up)
+        qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh]
+        x = self.attention_out_norm.onto(x, self.output(self.heads(qkv.to(x.dtype), rotation, attention)))
+        features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
+        return self.mlp_out_norm.onto(x, self.down(features))
 
 
 class Gemma3(Model):

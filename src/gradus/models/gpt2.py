@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
-from gradus.models.layers import ACTIVATIONS, Embedding, LinearFactory, Model
+from gradus.models.heads import Heads
+from gradus.models.layers import Activation, Embedding, LinearFactory, Model
 from gradus.models.weights import Source, Transposed
 
 # GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as everybody else's.
@@ -46,28 +47,20 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.index, self.num_heads = index, config.num_heads
-        self.activation = ACTIVATIONS[config.activation]
-
         self.attention_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
         self.qkv = linear(hidden, (hidden, hidden, hidden), config.attention_bias, dtype, device)
         self.output = linear(hidden, (hidden,), config.attention_output_bias, dtype, device)
         self.mlp_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
         self.up = linear(hidden, (config.intermediate_size,), config.mlp_bias, dtype, device)
+        self.activation = Activation(config.activation)
         self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
-        x = x + self.attend(self.attention_norm(x), attention)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def attend(self, x: Tensor, attention: Attention) -> Tensor:
-        heads = self.qkv(x).to(x.dtype).view(x.shape[0], 3, self.num_heads, -1)  # [N, 3, H, Dh]
-        q, k, v = heads.unbind(1)  # [N, H, Dh] each
-        out = attention.attend(self.index, q, k, v)  # [N, H, Dh]
-        return self.output(out.flatten(1))  # the heads side by side again: [N, D]
-
-    def mlp(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))  # [N, D] → [N, F] → [N, D]
+        qkv = self.qkv.after(self.attention_norm, x)  # [N, 3 D]: H query heads, H key heads, H value heads
+        x = self.output.onto(x, self.heads(qkv.to(x.dtype), None, attention))  # positions are in x already
+        features = self.up.after(self.mlp_norm, x, self.activation)  # [N, D] → [N, F]
+        return self.down.onto(x, features)  # [N, F] → [N, D]
 
 
 class GPT2(Model):

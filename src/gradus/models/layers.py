@@ -24,6 +24,25 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Activation(nn.Module):
+    """The MLP's nonlinearity, by its name in ACTIVATIONS: [N, F] → [N, F]."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.function = name, ACTIVATIONS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Gated(Activation):
+    """[N, 2 F] → [N, F]: the activated first half decides how much of each feature of the second passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return self.function(gate) * up
+
+
 class Linear(nn.Module):
     """y = x Wᵀ + b, for one matrix or several that read the same input.
 
@@ -58,6 +77,18 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    # A product is never alone: a norm stands before it, an activation or a sum behind. A layer asks for them together,
+    # so that whoever has a kernel for both needs to change no model.
+
+    def after(self, norm: nn.Module, x: Tensor, then: Activation | None = None) -> Tensor:
+        """The product of the normalized rows, and of that the activation."""
+        out = self(norm(x))
+        return out if then is None else then(out)
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        """stream + the product of x. The result may lie where `stream` did, so nobody else may hold that."""
+        return stream + self(x)
 
 
 class LinearFactory(Protocol):
@@ -113,6 +144,10 @@ class RMSNorm(nn.Module):
         # That takes about half the time, twice a layer: a few percent of a small model's decode step.
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         return x * self.weight * (self.root_width / length)
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        """stream + the normalized x, where a layer's output is normalized too (Gemma 3). As in `Linear.onto`."""
+        return stream + self(x)
 
 
 def parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
-from gradus.models.layers import ACTIVATIONS, Embedding, LinearFactory, Model, RMSNorm
-from gradus.models.rope import RotaryTable, Rotation, rotate
+from gradus.models.heads import Heads
+from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm
+from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.weights import Source
 
 WEIGHTS: dict[str, Source] = {
@@ -49,33 +50,20 @@ class Block(nn.Module):
         super().__init__()
         hidden, head_dim = config.hidden_size, config.head_dim
         q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.index, self.head_dim = index, head_dim
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.activation = ACTIVATIONS[config.activation]
-
         self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
         self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
         self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
         self.gate_up = linear(hidden, (config.intermediate_size,) * 2, config.mlp_bias, dtype, device)
+        self.gate = Gated(config.activation)
         self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        x = x + self.attend(self.attention_norm(x), rotation, attention)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).to(x.dtype).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
-        qk, v = heads.split_with_sizes((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        q, k = rotate(qk, rotation).split_with_sizes(
-            (self.num_heads, self.num_kv_heads), dim=1
-        )  # values carry no position
-        out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
-        return self.output(out.flatten(1))  # [N, Hq * Dh] → [N, D]
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)  # [N, F] each
-        return self.down(self.activation(gate) * up)  # the gate decides how much of each feature passes
+        qkv = self.qkv.after(self.attention_norm, x)  # [N, (Hq + Hkv + Hkv) Dh]
+        x = self.output.onto(x, self.heads(qkv.to(x.dtype), rotation, attention))  # [N, Hq Dh] → [N, D]
+        features = self.gate_up.after(self.mlp_norm, x, self.gate)  # [N, 2 F] → [N, F]
+        return self.down.onto(x, features)
 
 
 class Llama(Model):

@@ -5,37 +5,28 @@ training. One weight vector [Dh] serves all query heads, another all key heads.
 """
 
 import torch
-from torch import Tensor
 
-from gradus.attention import Attention
 from gradus.models import llama
 from gradus.models.config import ModelConfig
+from gradus.models.heads import Heads
 from gradus.models.layers import LinearFactory, RMSNorm
-from gradus.models.rope import Rotation, rotate
 from gradus.models.weights import Source
 
 WEIGHTS: dict[str, Source] = llama.WEIGHTS | {
-    "layers.{}.q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
-    "layers.{}.k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
+    "layers.{}.heads.q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",
+    "layers.{}.heads.k_norm.weight": "model.layers.{}.self_attn.k_norm.weight",
 }
 
 
 class Block(llama.Block):
-    """Llama's layer with one difference, in `attend`."""
+    """Llama's layer with one difference: its heads."""
 
     def __init__(
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__(config, index, linear, dtype, device)
-        self.q_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, device)
-        self.k_norm = RMSNorm(config.head_dim, config.norm_eps, dtype, device)
-
-    def attend(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        heads = self.qkv(x).to(x.dtype).view(x.shape[0], -1, self.head_dim)  # [N, Hq + Hkv + Hkv, Dh]
-        q, k, v = heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-        q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)  # each head on its own
-        out = attention.attend(self.index, q, k, v)  # [N, Hq, Dh]
-        return self.output(out.flatten(1))
+        q_norm, k_norm = (RMSNorm(config.head_dim, config.norm_eps, dtype, device) for _ in ("queries", "keys"))
+        self.heads = Heads(config, index, q_norm, k_norm)
 
 
 class Qwen3(llama.Llama):
