@@ -20,14 +20,18 @@ def build(model: Model, options: EngineOptions) -> Engine:
 
 
 def paged_engine(
-    model: Model, options: EngineOptions, index: PrefixIndex | None = None, token_budget: int | None = None
+    model: Model,
+    options: EngineOptions,
+    index: PrefixIndex | None = None,
+    token_budget: int | None = None,
+    attention_backend: type[PagedAttention] = PagedAttention,
 ) -> Engine:
-    """An engine whose cache has pages. p05 and p06 set one more argument each."""
+    """An engine whose cache has pages. p05, p06 and p09 set one more argument each."""
     page_size, count = options.page_size, options.max_sequences
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = -(-options.cache_positions // page_size) * len(windows)  # the bytes of as many positions in slots
     storage = PagedStorage(model.config, pages, page_size, model.dtype, model.device)
-    attention = PagedAttention(model.config, storage, slots=count)
+    attention = attention_backend(model.config, storage, slots=count)
     runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))
     scheduler = PagedBatching(PagedCache(pages, page_size, windows, index), count, token_budget, options.policy)
     return Engine(scheduler, runner, options.limits)

@@ -4,8 +4,10 @@ import ast
 
 import pytest
 
+from gradus import phases
+from gradus.course.exercise import exercises_of
 from gradus.course.skeleton import cut, functions, unwritten
-from tests.course.conftest import ROOT, exercises, reference
+from tests.course.conftest import PHASES, ROOT, exercises, reference
 
 SOURCE = '''\
 """The idea."""
@@ -87,6 +89,11 @@ def test_what_is_still_to_be_written_is_known():
 def test_a_function_that_is_not_there_is_a_mistake_of_the_exercise():
     with pytest.raises(KeyError, match="nobody"):
         cut(SOURCE, ["nobody"], "p01")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_every_phase_has_an_exercise(phase):
+    assert all(exercise.functions and exercise.text for exercise in exercises_of(phases.find(phase)))
 
 
 @pytest.mark.parametrize(("phase", "exercise"), exercises())

@@ -8,7 +8,7 @@ engine to compute. No torch.
 import hashlib
 from dataclasses import dataclass, field
 
-from gradus.engine.plan import Plan
+from gradus.engine.plan import UNKNOWN, Plan
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import SpanResult
 
@@ -73,6 +73,7 @@ class Replica:
     tables: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)  # slot → block tables
     owners: dict[int, Request] = field(default_factory=dict)
     seeds: dict[int, int] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)  # slot → the newest token sampled in it
     plan: Plan | None = None  # the newest
 
     def run(self, plan: Plan) -> Done:
@@ -82,6 +83,7 @@ class Replica:
             self.owners[admission.slot] = admission.request
             self.seeds[admission.slot] = admission.request.seed_of(admission.index)
             self.tables.pop(admission.slot, None)
+            self.last.pop(admission.slot, None)
         for page in plan.wiped:
             for offset in range(self.page_size):
                 self.memory.pop(page * self.page_size + offset, None)
@@ -91,6 +93,7 @@ class Replica:
             if span.pages is not None:
                 self.tables[span.slot] = span.pages
             for position, token in enumerate(span.tokens, span.start):
+                token = self.last[span.slot] if token == UNKNOWN else token
                 for group in range(len(self.windows)):
                     self.memory[self._row(span.slot, group, position)] = token
         results = [self._sample(span.slot, span.start + len(span.tokens), span.logits) for span in plan.spans]
@@ -109,7 +112,8 @@ class Replica:
         read = [self._read(slot, group, window, length) for group, window in enumerate(self.windows)]
         whole = max(read, key=len)
         assert all(whole[len(whole) - len(seen) :] == seen for seen in read), "two groups store different tokens"
-        return SpanResult((_number(self.seeds[slot], *whole),))
+        self.last[slot] = _number(self.seeds[slot], *whole)
+        return SpanResult((self.last[slot],))
 
     def _read(self, slot: int, group: int, window: int | None, length: int) -> list[int]:
         first = 0 if window is None else max(0, length - window)

@@ -26,9 +26,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority", "deadline"]),
         shared=st.booleans(),
         windows=st.sampled_from([(None,), (None, 6), (None, 3, 3)]),
+        lag=st.integers(0, 2),
     )
-    def begin(self, pages, page_size, slots, budget, policy, shared, windows) -> None:
-        self.world = World(pages, page_size, slots, budget, policy, shared, windows)
+    def begin(self, pages, page_size, slots, budget, policy, shared, windows, lag) -> None:
+        self.world = World(pages, page_size, slots, budget, policy, shared, windows, lag=lag)
         self.count = 0
 
     @rule(seed=st.integers(0, 2**32))
@@ -68,14 +69,15 @@ TestSchedulerMachine.settings = settings(stateful_step_count=100)
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_lives_keep_every_promise(seed):
-    random_world(seed)
+    for lag in range(3):
+        random_world(seed, lag=lag)
 
 
 @pytest.mark.stress
 @pytest.mark.timeout(600)
 def test_many_random_lives_keep_every_promise():
     for seed in range(60, 6000):
-        random_world(seed)
+        random_world(seed, lag=seed % 3)
 
 
 # -- broken on purpose -------------------------------------------------------------------------------------------------
@@ -153,6 +155,39 @@ class ForgetsTheLoad(PagedBatching):
         self.waiting.wanted.clear()
 
 
+class PlansPastTheEnd(PagedBatching):
+    def decode(self):
+        for sequence in self.running:
+            sequence.longest += 1
+        super().decode()
+        for sequence in self.running:
+            sequence.longest -= 1
+
+
+class ResumesTooSoon(PagedBatching):
+    def preempt(self, sequence):
+        super().preempt(sequence)
+        sequence.resumes = 0
+
+
+class KeepsTheTokenOfAStepThatIsOff(PagedBatching):
+    def preempt(self, sequence):
+        spans = [span for span in self.plan.spans if span.sequence is sequence]
+        super().preempt(sequence)
+        sequence.planned += len(spans)
+
+
+class LosesLateTokens(PagedBatching):
+    def commit(self, plan, result):
+        late = [span for span in plan.spans if span.sequence.slot < 0 and span.sequence.finish_reason is None]
+        for span in late:
+            span.sequence.finish_reason = "late"
+        outputs = super().commit(plan, result)
+        for span in late:
+            span.sequence.finish_reason = None
+        return outputs
+
+
 class CommitsWhatHasEnded(PagedBatching):
     def commit(self, plan, result):
         reasons = [(span.sequence, span.sequence.finish_reason) for span in plan.spans]
@@ -172,15 +207,19 @@ class CommitsWhatHasEnded(PagedBatching):
         (PreemptsTheBest, "the best sequence lost its place"),
         (LeaksSlots, "a slot is lost, or taken twice"),
         (LeaksPages, "pages of who does not run"),
-        (SamplesFromChunks, "it decodes, and its prompt is not stored"),
+        (SamplesFromChunks, "planned too far"),
         (IgnoresTheBudget, "more tokens than the budget"),
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
         (ForgetsSiblings, "there is work, and nothing is done"),
         (ForgetsTheLoad, "the queue's load is not what waits in it"),
+        (PlansPastTheEnd, "planned past its end"),
+        (ResumesTooSoon, "planned too far"),
+        (KeepsTheTokenOfAStepThatIsOff, "planned too far|it decodes, and its prompt is not stored"),
+        (LosesLateTokens, "planned too far"),
         (CommitsWhatHasEnded, "an output after the end"),
     ],
 )
 def test_a_broken_scheduler_is_noticed(broken, noticed):
     with pytest.raises(AssertionError, match=noticed):
         for seed in range(120):
-            random_world(seed, broken)
+            random_world(seed, broken, lag=seed % 3)

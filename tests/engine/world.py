@@ -30,12 +30,13 @@ class World:
         shared: bool = False,
         windows: tuple[int | None, ...] = (None,),
         scheduler: Callable[..., PagedBatching] = PagedBatching,
+        lag: int = 0,
     ) -> None:
         self.clock = VirtualClock()
         self.cache = PagedCache(pages, page_size, windows, PrefixIndex() if shared else None)
         self.scheduler = scheduler(self.cache, slots, budget, policy, self.clock)
         self.runner = Replica(page_size, self.clock, windows=windows)
-        self.engine = Engine(self.scheduler, self, LIMITS)
+        self.engine = Engine(self.scheduler, self, LIMITS, lag)
         self.budget, self.slots = budget, slots
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], tuple[int, ...]] = {}  # of each sample, so far
@@ -69,11 +70,13 @@ class World:
     def step(self) -> None:
         self.best = min(self.scheduler.running, key=lambda sequence: sequence.order, default=None)
         had_work = self.scheduler.waiting_count + self.scheduler.active_count
+        committed = self.scheduler.committed
         self.runner.plan = None
         outputs = self.engine.step()
         self.scheduler.check()
-        plan = self.runner.plan
-        assert plan or outputs or not had_work, "there is work, and nothing is done"
+        assert self.scheduler.issued - self.scheduler.committed == len(self.engine.in_flight) <= self.engine.lag
+        done = self.runner.plan or outputs or self.scheduler.committed > committed
+        assert done or not had_work, "there is work, and nothing is done"
         self.take(outputs)
 
     def run(self, plan: Plan) -> Done:
@@ -91,6 +94,7 @@ class World:
         rows = sum(len(span.tokens) for span in plan.spans)
         assert self.budget is None or rows <= self.budget, "more tokens than the budget"
         assert all(span.tokens for span in plan.spans)
+        assert all(span.start + len(span.tokens) < span.sequence.longest for span in plan.spans), "planned past its end"
         entered = {admission.slot for admission in plan.admissions}
         worst = max((span.sequence.order for span in plan.spans if span.slot in entered), default=None)
         waiting = [sequence.order for sequence in self.scheduler.waiting]
@@ -128,6 +132,7 @@ class World:
         assert ended == len(self.tokens), "an ending was not counted once"
         assert metrics.cache.held == 0 and metrics.waiting == metrics.active == 0
         assert not self.scheduler.requests, "a request is remembered for ever"
+        assert not self.engine.in_flight, "a step was never waited for"
 
 
 def random_request(name: str, draw: random.Random) -> Request:
@@ -146,7 +151,7 @@ def random_request(name: str, draw: random.Random) -> Request:
     )
 
 
-def random_world(seed: int, scheduler: Callable[..., PagedBatching] = PagedBatching) -> None:
+def random_world(seed: int, scheduler: Callable[..., PagedBatching] = PagedBatching, lag: int = 0) -> None:
     """A whole life: arrivals, cancellations and steps in random order, then the end."""
     draw = random.Random(seed)
     world = World(
@@ -157,6 +162,7 @@ def random_world(seed: int, scheduler: Callable[..., PagedBatching] = PagedBatch
         policy=draw.choice(["fcfs", "priority", "deadline"]),
         shared=draw.random() < 0.5,
         scheduler=scheduler,
+        lag=lag,
     )
     for number in range(12):
         world.add(random_request(f"r{number}", draw))

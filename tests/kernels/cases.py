@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gradus.kernels.attention_work import Launch, Work
-from gradus.kernels.paged_attention import paged_attention, paged_attention_reference
+from gradus.kernels.paged_attention import paged_attention
+from gradus.kernels.paged_attention_reference import paged_attention_reference
 from gradus.kernels.split_attention import Partials
 
 

@@ -1,5 +1,7 @@
-"""The paged attention kernels on the CPU, in Triton's interpreter: test_paged_attention.py runs this in a process of its
-own, since Triton decides when it is imported. Tiny on purpose: a program takes the interpreter tens of milliseconds.
+"""The paged attention kernels on the CPU, in Triton's interpreter.
+
+test_paged_attention.py runs this in a process of its own: whether Triton interprets is decided when it is imported.
+Tiny on purpose, for a program takes the interpreter tens of milliseconds.
 """
 
 import pytest
@@ -15,7 +17,7 @@ from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 
 SMALL = Launch(rows=16, keys=16, warps=4, stages=2, programs=8)
-LARGE = Launch(rows=64, keys=32, warps=4, stages=2, programs=8, unmasked=True)
+LARGE = Launch(rows=64, keys=32, warps=4, stages=2, programs=8)
 MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, padding twice, a chunk, a first token
 
 
@@ -25,7 +27,7 @@ MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, 
         Step(MIXED),
         Step(MIXED, window=7),
         Step(MIXED, softcap=1.5, page=24),
-        Step([(40, 70), (1, 100)], group=3, head_dim=24),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24),
         Step([(2, 90)], heads=1, group=5, head_dim=20, window=50, dtype=torch.float16),
     ],
     ids=["mixed", "window", "softcap", "odd group and width", "float16, split verification in a window"],
@@ -55,7 +57,7 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
         assert covered[0] <= max(0, position - (window or 1 << 30) + 1)
         if len(parts) > 1:
             places += [partial + split for _, _, split, _, partial in parts]
-    assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.most
+    assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.aim
 
 
 def test_the_backend_attends_as_the_torch_backend_does():

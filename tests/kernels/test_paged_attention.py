@@ -57,7 +57,7 @@ def test_a_prompt_compiled_for_an_h200_uses_its_matrix_units_and_fits():
 
 def test_planning_a_step_compiles_for_an_h200_without_spilling():
     tensors = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
-    numbers = ("spans", "fewest", "most", "entries", "aim", "bound", "piece", "tile_tokens", "step")
+    numbers = ("spans", "fewest", "most", "entries", "aim", "tile_tokens", "step")
     found = compile_for_h200(
         attention_work._lay_out, tensors | dict.fromkeys(numbers, "i32"), {"WINDOW": 512, "SPANS": 256}, num_warps=8
     )

@@ -9,6 +9,7 @@ import torch
 from gradus.models import Model, ModelConfig, Rope
 from gradus.models import gemma3 as gemma3_module
 from gradus.models.gemma3 import Gemma3
+from gradus.models.heads import Heads
 from gradus.models.rope import rotate
 from gradus.models.weights import OnePlus, Stored
 from tests.models.conftest import NaiveAttention, Reference, loaded, reference, run
@@ -204,13 +205,13 @@ def test_heads_normalized_after_rotation_are_noticed(monkeypatch: pytest.MonkeyP
     want = CASES["qwen3, tied, 2 to 1"]()
     model = loaded(want.config, want.tensors)
 
-    def attend(block, x, rotation, attention):  # the model's own lines, norm and rotation exchanged
-        heads = block.qkv(x).unflatten(-1, (-1, block.head_dim))
-        q, k, v = heads.split((block.num_heads, block.num_kv_heads, block.num_kv_heads), dim=1)
-        q, k = block.q_norm(rotate(q, rotation)), block.k_norm(rotate(k, rotation))
-        return block.output(attention.attend(block.index, q, k, v).flatten(1))
+    def forward(heads, qkv, rotation, attention):  # the model's own lines, norm and rotation exchanged
+        rows = qkv.unflatten(-1, (-1, heads.head_dim))
+        q, k, v = rows.split((heads.num_heads, heads.num_kv_heads, heads.num_kv_heads), dim=1)
+        q, k = heads.q_norm(rotate(q, rotation)), heads.k_norm(rotate(k, rotation))
+        return attention.attend(heads.layer, q, k, v).flatten(1)
 
-    monkeypatch.setattr(type(model.layers[0]), "attend", attend)
+    monkeypatch.setattr(Heads, "forward", forward)
     assert want.error(model) > NOTICEABLE
 
 

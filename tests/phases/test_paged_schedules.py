@@ -7,7 +7,7 @@ alone in p01, which has neither pages nor neighbors.
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus import phases
@@ -104,6 +104,7 @@ def requests(draw, longest: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("phase", PAGED)
+@settings(max_examples=settings.default.max_examples // 2)  # a schedule is long: up to hundreds of steps
 @given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
 def test_whatever_the_schedule_each_request_gets_its_own_tokens_and_no_page_is_lost(phase, data, shape, pool):
     longest = min(pool["cache_tokens"], LONGEST)

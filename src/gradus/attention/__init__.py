@@ -18,6 +18,19 @@ class Attention(Protocol):
         """
 
 
+class PagesAttention(Attention, Protocol):
+    """`attend` in two halves, for a model that stores its keys and values itself, with a kernel that makes them."""
+
+    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
+
+        Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch.
+        """
+
+    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh]."""
+
+
 class AttentionBackend(Attention, Protocol):
     """Stores keys and values, and attends over them: everything that one phase changes and the model never sees."""
 

@@ -21,7 +21,7 @@ from gradus.models.config import ModelConfig
 
 
 class TritonPagedAttention(PagedAttention):
-    """slots: how many sequences run at once. The storage is on a CUDA GPU (or, for Triton's interpreter, on the CPU)."""
+    """slots: how many sequences run at once. The storage is on a CUDA GPU; or on a CPU, for Triton's interpreter."""
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
@@ -73,9 +73,20 @@ class TritonPagedAttention(PagedAttention):
             )  # fmt: skip
         return self._works[key]
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # -- in each layer -----------------------------------------------------------------------------------------------
+
+    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Where a kernel may store this step's keys and values itself: see `gradus.attention.PagesAttention`."""
         group, index = self.storage.place(layer)
-        self.storage.store(layer, self.new_rows[group], k, v)
+        return *self._pages[index], self.new_rows[group]
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        return self.attend_stored(layer, q)
+
+    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh]."""
+        group, index = self.storage.place(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for work in self.works[self.config.windows[layer]]:
             paged_attention(

@@ -161,9 +161,10 @@ class PagedCache:
 
     # -- others may share --------------------------------------------------------------------------------------------
 
-    def publish(self, id: Hashable, tokens: list[int]) -> None:
+    def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> None:
         """A step has run: every full page of `tokens` that is stored enters the index, for others to hit.
 
+        end: only pages of positions below it; what later steps store, which are under way, has not been seen to be good.
         Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
         keep their snapshots, so they never notice.
         """
@@ -171,7 +172,7 @@ class PagedCache:
         if resident is None or resident.stored < resident.publish_at:
             return
         assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
-        full = min(len(tokens), resident.stored) // self.page_size
+        full = min(len(tokens), resident.stored, end) // self.page_size
         for group, place, page in self.index.insert(resident.cursor, tokens, resident.tables, full):
             self.pool.share(page)
             self.pool.drop(resident.tables[group][place])

@@ -3,7 +3,9 @@
 import ast
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import unified_diff
+from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 
@@ -40,21 +42,34 @@ def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:
 
 
 def parts(phase: PhaseInfo) -> dict[str, type]:
-    """The classes that the phase's `build` calls, by their role."""
+    """The classes that the phase's `build` calls or passes on, by their role."""
     classes = list(_classes(phases.load(phase.name).build))
+    classes.reverse()  # what `build` names itself comes last, and so replaces what others take by default
     return {role: part for method, role in ROLES.items() for part in classes if hasattr(part, method)}
 
 
 def _classes(function: FunctionType) -> Iterator[type]:
-    """Those that a function of the course calls, itself or by calling another one."""
+    """Those that a function of the course calls, passes on or takes by default, itself or by calling another one."""
     tree = ast.parse(inspect.getsource(function))
-    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for name in sorted({node.id for node in called if isinstance(node, ast.Name)}):
-        found = function.__globals__.get(name)
+    known = function.__globals__ | _imported(tree)
+    named = [node for call in ast.walk(tree) if isinstance(call, ast.Call) for node in (call.func, *call.args)]
+    named += [node for args in ast.walk(tree) if isinstance(args, ast.arguments) for node in args.defaults]
+    for name in sorted({node.id for node in named if isinstance(node, ast.Name)}):
+        found = known.get(name)
         if isinstance(found, type):
             yield found
         elif isinstance(found, FunctionType) and found.__module__.startswith("phases."):
             yield from _classes(found)
+
+
+def _imported(tree: ast.AST) -> dict[str, object]:
+    """What a function imports in its body, as far as that is installed."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            with suppress(ImportError):
+                found |= {alias.name: getattr(import_module(node.module), alias.name) for alias in node.names}
+    return found
 
 
 def _table(old: PhaseInfo, new: PhaseInfo, before: dict[str, type], after: dict[str, type]) -> Iterator[str]:

@@ -5,7 +5,10 @@ decodes, the next chunk of every prompt under way, then newcomers, best first (S
 Pages are taken as sequences grow, never ahead (PagedAttention, Kwon et al. 2023), so they can run out: then the worst
 of those who run goes back to the queue and will be computed again. The best one never does, and `add` refuses what
 would not fit an empty cache; so the best always advances, ends, and leaves its place: everybody's turn comes.
-No torch here.
+
+Plans may be made ahead, while earlier ones are still under way. Then the token that a decode starts from is not known:
+its place in the plan is taken by UNKNOWN, and the runner, which has it on the device, fills it in. All that a plan needs
+is a length, and that is known: `sequence.planned`. No torch here.
 """
 
 import heapq
@@ -20,7 +23,7 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.usage import CacheUsage
 from gradus.engine.deadlines import Deadlines
 from gradus.engine.options import Policy
-from gradus.engine.plan import Plan, Result, Span
+from gradus.engine.plan import UNKNOWN, Plan, Result, Span
 from gradus.engine.queue import RANKS, Siblings, WaitingQueue
 from gradus.engine.scheduler import Scheduler
 from gradus.engine.sequence import Output, Sequence, SpanResult
@@ -62,6 +65,7 @@ class PagedBatching(Scheduler):
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
         self.plan = Plan([])  # being made
         self.left = 0  # tokens that it has room for
+        self.issued = self.committed = 0  # plans; they are under way in between
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one a layer group
         self._publish_every = cache.page_size if cache.index is not None else sys.maxsize  # positions; or never
@@ -122,6 +126,7 @@ class PagedBatching(Scheduler):
         if not self.plan.spans:
             return None
         self.plan.wiped = self.cache.take_wiped()
+        self.issued += 1
         return self.plan
 
     def expire(self) -> None:
@@ -137,15 +142,17 @@ class PagedBatching(Scheduler):
     def decode(self) -> None:
         """A token for everybody who decodes: what `place` does, made short for the case that most spans are.
 
-        The budget is never too small: each of them was sampled from in the last step, within that step's budget.
+        Nobody is planned past the length at which it ends, whatever the steps under way will sample. The budget is
+        never too small: each of them was sampled from in the last step, within that step's budget.
         """
         reserve, tables, spans = self.cache.reserve, self.cache.tables, self.plan.spans
-        decodes = [sequence for sequence in self.running if sequence.decoding]
+        decodes = [sequence for sequence in self.running if sequence.decoding and sequence.planned < sequence.longest]
         for sequence in decodes:
-            known, id = sequence.tokens, sequence.id
-            end = len(known)
+            known, id, end = sequence.tokens, sequence.id, sequence.planned
             if sequence.slot >= 0 and (reserve(id, end) or self.make_room(sequence, end)):
-                spans.append(Span(sequence, sequence.slot, end - 1, (known[-1],), 1, tables(id)))
+                newest = known[-1] if end == len(known) else UNKNOWN
+                spans.append(Span(sequence, sequence.slot, end - 1, (newest,), 1, tables(id)))
+                sequence.planned = end + 1
         self.left -= len(decodes)
 
     def ready(self) -> list[Sequence]:
@@ -156,7 +163,8 @@ class PagedBatching(Scheduler):
         """Plan the next span: what the sequence knows and has not stored, as far as the step's budget goes.
 
         find_room(sequence, end) has positions [0, end) stored after this step, or returns False; then so does this.
-        Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
+        Only the span that reaches the newest token is sampled from: a chunk before it has no logits. After that one the
+        sequence decodes.
         """
         tokens, start = sequence.tokens, self.cache.stored(sequence.id)
         end = min(len(tokens), start + self.left)
@@ -166,6 +174,8 @@ class PagedBatching(Scheduler):
         pages = self.cache.tables(sequence.id)
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
         self.left -= end - start
+        sequence.decoding = bool(logits)
+        sequence.planned += logits
         return True
 
     def make_room(self, sequence: Sequence, end: int) -> bool:
@@ -184,11 +194,14 @@ class PagedBatching(Scheduler):
         """Back into the queue, where it was before it started: so it is among the first to resume.
 
         It will be computed again from what it knows, prompt and output, but for what the prefix index still has. If
-        this step was to advance it, that is off.
+        this step was to advance it, that is off. Steps under way go on: their tokens reach it in the queue, and it
+        resumes when it has them all.
         """
         self.release(sequence)
         self.waiting.push(sequence)
         self.preemptions += 1
+        sequence.planned -= sum(span.logits for span in self.plan.spans if span.sequence is sequence)
+        sequence.resumes = self.issued
         self.plan.spans[:] = [span for span in self.plan.spans if span.sequence is not sequence]
 
     # -- newcomers -----------------------------------------------------------------------------------------------------
@@ -204,6 +217,8 @@ class PagedBatching(Scheduler):
 
     def start_next(self, sequence: Sequence) -> bool:
         """Start the head of the queue, under "priority" in the place of worse ones if need be. False: it must wait."""
+        if self.committed < sequence.resumes:
+            return False
         while not self.enter(sequence):
             worst = max(self.running, key=BY_ORDER, default=sequence)
             if self.policy != "priority" or worst.order[0] <= sequence.order[0]:
@@ -250,24 +265,30 @@ class PagedBatching(Scheduler):
             assert sequence is not None
             if sequence.finish_reason is not None:  # it ended while its step was under way
                 continue
+            decoded = sequence.decoding and sequence.first_token is not None and len(span.tokens) == 1
             if span.logits:
                 outputs.append(sequence.accept(sampled))
-            if sequence.finish_reason is not None or not sequence.decoding or (span.start + 1) % publish_every == 0:
-                self.settle(sequence, span, sampled)
+            if not decoded or sequence.finish_reason is not None or (span.start + 1) % publish_every == 0:
+                self.settle(sequence, span, sampled, decoded)
+        self.committed += 1
         self.deadlines.step_ended()
         return outputs
 
-    def settle(self, sequence: Sequence, span: Span, sampled: SpanResult) -> None:
+    def settle(self, sequence: Sequence, span: Span, sampled: SpanResult, decoded: bool) -> None:
         """What a step did beside a token: it stored a chunk, filled a page, finished a prompt or a whole sequence."""
+        if sequence.slot < 0:  # preempted while the step was under way
+            self.waiting.learn(sequence, span.logits if sampled.error is None else 0)
         if sampled.error is None:
-            self.cache.publish(sequence.id, sequence.tokens)
-            if not sequence.decoding:
+            self.cache.publish(sequence.id, sequence.tokens, span.start + len(span.tokens))
+            if not decoded:
                 self._refused = None, 0  # who found no room may find a part of its prompt now
                 if span.logits:
-                    sequence.decoding = True
                     self.waiting.extend(self.siblings.take(sequence.request.id, sys.maxsize))
         if sequence.finish_reason is not None:
-            self.release(sequence, poisoned=sampled.poisoned)
+            if sequence.slot < 0:
+                self.waiting.remove(sequence)
+            else:
+                self.release(sequence, poisoned=sampled.poisoned)
             self.forget(sequence)
 
     # -- endings -------------------------------------------------------------------------------------------------------
@@ -332,8 +353,10 @@ class PagedBatching(Scheduler):
         assert set(places) == set(live), "a sample is nowhere, or lives on after its end"
         assert all(sequence.slot == -1 and not sequence.decoding for sequence in (*self.waiting, *self.siblings))
         assert set(self.cache.residents) == {sequence.id for sequence in self.running}, "pages of who does not run"
+        assert self.committed <= self.issued
         for sequence in self.running:
-            least = len(sequence.tokens) - 1 if sequence.decoding else 1
-            assert least <= self.cache.stored(sequence.id) <= len(sequence.tokens), (
+            known, planned, stored = len(sequence.tokens), sequence.planned, self.cache.stored(sequence.id)
+            assert known <= planned <= min(sequence.longest, known + self.issued - self.committed), "planned too far"
+            assert (stored == planned - 1) if sequence.decoding else (1 <= stored < known == planned), (
                 "it decodes, and its prompt is not stored"
             )

@@ -71,10 +71,13 @@ class Deadlines:
             assert sequence.finish_reason is not None, "whose time is up has to end"
 
     def too_late(self, sequence: Sequence, now: float, steps_ahead: float = 0.0) -> bool:
-        """Whether its last token comes after its deadline, at the step time of the moment; a token takes a step."""
+        """Whether its last token comes after its deadline, at the step time of the moment; a token takes a step.
+
+        Those that steps under way will bring count as here.
+        """
         if sequence.due == math.inf:
             return False
-        steps = steps_ahead + sequence.longest - len(sequence.tokens)
+        steps = steps_ahead + sequence.longest - sequence.planned
         return now + steps * self._step_time.seconds(now) > sequence.due
 
     def step_started(self, now: float) -> None:

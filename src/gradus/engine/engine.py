@@ -1,5 +1,6 @@
 """The loop: schedule, run, commit. It is the same from the first phase to the server; its parts are swapped."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -58,24 +59,34 @@ class Engine:
 
     Not thread-safe: whoever owns the loop makes every call. An exception out of `step` means that the engine itself is
     broken; what goes wrong for a single sequence ends that sequence with finish_reason "error".
+
+    lag: how many steps stay under way when `step` returns. With 0 each is waited for at once; with 1 the next one is
+    scheduled and launched while the device works on it, so that the device never waits for the host. It takes a
+    scheduler that plans with tokens nobody has seen yet (`PagedBatching`), and a runner that fills them in.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, limits: ModelLimits) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, lag: int = 0) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.limits = limits
+        self.lag = lag
+        self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched and not committed, in their order
         self._totals = Metrics()
 
     def step(self) -> list[Output]:
         plan = self.scheduler.schedule()  # which sequences advance, and by how many tokens
-        ended = self.scheduler.take_ended()  # for whom it is too late
-        self._count_endings(ended)
-        if plan is None:
-            return ended
-        result = self.runner.run(plan)  # one forward pass over all of them
+        outputs = self.scheduler.take_ended()  # for whom it is too late
+        self._count_endings(outputs)
+        if plan is not None:
+            self.in_flight.append((plan, self.runner.run(plan)))  # one forward pass over all of them, launched
+        if self.in_flight and (plan is None or len(self.in_flight) > self.lag):
+            outputs += self._commit(*self.in_flight.popleft())
+        return outputs
+
+    def _commit(self, plan: Plan, result: Result) -> list[Output]:
         outputs = self.scheduler.commit(plan, result)  # append tokens, finish, free
         self._count_step(plan, result, outputs)
-        return ended + outputs
+        return outputs
 
     def submit(self, request: Request) -> None:
         """Queue a request, its n samples at once. Raises RequestError, keeping nothing, if it could never be served."""
@@ -95,7 +106,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         scheduler = self.scheduler
-        return scheduler.waiting_count + scheduler.active_count + len(scheduler.ended) > 0
+        return scheduler.waiting_count + scheduler.active_count + len(scheduler.ended) + len(self.in_flight) > 0
 
     def metrics(self) -> Metrics:
         """A snapshot; later steps do not change it."""

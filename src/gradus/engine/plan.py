@@ -13,10 +13,15 @@ from gradus.engine.request import Request
 from gradus.engine.sequence import Sequence, SpanResult
 
 
+UNKNOWN = -1
+"""In the place of a token id that is only on the device yet."""
+
+
 @dataclass(slots=True)
 class Span:
     """`tokens` of one sequence, at positions start, start + 1, …
 
+    tokens: UNKNOWN stands for the newest that was sampled in this slot, by a step that is still under way.
     sequence: for commit alone; the runner never reads it.
     slot: the row of the sequence's state on the device while it runs (sampling state; later its block table).
     logits: how many of the last rows get logits, decided at scheduling: 1 to sample, 0 for a chunk that does not end

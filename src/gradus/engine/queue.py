@@ -101,6 +101,13 @@ class WaitingQueue:
         """It ends while it waits: from the next call on, its finish_reason is set."""
         self._book(sequence, -1)
 
+    def learn(self, sequence: Sequence, tokens: int) -> None:
+        """One that waits has just got so many more tokens, by a step that was under way when it was sent back."""
+        class_ = class_of(sequence)
+        self.wanted[class_] -= tokens
+        if not self.wanted[class_]:
+            del self.wanted[class_]
+
     def steps_ahead(self, rank: float, slots: int) -> float:
         """The fewest steps before someone of that rank, coming now, can start; if everybody wants what they say.
 

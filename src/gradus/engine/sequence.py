@@ -74,7 +74,10 @@ class Sequence:
     deadline. longest: the length at which it ends. slot: where it runs; no matter while it does not.
 
     Of a scheduler that cuts prompts up or chooses its order:
-    order: who goes first has the smaller one. decoding: all it knows but the newest token is stored.
+    order: who goes first has the smaller one. decoding: each of its spans from now on is its newest token.
+    planned: the length that it will have once every step planned so far has run. Steps under way sample the tokens
+        from len(tokens) on, which nobody knows yet.
+    resumes: preempted, it must not run again before so many plans are committed: some of those may hold its tokens.
     """
 
     request: Request
@@ -86,6 +89,8 @@ class Sequence:
     slot: int = -1
     order: tuple[float, int] = (0.0, 0)
     decoding: bool = False
+    planned: int = field(init=False)
+    resumes: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
     arrived: float = field(init=False)
@@ -97,6 +102,7 @@ class Sequence:
         request = self.request
         self.id = request.id, self.index
         self.tokens = list(request.prompt)
+        self.planned = len(self.tokens)
         self.longest = request.longest
         self.arrived = self.clock()
         deadline = request.scheduling.deadline

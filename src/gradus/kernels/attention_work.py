@@ -35,8 +35,7 @@ class Launch:
     """How a launch is shaped: measured (see `launches`), not derived.
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    programs: about how many the splitting aims at. unmasked: a loop without masks goes first.
-    piece: keys above which a tile is split though there are programs enough, so that nobody works on alone at the end.
+    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at.
     """
 
     rows: int
@@ -44,46 +43,41 @@ class Launch:
     warps: int
     stages: int
     programs: int
-    unmasked: bool = False
-    piece: int | None = None
 
     def aim(self, kv_heads: int) -> int:
         """Items that the splitting aims at, over all sequences: each is a program for each key head."""
         return max(1, self.programs // kv_heads)
 
-    def most(self, kv_heads: int) -> int:
-        """Items that splitting adds at most."""
-        return self.aim(kv_heads) * (1 if self.piece is None else 4)
-
 
 def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 132) -> tuple[Launch, ...]:
     """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
-    processors: multiprocessors of the GPU (an H200 has 132).
+    processors: multiprocessors of the GPU (an H200 has 132). Measured there in bfloat16, for heads of 64 and 128
+    (`benchmarks/paged_attention.py --sweep`); what is wider, or has more bytes a value, takes shorter steps, because
+    its tiles must fit the same shared memory.
+
+    Among tiles of 16 rows there is little to choose: from 32 to 128 keys and from 1 to 4 warps, all read memory at its
+    speed where the batch is large, so these are the ones that do well at batch 1 too. For prompts the shape decides. A
+    page number must be there before its keys can be asked for, which takes two of the stages: 3 stages hold one step's
+    keys on the way, 5 hold two.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
-    keys = 64 if wide <= 256 else 32 if wide <= 512 else 16
-    shapes = [
-        Launch(rows=16, keys=keys, warps=4, stages=3, programs=4 * processors),
-        Launch(
-            rows=64 if wide <= 512 else 32,
-            keys=keys,
-            warps=4 if wide <= 256 else 8,
-            stages=3,
-            programs=processors,
-            unmasked=True,
-        ),
-    ]
+    if wide > 256:
+        keys, tall, warps = (32, 64, 8) if wide <= 512 else (16, 32, 8)
+        shapes = [Launch(16, keys, 4, 3, 4 * processors), Launch(tall, keys, warps, 3, processors)]
+    elif wide > 128:
+        shapes = [Launch(16, 64, 4, 3, 4 * processors), Launch(64, 64, 4, 5, processors)]
+    else:
+        shapes = [Launch(16, 64, 4, 2, 4 * processors), Launch(64, 64, 4, 2, processors)]
     if wide <= 256 and dtype.itemsize == 2:
-        keys = 64 if wide <= 128 else 128
-        shapes.append(Launch(rows=128, keys=keys, warps=8, stages=5, programs=processors, unmasked=True))
+        shapes.append(Launch(128, 128 if wide > 128 else 64, 8, 5, processors))
     return tuple(shape for shape in shapes if shape.rows >= group)
 
 
 class Work:
     """The work list of one launch shape and one window: filled by `lay_out`, read by every layer's launch.
 
-    items: int32 [tiles + most, 9]. tiles: the most that a step can have.
+    items: int32 [tiles + aim, 9]. tiles: the most that a step can have.
     longest: most tokens that a tile of this step has.
     """
 
@@ -92,9 +86,9 @@ class Work:
     ) -> None:
         self.launch, self.window = launch, window
         self.tile_tokens = launch.rows // group
-        self.aim, self.most = launch.aim(kv_heads), launch.most(kv_heads)
+        self.aim = launch.aim(kv_heads)
         self.longest = self.tile_tokens
-        self.items = torch.zeros(tiles + self.most, ITEM.value, dtype=torch.int32, device=device)
+        self.items = torch.zeros(tiles + self.aim, ITEM.value, dtype=torch.int32, device=device)
 
     def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
         """Plan the spans of `fewest` to `most` new tokens; the others are another launch's. Nothing is waited for.
@@ -104,8 +98,8 @@ class Work:
         """
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
-            self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.most,
-            self.launch.piece or 1 << 30, self.tile_tokens, self.launch.keys,
+            self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.tile_tokens,
+            self.launch.keys,
             WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans), num_warps=8,
         )  # fmt: skip
 
@@ -118,10 +112,10 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
     return tiles, keys
 
 
-@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "bound", "piece", "tile_tokens", "step"])
+@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "tile_tokens", "step"])
 def _lay_out(
     items: tensor, slots: tensor, query_start: tensor, lengths: tensor,
-    spans: int, fewest: int, most: int, entries: int, aim: int, bound: int, piece: int, tile_tokens: int, step: int,
+    spans: int, fewest: int, most: int, entries: int, aim: int, tile_tokens: int, step: int,
     WINDOW: constexpr, SPANS: constexpr,
 ) -> None:  # fmt: skip
     """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
@@ -130,9 +124,7 @@ def _lay_out(
     count -= tl.load(query_start + span, mask=span < spans, other=0)
     length = tl.load(lengths + span, mask=span < spans, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
-    everything = tl.sum(tiles * keys)
-    chunk = tl.maximum(tl.minimum(tl.cdiv(everything, aim), piece), tl.maximum(tl.cdiv(everything, bound), 1))
-    chunk = tl.cdiv(chunk, step) * step
+    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * keys), aim), 1), step) * step
     splits = tl.maximum(tl.cdiv(keys, chunk), 1)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)

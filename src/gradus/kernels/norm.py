@@ -34,12 +34,13 @@ def norm_kernel(
     x_ptr: tensor, delta_ptr: tensor, delta_weight_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, y_ptr: tensor,
     eps: float, D: constexpr, CENTER: constexpr, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """One row. delta, delta_weight, bias may be None: that part is then not compiled."""
+    """One row. delta, delta_weight, bias, and weight with y, may be None: that part is then not compiled."""
     column = tl.arange(0, BLOCK)
     inside = column < D
     here = tl.program_id(0).to(tl.int64) * D + column
     let_next_start(PDL)
-    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if weight_ptr is not None:
+        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
     x = tl.load(x_ptr + here, mask=inside, other=0.0)
     if delta_ptr is not None:
@@ -49,11 +50,12 @@ def norm_kernel(
             delta = delta * scale * tl.load(delta_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
         x = (x.to(tl.float32) + delta).to(x_ptr.dtype.element_ty)  # what later layers will read is what is normalized
         tl.store(x_ptr + here, x, mask=inside)
-    centered, scale = _moments(x.to(tl.float32), inside, D, CENTER, eps)
-    y = centered * scale * weight
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if weight_ptr is not None:
+        centered, scale = _moments(x.to(tl.float32), inside, D, CENTER, eps)
+        y = centered * scale * weight
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def add_rms_norm(
@@ -71,41 +73,37 @@ def add_rms_norm(
     delta_weight: [D]; if given, delta is normalized with it before it is added (Gemma 3).
     pdl: see `overlap`. Returns y [N, D].
     """
-    return _launch(x, delta, delta_weight, weight, None, eps, center=False, pdl=pdl)
+    y = torch.empty_like(x)
+    _launch(x, delta, delta_weight, weight, None, y, eps, center=False, pdl=pdl)
+    return y
 
 
 def add_layer_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False
 ) -> Tensor:
     """x += delta (in place), then (x - mean) / std * weight + bias (Ba et al. 2016). Shapes as in `add_rms_norm`."""
-    return _launch(x, delta, None, weight, bias, eps, center=True, pdl=pdl)
+    y = torch.empty_like(x)
+    _launch(x, delta, None, weight, bias, y, eps, center=True, pdl=pdl)
+    return y
+
+
+def add_normalized(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float, *, pdl: bool = False) -> None:
+    """x += delta / rms(delta) * delta_weight, in place. Shapes as in `add_rms_norm`."""
+    _launch(x, delta, delta_weight, None, None, None, eps, center=False, pdl=pdl)
 
 
 def _launch(
-    x: Tensor, delta: Tensor | None, delta_weight: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float,
-    *, center: bool, pdl: bool,
-) -> Tensor:  # fmt: skip
+    x: Tensor, delta: Tensor | None, delta_weight: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    y: Tensor | None, eps: float, *, center: bool, pdl: bool,
+) -> None:  # fmt: skip
     rows, width = x.shape
     assert x.is_contiguous() and (delta is None or (delta.is_contiguous() and delta.shape == x.shape))
-    y = torch.empty_like(x)
     if rows:
         block = triton.next_power_of_2(width)
         norm_kernel[(rows,)](
-            x,
-            delta,
-            delta_weight,
-            weight,
-            bias,
-            y,
-            eps,
-            width,
-            center,
-            block,
-            pdl,
-            num_warps=warps_of(block),
-            launch_pdl=pdl,
-        )
-    return y
+            x, delta, delta_weight, weight, bias, y, eps, width, center, block, pdl,
+            num_warps=warps_of(block), launch_pdl=pdl,
+        )  # fmt: skip
 
 
 def warps_of(block: int) -> int:
@@ -125,6 +123,10 @@ def add_rms_norm_reference(
             added = F.rms_norm(added, added.shape[-1:], delta_weight.float(), eps)
         x.copy_(x.float() + added)
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+
+
+def add_normalized_reference(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float) -> None:
+    x.copy_(x.float() + F.rms_norm(delta.float(), delta.shape[-1:], delta_weight.float(), eps))
 
 
 def add_layer_norm_reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

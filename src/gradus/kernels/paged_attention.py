@@ -11,25 +11,22 @@ greatest score so far, the sum of exponentials and the weighted sum of values, r
 - A page is a table lookup away, so nothing is gathered first: the copy of the whole cache that the torch backend makes
   at every step and layer does not exist.
 - Where there are too few tiles to fill the GPU, their keys are split (Flash-Decoding: Dao et al. 2023), as
-  `attention_work` decides. Each split leaves a partial result, and the last one to finish adds them up: no second
-  launch, which at batch 1 would take as long as the attention itself.
+  `attention_work` decides. Each split leaves a partial result, and the last one to finish adds them up: a second
+  launch for it would weigh most where there is least to do, at batch 1.
 
-Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables int32 [slots,
-width], out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Moves: every visible key and value once for each
-tile that sees it (decode: once), 2 · Hkv · Dh values a position; queries, outputs and partials are next to nothing
+Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables [slots, width]
+of integers, out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Moves: every visible key and value once for
+each tile that sees it (decode: once), 2 · Hkv · Dh values a position; queries, outputs and partials are next to nothing
 beside it.
 """
 
-from collections.abc import Sequence
 from functools import cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.attention.reference import attend_causal
 from gradus.kernels.attention_work import ITEM, Launch, Work
 from gradus.kernels.split_attention import Partials, merge_splits
 
@@ -71,34 +68,9 @@ def constants(
     width, taken = triton.next_power_of_2(head_dim), triton.next_power_of_2(group * tokens)
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
-        "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.unmasked and not window,
+        "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
         "TAKEN": taken, "SPLITS": max(1, launch.warps * MERGED_A_WARP // (taken * width)),
     }  # fmt: skip
-
-
-def paged_attention_reference(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    tables: Tensor,
-    slots: Sequence[int],
-    query_start: Sequence[int],
-    lengths: Sequence[int],
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
-    """What the kernel must give, in plain torch: gather each span's pages, then attend. query_start: S + 1 numbers."""
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for slot, first, stop, length in zip(slots, query_start, query_start[1:], lengths, strict=False):
-        if stop > first and length:
-            pages = tables[slot, : -(-length // keys.shape[1])].long()
-            stored = [kept[pages].flatten(0, 1)[:length].transpose(0, 1) for kept in (keys, values)]
-            out[first:stop] = attend_causal(
-                q[first:stop], *stored, start=length - (stop - first), scale=scale, window=window, softcap=softcap
-            )
-    return out
 
 
 @triton.jit

@@ -29,12 +29,12 @@ class Partials:
     """Room for the partial results of any of these launches, one after the other.
 
     sums: float32 [P · Hkv · rows, Dh]; totals, peaks: the same without Dh; tickets: int32 [P · Hkv], zeros between
-    launches. P is twice what splitting adds at most: a tile that is split has more keys than a chunk, so rounding its
+    launches. P is twice what splitting aims at: a tile that is split has more keys than a chunk, so rounding its
     splits up no more than doubles them.
     """
 
     def __init__(self, launches: Sequence[Launch], *, kv_heads: int, head_dim: int, device: torch.device) -> None:
-        places = [2 * launch.most(kv_heads) * kv_heads for launch in launches]
+        places = [2 * launch.aim(kv_heads) * kv_heads for launch in launches]
         rows = max(count * launch.rows for count, launch in zip(places, launches, strict=True))
         self.sums = torch.empty(rows, head_dim, device=device)
         self.totals, self.peaks = torch.empty(2, rows, device=device)

@@ -30,11 +30,11 @@ def create_model(
     """
     model = FAMILIES[config.family](config, linear, dtype, device).requires_grad_(False).eval()
     model.dtype, model.device = dtype, torch.device(device)
-    _shorten_lookups(model)
+    shorten_lookups(model)
     return model
 
 
-def _shorten_lookups(model: Model) -> None:
+def shorten_lookups(model: Model) -> None:
     """Torch keeps a module's parts where Python looks last, behind a function that costs as much as a small kernel.
 
     Forty lookups a layer are 4 % of a one-row step on a CPU, so the parts are put where Python looks first as well.

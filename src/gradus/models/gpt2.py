@@ -47,6 +47,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
+
         self.attention_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
         self.qkv = linear(hidden, (hidden, hidden, hidden), config.attention_bias, dtype, device)
         self.output = linear(hidden, (hidden,), config.attention_output_bias, dtype, device)

@@ -50,6 +50,7 @@ class Block(nn.Module):
         super().__init__()
         hidden, head_dim = config.hidden_size, config.head_dim
         q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+
         self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
         self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
         self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)

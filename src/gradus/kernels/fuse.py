@@ -1,0 +1,151 @@
+"""A model whose layers run on this project's kernels: the same weights, the same forward, fewer launches.
+
+The model files say what is computed, in parts that ask for what belongs together: a norm before a product, an
+activation behind it, a sum with the residual stream, everything between the qkv product and attention. `fused` makes a
+view of a model in which each of those parts is a twin: an object with the very same state, and another class. So it
+costs no memory, and the model that it views stays what it was.
+
+A Llama layer then takes seven launches where torch takes some thirty: two products with what stands around them, twice;
+one between qkv and attention; and attention, with its merge. With one row the norms of small models vanish as well.
+Nothing here waits for the GPU or allocates by what it finds there: a step may be captured in a CUDA graph.
+
+A matrix that is no plain `Linear` (quantized, sharded) keeps its own forward, and what stands around it is fused.
+"""
+
+import copy
+from typing import cast
+
+from torch import Tensor, nn
+
+from gradus.attention import Attention, PagesAttention
+from gradus.kernels.activation import activation, gated_activation
+from gradus.kernels.gemv import Norm
+from gradus.kernels.linear import fused_gemv, linear
+from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
+from gradus.kernels.rope_store import rope_store
+from gradus.models import gemma3
+from gradus.models.create import shorten_lookups
+from gradus.models.heads import Heads
+from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
+from gradus.models.rope import RotaryTable, Rotation
+
+# With one row, every program of a product can normalize the row for itself. Up to this width that takes less time than
+# a launch of its own, and beyond it more (measured on an H200).
+NORM_WITHIN = 1024
+
+
+def fused(model: Model, *, pdl: bool = False) -> Model:
+    """The view, for a model on a CUDA GPU. Its attention backend must be one that kernels can write to.
+
+    pdl: each launch starts while the one before it drains (see `overlap`).
+    """
+    twin = cast(Model, _twin(model, pdl))
+    shorten_lookups(twin)
+    return twin
+
+
+def _twin(module: nn.Module, pdl: bool) -> nn.Module:
+    """The same parameters and buffers, other classes, and so on downwards."""
+    twin = copy.copy(module)
+    twin._modules = {name: part and _twin(part, pdl) for name, part in module._modules.items()}
+    if type(module) in TWINS:
+        twin.__class__ = TWINS[type(module)]
+        vars(twin)["pdl"] = pdl
+    return twin
+
+
+class FusedLinear(Linear):
+    """Few rows through `gemv` or `skinny`, with norm, activation and sum inside where they pay; many through cuBLAS."""
+
+    pdl: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, pdl=self.pdl)
+
+    def after(self, norm: nn.Module, x: Tensor, then: Activation | None = None) -> Tensor:
+        if x.shape[0] > 1 or x.element_size() > 2:
+            return super().after(norm, x, then)
+        inside = None
+        if self.in_features <= NORM_WITHIN:
+            inside = Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
+        elif then is None:
+            return self(norm(x))
+        return fused_gemv(
+            x if inside else norm(x), self.weight, bias=self.bias, norm=inside,
+            activation=then.name if then else None, gated=isinstance(then, Gated), pdl=self.pdl,
+        )  # fmt: skip
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, stream, pdl=self.pdl)
+
+
+class FusedRMSNorm(RMSNorm):
+    """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well."""
+
+    pdl: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return add_rms_norm(x, None, self.weight, self.eps, pdl=self.pdl)
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        add_normalized(stream, x, self.weight, self.eps, pdl=self.pdl)
+        return stream
+
+
+class FusedLayerNorm(nn.LayerNorm):
+    pdl: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return add_layer_norm(x, None, self.weight, self.bias, self.eps, pdl=self.pdl)
+
+
+class FusedActivation(Activation):
+    pdl: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return activation(x, self.name, pdl=self.pdl)
+
+
+class FusedGated(Gated):
+    pdl: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gated_activation(x, self.name, pdl=self.pdl)
+
+
+class FusedRotaryTable(RotaryTable):
+    """Looks nothing up: the kernel that rotates reads the table where it lies."""
+
+    def forward(self, positions: Tensor) -> Rotation:
+        """The table and the positions, for `FusedHeads`."""
+        return self.table, positions
+
+
+class FusedHeads(Heads):
+    """Norms, rotation and the storing of keys and values in one launch, then attention."""
+
+    pdl: bool
+
+    def forward(self, qkv: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
+        pages = cast(PagesAttention, attention)
+        keys, values, rows = pages.destination(self.layer)
+        table, positions = rotation or (None, None)
+        norms, eps = None, 0.0
+        if self.q_norm is not None and self.k_norm is not None:
+            norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+        q = rope_store(
+            qkv, keys, values, rows, table=table, positions=positions, norms=norms, eps=eps, pdl=self.pdl
+        )  # fmt: skip
+        return pages.attend_stored(self.layer, q).flatten(1)
+
+
+TWINS: dict[type[nn.Module], type[nn.Module]] = {
+    Linear: FusedLinear,
+    RMSNorm: FusedRMSNorm,
+    gemma3.Norm: FusedRMSNorm,
+    nn.LayerNorm: FusedLayerNorm,
+    Activation: FusedActivation,
+    Gated: FusedGated,
+    RotaryTable: FusedRotaryTable,
+    Heads: FusedHeads,
+}

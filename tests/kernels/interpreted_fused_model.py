@@ -1,0 +1,88 @@
+"""Run by test_fused_model.py in a process of its own, where Triton interprets: whole models on the kernels, on the CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradus.attention.reference import attend_causal
+from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.engine.options import EngineOptions
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.kernels.fuse import TWINS, fused
+from gradus.models import SHAPES, Model, create_model, randomize
+from phases.p04_paged_cache.engine import paged_engine
+from tests.phases.conftest import FAMILIES
+from tests.phases.drive import run
+
+LIMITS = ModelLimits(320, 64)
+
+
+class OneSequence:
+    """Attention of a single span that starts at 0, in torch, over a storage that a kernel may write to."""
+
+    def __init__(self, model: Model) -> None:
+        self.config = config = model.config
+        shape = (config.num_layers, 2, 16, config.num_kv_heads, config.head_dim)
+        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype)
+
+    def destination(self, layer):
+        return self.keys[layer], self.values[layer], torch.arange(16, 32)  # page 1
+
+    def attend(self, layer, q, k, v):
+        self.keys[layer, 1, : len(k)], self.values[layer, 1, : len(v)] = k, v
+        return self.attend_stored(layer, q)
+
+    def attend_stored(self, layer, q):
+        k, v = (kept[layer, 1, : len(q)].transpose(0, 1) for kept in (self.keys, self.values))
+        return attend_causal(
+            q, k, v, start=0, scale=self.config.attention_scale, window=self.config.windows[layer]
+        ).contiguous()
+
+
+def small(shape: str, dtype: torch.dtype = torch.float32) -> Model:
+    """Two layers: one of each kind where a family has two."""
+    config = SHAPES[shape]
+    model = create_model(replace(config, num_layers=2, windows=config.windows[:2], context_length=64), dtype=dtype)
+    randomize(model, seed=0, std=0.1)
+    return model
+
+
+def answers(model: Model, **backend) -> dict:
+    """A step of two prompts, one of them beyond the window, then one of decodes; the last runs alone."""
+    settings = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (3, 2)]
+    prompts = ([(7 * i) % 300 for i in range(18)], [5])
+    requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
+    return run(paged_engine(model, EngineOptions(LIMITS, max_sequences=2, page_size=16), **backend), requests)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_a_fused_model_gives_the_models_tokens(shape):
+    model = small(shape)
+    assert answers(fused(model), attention_backend=TritonPagedAttention) == answers(model)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+@torch.inference_mode()
+def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
+    """float16, so that `gemv` and `skinny` have their turn; one row, then three."""
+    model, exact = small(shape, torch.float16), small(shape)
+    for mine, theirs in zip(exact.parameters(), model.parameters(), strict=True):
+        mine.copy_(theirs)
+    for rows in (1, 3):
+        ids = torch.arange(rows)
+        expected = exact(ids, ids, OneSequence(exact))
+        found = fused(model)(ids, ids, OneSequence(model))
+        assert (found.float() - expected).norm() < 5e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_a_view_shares_every_weight_and_leaves_the_model_as_it_was(shape):
+    model = small(shape)
+    kinds = [type(part) for part in model.modules()]
+    view = fused(model)
+    assert [type(part) for part in model.modules()] == kinds
+    assert [type(part) for part in view.modules()] == [TWINS.get(kind, kind) for kind in kinds]
+    for mine, theirs in zip([*view.parameters(), *view.buffers()], [*model.parameters(), *model.buffers()], strict=True):
+        assert mine is theirs
+    assert all(layer.qkv is not twin.qkv for layer, twin in zip(model.layers, view.layers, strict=True))
