@@ -213,10 +213,10 @@ class CommitsWhatHasEnded(PagedBatching):
         (ForgetsSiblings, "there is work, and nothing is done"),
         (ForgetsTheLoad, "the queue's load is not what waits in it"),
         (PlansPastTheEnd, "planned past its end"),
-        (ResumesTooSoon, "planned too far"),
+        (ResumesTooSoon, "planned too far|it decodes, and its prompt is not stored"),
         (KeepsTheTokenOfAStepThatIsOff, "planned too far|it decodes, and its prompt is not stored"),
         (LosesLateTokens, "planned too far"),
-        (CommitsWhatHasEnded, "an output after the end"),
+        (CommitsWhatHasEnded, "an output after the end|the queue's load is not what waits in it"),
     ],
 )
 def test_a_broken_scheduler_is_noticed(broken, noticed):

@@ -75,8 +75,8 @@ def test_the_slot_and_pages_of_who_stopped_serve_the_next_while_its_last_step_ru
 
 def preempted_under_way(answer: int, lag: int = 1) -> World:
     """"b" decodes, and is sent back for the sake of "a" while a step that samples for it is under way."""
-    world = ahead(lag, pages=3, slots=2)
-    world.add(ask("a", 4, 8))
+    world = ahead(lag, pages=4, slots=2)
+    world.add(ask("a", 5, 8))
     world.add(ask("b", 3, answer))
     while world.scheduler.preemptions == 0:
         world.step()

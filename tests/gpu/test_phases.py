@@ -47,6 +47,15 @@ def test_float32_gives_the_cpus_tokens(phase, shape):
     assert answers(phase, model_on("cuda", shape, torch.float32), requests(shape), shape) == expected
 
 
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_chunks_and_prefix_hits_give_the_cpus_tokens(shape):
+    expected = answers("p00", model_on("cpu", shape, torch.float32), requests(shape), shape)
+    options = EngineOptions(limits_of(shape), max_sequences=3, page_size=2, token_budget=7)
+    engine = phases.load("p06").build(model_on("cuda", shape, torch.float32), options)
+    assert run(engine, requests(shape)) == expected
+    assert run(engine, requests(shape)) == expected and engine.metrics().cached_tokens > 0
+
+
 @pytest.mark.parametrize("phase", [info.name for info in phases.available()])
 def test_sampled_tokens_are_the_cpus_too(phase):
     shape, wanted = "tiny-llama", requests("tiny-llama", temperature=1.0, top_p=0.9, seed=7, presence_penalty=0.3, n=2)

@@ -1,4 +1,4 @@
-"""Run by test_fused_model.py in a process of its own, where Triton interprets: whole models on the kernels, on the CPU."""
+"""Run by test_fused_model.py in a process of its own, where Triton interprets: whole models on the kernels."""
 
 from dataclasses import replace
 
@@ -40,17 +40,18 @@ class OneSequence:
         ).contiguous()
 
 
-def small(shape: str, dtype: torch.dtype = torch.float32) -> Model:
+def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Model:
     """Two layers: one of each kind where a family has two."""
     config = SHAPES[shape]
-    model = create_model(replace(config, num_layers=2, windows=config.windows[:2], context_length=64), dtype=dtype)
+    config = replace(config, num_layers=layers, windows=config.windows[:layers], context_length=64)
+    model = create_model(config, dtype=dtype)
     randomize(model, seed=0, std=0.1)
     return model
 
 
 def answers(model: Model, **backend) -> dict:
-    """A step of two prompts, one of them beyond the window, then one of decodes; the last runs alone."""
-    settings = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (3, 2)]
+    """A step of two prompts, one of them longer than the window, then one of a decode."""
+    settings = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (2, 1)]
     prompts = ([(7 * i) % 300 for i in range(18)], [5])
     requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
     return run(paged_engine(model, EngineOptions(LIMITS, max_sequences=2, page_size=16), **backend), requests)
@@ -62,11 +63,11 @@ def test_a_fused_model_gives_the_models_tokens(shape):
     assert answers(fused(model), attention_backend=TritonPagedAttention) == answers(model)
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen3", "tiny-gemma3"])  # every twin in two widths
 @torch.inference_mode()
 def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
     """float16, so that `gemv` and `skinny` have their turn; one row, then three."""
-    model, exact = small(shape, torch.float16), small(shape)
+    model, exact = small(shape, torch.float16, layers=1), small(shape, layers=1)
     for mine, theirs in zip(exact.parameters(), model.parameters(), strict=True):
         mine.copy_(theirs)
     for rows in (1, 3):
@@ -83,6 +84,6 @@ def test_a_view_shares_every_weight_and_leaves_the_model_as_it_was(shape):
     view = fused(model)
     assert [type(part) for part in model.modules()] == kinds
     assert [type(part) for part in view.modules()] == [TWINS.get(kind, kind) for kind in kinds]
-    for mine, theirs in zip([*view.parameters(), *view.buffers()], [*model.parameters(), *model.buffers()], strict=True):
-        assert mine is theirs
+    tensors = [[*each.parameters(), *each.buffers()] for each in (view, model)]
+    assert all(mine is theirs for mine, theirs in zip(*tensors, strict=True))
     assert all(layer.qkv is not twin.qkv for layer, twin in zip(model.layers, view.layers, strict=True))

@@ -5,6 +5,7 @@ the new keys and values go, and which rows each span sees. Prompts and their chu
 are few in a step; the decodes, one row each, all at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from gradus.attention.reference import attend_causal
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
 from gradus.engine.batch import Batch
+from gradus.engine.transfer import upload
 from gradus.models.config import ModelConfig
 
 
@@ -63,22 +65,28 @@ class PagedAttention:
             self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
 
     def _update_tables(self, batch: Batch) -> None:
-        """Entries beyond the new end of a table stay as they were: no position that is stored or read leads there."""
-        _, slots, longest = self.tables.shape
+        self.update_tables(batch.slots, batch.tables)
+
+    def update_tables(self, slots: Sequence[int], tables: Sequence[tuple[tuple[int, ...], ...] | None]) -> None:
+        """Take over the block tables of slots that are not None.
+
+        Entries beyond the new end of a table stay as they were: no position that is stored or read leads there.
+        """
+        _, rows, longest = self.tables.shape
         pages: list[int] = []
         places: list[int] = []
-        for slot, tables in zip(batch.slots, batch.tables, strict=True):
-            for group, table in enumerate(tables or ()):
-                first = (group * slots + slot) * longest
+        for slot, changed in zip(slots, tables, strict=True):
+            for group, table in enumerate(changed or ()):
+                first = (group * rows + slot) * longest
                 places += range(first, first + len(table))
                 pages += table
         if pages:
-            self.tables.view(-1)[torch.tensor(places, device=self.device)] = torch.tensor(pages, device=self.device)
+            where, what = upload(places + pages, torch.int64, self.device).chunk(2)
+            self.tables.view(-1)[where] = what
 
     def _place_new(self, batch: Batch) -> None:
         """The rows that this step's keys and values are stored in, one for each row of the batch."""
-        counts = torch.tensor(batch.counts, device=self.device)
-        slots = torch.tensor(batch.slots, device=self.device)
+        slots, counts = upload(batch.slots + batch.counts, torch.int64, self.device).chunk(2)
         owners = slots.repeat_interleave(counts, output_size=len(batch.positions))
         self.new_rows = [self._rows(group, owners, batch.positions) for group in range(len(self.tables))]
 

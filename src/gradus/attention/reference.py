@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 
 def attend_causal(
@@ -28,13 +29,36 @@ def attend_causal(
     if softcap is not None:
         visible = causal_mask(n, m, start, window, q.device)[None]
         return attend_masked(q[None], keys[None], values[None], visible, scale=scale, softcap=softcap)[0]
-    aligned = start == 0 and (window is None or window >= m)  # then torch's own causal mask is the right one
+    sees_all = window is None or window >= m
+    if q.is_cuda and start > 0 and n > 1 and sees_all:
+        return _attend_to_the_end(q, keys, values, scale)
+    aligned = start == 0 and sees_all  # then torch's own causal mask is the right one
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
         keys.unsqueeze(0),
         values.unsqueeze(0),
         attn_mask=None if aligned or n == 1 else causal_mask(n, m, start, window, q.device),
         is_causal=aligned and n > 1,
+        scale=scale,
+        enable_gqa=q.shape[1] != keys.shape[0],
+    )
+    return out.squeeze(0).transpose(0, 1)
+
+
+def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Queries at the end of what they see, on a GPU: torch's kernels know that alignment by name.
+
+    Given the same mask as a tensor, torch falls back to writing all scores out, and a long prompt that comes in chunks
+    takes many times as long as whole.
+    """
+    group = q.shape[1] // keys.shape[0]
+    if group > 1 and q.dtype == torch.float32:  # its kernel for float32 wants a key head for each query head
+        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        keys.unsqueeze(0),
+        values.unsqueeze(0),
+        attn_mask=causal_lower_right(q.shape[0], keys.shape[1]),
         scale=scale,
         enable_gqa=q.shape[1] != keys.shape[0],
     )

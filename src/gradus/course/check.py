@@ -60,7 +60,7 @@ def check(phase: PhaseInfo, file: Path, *, seconds: float = SECONDS_A_TEST) -> V
     if todo := unwritten(source, names):
         are = "is" if len(todo) == 1 else "are"
         return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=tuple(todo))
-    _require_tests(repository(phase))
+    _require_tests(repository(phase), exercise)
     return _judge(phase, exercise, file.resolve(), seconds)
 
 
@@ -79,11 +79,13 @@ def _read(file: Path) -> str:
         raise ConfigError(f"{file} is not UTF-8 ({error.reason} at byte {error.start})") from error
 
 
-def _require_tests(root: Path) -> None:
+def _require_tests(root: Path, exercise: Exercise) -> None:
     if not (root / "tests" / "phases" / "judge.py").is_file():
         raise ConfigError("the tests are not here: clone the repository and run pip install -e '.[dev]' inside")
     if absent := [name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec(name) is None]:
         raise ConfigError(f"the check runs the tests and needs {listed(absent)}: run pip install -e '.[dev]'")
+    if exercise.interpreted and find_spec("triton") is None:
+        raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
 
 
 def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> Verdict:
@@ -94,7 +96,7 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
         try:
             done = subprocess.run(
-                command, cwd=repository(phase), env=_environment(), capture_output=True, text=True, timeout=10 * seconds
+                command, cwd=repository(phase), env=_environment(exercise), capture_output=True, text=True, timeout=10 * seconds
             )
         except subprocess.TimeoutExpired:
             late = f"the tests had not ended after {10 * seconds:g} s"
@@ -104,10 +106,11 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
         return _verdict(json.loads(facts.read_text(encoding="utf-8")), file, exercise)
 
 
-def _environment() -> dict[str, str]:
+def _environment(exercise: Exercise) -> dict[str, str]:
     """Ours, without the settings that change what pytest does; and no bytecode, whose age is told by the second."""
+    triton = {"TRITON_INTERPRET": "1"} if exercise.interpreted else {}  # heeded where Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
-    return ours | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return ours | triton | {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: Exercise) -> Verdict:

@@ -64,7 +64,7 @@ def _classes(function: FunctionType) -> Iterator[type]:
 
 def _imported(tree: ast.AST) -> dict[str, object]:
     """What a function imports in its body, as far as that is installed."""
-    found = {}
+    found: dict[str, object] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             with suppress(ImportError):

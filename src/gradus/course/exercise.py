@@ -19,12 +19,14 @@ class Exercise:
     functions: "Class.method" or "function", each with three hints: where to look, what to do, almost how.
     text: the task, in a few sentences; the lesson has said the rest.
     tests: what judges the file beside the phase's own tests: the files that test the part alone, if it lives in src.
+    interpreted: the file is a Triton kernel, which is judged in Triton's interpreter, on the CPU.
     """
 
     file: str
     functions: dict[str, Hints]
     text: str
     tests: tuple[str, ...] = ()
+    interpreted: bool = False
 
     @property
     def module(self) -> str:

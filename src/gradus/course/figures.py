@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.course import figures_budget, figures_paging, figures_prefix
+from gradus.course import figures_budget, figures_kernels, figures_paging, figures_prefix
 from gradus.course.drawing import BOX, DEVICE, FREE, KEPT, NEW, WASTE, Drawing, Kind
 from gradus.course.exercise import repository
 
@@ -247,6 +247,9 @@ FIGURES = [
     Figure("phases/p05_prefix_cache/figures/evicting.svg", figures_prefix.evicting),
     Figure("phases/p06_chunked_prefill/figures/steps.svg", figures_budget.steps),
     Figure("phases/p06_chunked_prefill/figures/budget.svg", figures_budget.budget),
+    Figure("phases/p09_triton_attention/figures/traffic.svg", figures_kernels.traffic),
+    Figure("phases/p09_triton_attention/figures/items.svg", figures_kernels.items),
+    Figure("phases/p09_triton_attention/figures/layer.svg", figures_kernels.layer),
     Figure("docs/figures/architecture.svg", architecture),
 ]
 

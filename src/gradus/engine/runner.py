@@ -3,40 +3,75 @@
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from gradus.attention import AttentionBackend
 from gradus.engine.batch import Batch
-from gradus.engine.plan import Plan
+from gradus.engine.plan import UNKNOWN, Plan
 from gradus.engine.sampler import Row, Sampled, Sampler
 from gradus.engine.sequence import SpanResult
+from gradus.engine.transfer import upload
 from gradus.models import Model
 
 
 class ModelRunner:
-    """One model on one device, run eagerly. Knows no policy: the plan says what to run."""
+    """One model on one device, run eagerly. Knows no policy: the plan says what to run.
 
-    def __init__(self, model: Model, attention: AttentionBackend, sampler: Sampler) -> None:
+    latest: what every slot sampled last, for plans that are made before anybody has seen it.
+    """
+
+    def __init__(
+        self, model: Model, attention: AttentionBackend, sampler: Sampler, latest: "LatestTokens | None" = None
+    ) -> None:
         self.model = model
         self.attention = attention
         self.sampler = sampler
+        self.latest = latest
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> "StepResult":
         for admission in plan.admissions:
             self.sampler.admit(admission)
         batch = self.prepare(plan)
+        if self.latest is not None:
+            self.latest.fill_in(batch, plan)
         self.attention.prepare(batch)
         hidden = self.model(batch.token_ids, batch.positions, self.attention)
         logits = self.model.logits(hidden[batch.logits_rows])
-        return StepResult(batch, self.sampler.sample(logits, sampled_rows(batch)))
+        rows = sampled_rows(batch)
+        sampled = self.sampler.sample(logits, rows)
+        if self.latest is not None and rows:
+            self.latest.record([row.slot for row in rows], sampled.tokens)
+        return StepResult(batch, sampled)
 
     def prepare(self, plan: Plan) -> Batch:
         """The plan on the device. A phase that pads overrides this: padding is the runner's affair alone."""
         return lay_out(plan, self.model.device)
 
 
+class LatestTokens:
+    """The newest token of every slot, on the device: where a plan says UNKNOWN, it is here.
+
+    tokens: int64 [slots + 1]; the last one is nobody's, for padding.
+    """
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+
+    def fill_in(self, batch: Batch, plan: Plan) -> None:
+        unknown = [i for i, span in enumerate(plan.spans) if span.tokens[0] == UNKNOWN]
+        if unknown:
+            places = [batch.query_start[i] for i in unknown] + [batch.slots[i] for i in unknown]
+            rows, slots = upload(places, torch.int64, self.tokens.device).chunk(2)
+            batch.token_ids[rows] = self.tokens[slots]
+
+    def record(self, slots: list[int], tokens: Tensor) -> None:
+        """tokens: int64 [len(slots)], just sampled."""
+        self.tokens[upload(slots, torch.int64, self.tokens.device)] = tokens
+
+
 class StepResult:
-    """The tokens of a step, still on the device until `get`."""
+    """The tokens of a step, on their way to the host until `get`."""
 
     def __init__(self, batch: Batch, sampled: Sampled) -> None:
         self.rows = len(batch.token_ids)
@@ -63,15 +98,15 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
         for position in range(span.start, span.start + count)
     ]
     return Batch(
-        token_ids=torch.tensor(token_ids, device=device),
-        positions=torch.tensor(positions, device=device),
+        token_ids=upload(token_ids, torch.int64, device),
+        positions=upload(positions, torch.int64, device),
         slots=[span.slot for span in spans],
         query_start=[end - count for end, count in zip(ends, counts, strict=True)],
         counts=counts,
         starts=[span.start for span in spans],
         lengths=[span.start + count for span, count in zip(spans, counts, strict=True)],
         tables=[span.pages for span in spans],
-        logits_rows=torch.tensor([row for _, row in rows], device=device, dtype=torch.int64),
+        logits_rows=upload([row for _, row in rows], torch.int64, device),
         row_spans=[index for index, _ in rows],
         wiped=plan.wiped,
     )

@@ -16,6 +16,7 @@ from gradus.engine.noise import exponential
 from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
 from gradus.engine.sequence import SpanResult, TokenLogprob
+from gradus.engine.transfer import Arrival, to_host, upload
 
 log = logging.getLogger(__name__)
 
@@ -46,23 +47,23 @@ class Sampler:
         A row that fails alone (its own settings, its own logits) fails only itself: its result carries the error.
         """
         if not rows:
-            return Sampled([])
+            return Sampled([], self.device)
         if len(rows) == 1:
-            return Sampled([self._sample_alone(logits, rows[0])])
+            return Sampled([self._sample_alone(logits, rows[0])], self.device)
         try:
-            return Sampled([self._sample(logits, rows)])
+            return Sampled([self._sample(logits, rows)], self.device)
         except Exception:
             log.exception("sampling %d rows together failed; sampling them one by one", len(rows))
-            return Sampled([self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)])
+            return Sampled([self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)], self.device)
 
-    def _sample_alone(self, logits: Tensor, row: Row) -> "_Drawn":
+    def _sample_alone(self, logits: Tensor, row: Row) -> "Drawn":
         try:
             return self._sample(logits, [row])
         except Exception as error:
             log.exception("sampling failed for slot %d", row.slot)
-            return _Drawn.failed(f"sampling failed: {type(error).__name__}")
+            return Drawn.failed(f"sampling failed: {type(error).__name__}", self.device)
 
-    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> "_Drawn":
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> "Drawn":
         slots = [self._slots[row.slot] for row in rows]
         raw = {i: logits[i].log_softmax(-1) for i, slot in enumerate(slots) if slot.params.logprobs is not None}
         if any(slot.adjusts for slot in slots):
@@ -73,13 +74,13 @@ class Sampler:
         drawn = [i for i, slot in enumerate(slots) if not slot.params.greedy]
         if drawn:
             params = [slots[i].params for i in drawn]
-            seeds = torch.tensor([slots[i].signed_seed for i in drawn], device=self.device)
-            positions = torch.tensor([rows[i].position for i in drawn], device=self.device)
-            where = torch.tensor(drawn, device=self.device)
+            seeds = upload([slots[i].signed_seed for i in drawn], torch.int64, self.device)
+            positions = upload([rows[i].position for i in drawn], torch.int64, self.device)
+            where = upload(drawn, torch.int64, self.device)
             tokens[where] = draw(logits[where], params, seeds, positions)
         for i, slot in enumerate(slots):
             slot.record(tokens[i : i + 1])
-        return _Drawn(
+        return Drawn(
             tokens=tokens,
             best=best,
             logprobs={i: _report(raw[i], tokens[i], slots[i].params.logprobs or 0) for i in raw},
@@ -91,17 +92,17 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], seeds: Tensor, positi
 
     seeds, positions: int64 [R]. Returns int64 [R]. Rows of one top-k share a sort no wider than that k.
     """
-    temperature = torch.tensor([p.temperature for p in params], device=logits.device).unsqueeze(1)
+    temperature = upload([p.temperature for p in params], torch.float32, logits.device).unsqueeze(1)
     best = logits.max(dim=-1, keepdim=True).values
     scaled = (logits - best) / temperature  # the likeliest token is at 0, so no temperature overflows
     for width in {_sort_width(p, logits.shape[1]) for p in params} - {0}:
         members = [i for i, p in enumerate(params) if _sort_width(p, logits.shape[1]) == width]
-        where = torch.tensor(members, device=logits.device)
+        where = upload(members, torch.int64, logits.device)
         # a sum of all probabilities may round to a little under 1: off must keep every token
         bounds = [params[i].top_p if params[i].top_p < 1 else math.inf for i in members]
-        top_p = torch.tensor(bounds, device=logits.device).unsqueeze(1)
+        top_p = upload(bounds, torch.float32, logits.device).unsqueeze(1)
         scaled[where] = keep_likeliest(scaled[where], width, top_p)
-    min_p = torch.tensor([p.min_p for p in params], device=logits.device).unsqueeze(1)
+    min_p = upload([p.min_p for p in params], torch.float32, logits.device).unsqueeze(1)
     scaled = scaled.masked_fill(scaled < min_p.log(), float("-inf"))  # p >= min_p * p_best, and p_best is at 0
     # argmax(p / Exp(1)) draws from p (the exponential race): no cumulative sum, no host sync, and a seed per row
     return (scaled.softmax(-1) / exponential(seeds, positions, logits.shape[1])).argmax(-1)
@@ -135,14 +136,21 @@ class _Slot:
         self.prompt_length = admission.prompt_length
         seed = request.seed_of(admission.index)
         self.signed_seed = seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits as torch's signed integer
-        self.bias_ids = torch.tensor(list(self.params.logit_bias), dtype=torch.int64, device=device)
-        self.bias = torch.tensor(list(self.params.logit_bias.values()), dtype=torch.float32, device=device)
-        self.stop_ids = torch.tensor(sorted(request.stop_ids), dtype=torch.int64, device=device)
+        self.bias_ids = upload(list(self.params.logit_bias), torch.int64, device)
+        self.bias = upload(list(self.params.logit_bias.values()), torch.float32, device)
+        self.stop_ids = upload(sorted(request.stop_ids), torch.int64, device)
         self.output_counts: Tensor | None = None
         if self.params.penalized:
-            known = torch.tensor(admission.tokens, dtype=torch.int64, device=device)
+            known = upload(admission.tokens, torch.int64, device)
             self.prompt_counts = torch.bincount(known[: self.prompt_length], minlength=vocab_size)
             self.output_counts = torch.bincount(known[self.prompt_length :], minlength=vocab_size)
+
+    @property
+    def plain(self) -> bool:
+        """Whether its logits and its temperature are all that its tokens follow from."""
+        params = self.params
+        narrowed = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        return not (self.adjusts or narrowed or params.logprobs is not None)
 
     @property
     def adjusts(self) -> bool:
@@ -176,7 +184,7 @@ def _report(raw: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor, Ten
 
 
 @dataclass(slots=True)
-class _Drawn:
+class Drawn:
     """Rows sampled together, on the device: tokens and their row's maximum [R]; logprobs for the rows that asked."""
 
     tokens: Tensor
@@ -185,9 +193,14 @@ class _Drawn:
     error: str | None = None
 
     @classmethod
-    def failed(cls, error: str) -> "_Drawn":
-        nothing = torch.empty(0)
+    def failed(cls, error: str, device: torch.device) -> "Drawn":
+        nothing = torch.empty(0, device=device)
         return cls(nothing, nothing, {}, error)
+
+    def to_host(self) -> "Drawn":
+        """The same on its way to the host."""
+        logprobs = {row: (to_host(a), to_host(b), to_host(c)) for row, (a, b, c) in self.logprobs.items()}
+        return Drawn(to_host(self.tokens), to_host(self.best), logprobs, self.error)
 
     def get(self) -> list[SpanResult]:
         if self.error is not None:
@@ -208,11 +221,22 @@ class _Drawn:
 
 
 class Sampled:
-    """What a step drew. `get` brings it to the host: the step's only wait for the device."""
+    """What a step drew, on its way to the host. `get` waits until it is there, and for nothing that comes later."""
 
-    def __init__(self, drawn: Sequence[_Drawn]) -> None:
-        self._drawn = drawn
+    def __init__(self, drawn: Sequence[Drawn], device: torch.device) -> None:
+        self._on_device = drawn
+        self._on_host = [each.to_host() for each in drawn]
+        self._arrival = Arrival(device)
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [R], on the device; anything in a row that failed."""
+        nothing = [torch.zeros(1, dtype=torch.int64, device=each.best.device) for each in self._on_device if each.error]
+        if not nothing and len(self._on_device) == 1:
+            return self._on_device[0].tokens
+        return torch.cat([nothing[0] if each.error else each.tokens for each in self._on_device])
 
     def get(self) -> list[SpanResult]:
         """One result a row, in the rows' order."""
-        return [result for drawn in self._drawn for result in drawn.get()]
+        self._arrival.wait()
+        return [result for drawn in self._on_host for result in drawn.get()]

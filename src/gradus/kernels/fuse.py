@@ -5,8 +5,8 @@ activation behind it, a sum with the residual stream, everything between the qkv
 view of a model in which each of those parts is a twin: an object with the very same state, and another class. So it
 costs no memory, and the model that it views stays what it was.
 
-A Llama layer then takes seven launches where torch takes some thirty: two products with what stands around them, twice;
-one between qkv and attention; and attention, with its merge. With one row the norms of small models vanish as well.
+A layer then takes nine launches where torch takes more than twenty: four products, two norms, the activation, one from
+qkv to the pages, and attention. With one row the activation vanishes into a product, and so do a small model's norms.
 Nothing here waits for the GPU or allocates by what it finds there: a step may be captured in a CUDA graph.
 
 A matrix that is no plain `Linear` (quantized, sharded) keeps its own forward, and what stands around it is fused.
@@ -62,12 +62,12 @@ class FusedLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias, pdl=self.pdl)
 
-    def after(self, norm: nn.Module, x: Tensor, then: Activation | None = None) -> Tensor:
+    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
         if x.shape[0] > 1 or x.element_size() > 2:
             return super().after(norm, x, then)
         inside = None
         if self.in_features <= NORM_WITHIN:
-            inside = Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
+            inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
         elif then is None:
             return self(norm(x))
         return fused_gemv(

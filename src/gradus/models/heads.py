@@ -4,6 +4,7 @@ from torch import Tensor, cat, nn
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
+from gradus.models.layers import RMSNorm
 from gradus.models.rope import Rotation, rotate
 
 
@@ -14,7 +15,7 @@ class Heads(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, layer: int, q_norm: nn.Module | None = None, k_norm: nn.Module | None = None
+        self, config: ModelConfig, layer: int, q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None
     ) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim

@@ -81,7 +81,7 @@ class Linear(nn.Module):
     # A product is never alone: a norm stands before it, an activation or a sum behind. A layer asks for them together,
     # so that whoever has a kernel for both needs to change no model.
 
-    def after(self, norm: nn.Module, x: Tensor, then: Activation | None = None) -> Tensor:
+    def after(self, norm: "RMSNorm | nn.LayerNorm", x: Tensor, then: Activation | None = None) -> Tensor:
         """The product of the normalized rows, and of that the activation."""
         out = self(norm(x))
         return out if then is None else then(out)

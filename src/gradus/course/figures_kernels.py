@@ -1,0 +1,110 @@
+"""p09's figures: what moves when pages are gathered and when they are read in place, how work is split, what fuses."""
+
+from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, Drawing, Kind
+
+# -- what moves --------------------------------------------------------------------------------------------------------
+
+
+def traffic() -> Drawing:
+    """The same decode twice: through a gathered copy, and through the block table."""
+    drawing = Drawing("Gathering moves the pages three times, a kernel that knows the table moves them once", 322)
+    for top, gathered in ((4, True), (170, False)):
+        drawing.words(0, top + 20, "gather, then attend" if gathered else "attend through the table", bold=True)
+        for page in range(6):
+            used = page in (1, 3, 4)
+            drawing.cell(page * 38, top + 40, 34, 34, KEPT if used else FREE, {1: "7", 3: "9", 4: "8"}.get(page, ""))
+        drawing.words(0, top + 100, "pages of the cache")
+        if gathered:
+            drawing.arrow((236, top + 57), (308, top + 57))
+            drawing.words(272, top + 47, "read", size=15, anchor="middle")
+            for place, word in enumerate("789"):
+                drawing.cell(316 + place * 38, top + 40, 34, 34, WASTE, word)
+            drawing.words(316, top + 100, "written: a copy, in order")
+            drawing.arrow((438, top + 57), (616, top + 57))
+            drawing.words(527, top + 47, "read again", size=15, anchor="middle")
+        else:
+            drawing.arrow((236, top + 57), (616, top + 57))
+            drawing.words(426, top + 47, "read, in the table's order: 7, 8, 9", size=15, anchor="middle")
+        drawing.cell(624, top + 34, 170, 46, NEW, "attention")
+    drawing.words(0, 312, "Three trips for every byte against one, in each layer and each step.", bold=True)
+    return drawing
+
+
+# -- who does what -----------------------------------------------------------------------------------------------------
+
+KEYS = {"a": 640, "b": 96, "c": 192, "d": 64}  # positions that four decodes see
+GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys of a step of the loop
+
+
+def splits() -> dict[str, list[int]]:
+    """As `gradus.kernels.attention_work` divides: the same share for everybody, in whole steps of the loop."""
+    share = -(-sum(KEYS.values()) // GOAL)
+    chunk = -(-share // STEP) * STEP
+    work = {}
+    for name, keys in KEYS.items():
+        count = -(-keys // chunk)
+        piece = -(-(-(-keys // STEP)) // count) * STEP
+        work[name] = [min(piece, keys - start) for start in range(0, keys, piece)]
+    return work
+
+
+def items() -> Drawing:
+    """One program a sequence, and the work list: how long the longest program runs."""
+    drawing = Drawing("Splitting the keys of long sequences lets all programs end at about the same time", 356)
+    scale, left = 1.0, 150
+    drawing.words(0, 18, "one program a sequence", bold=True)
+    for row, (name, keys) in enumerate(KEYS.items()):
+        y = 30 + row * 26
+        drawing.words(0, y + 17, f"{name}: {keys} keys")
+        drawing.cell(left, y, keys * scale, 20, KEPT)
+    work = splits()
+    top, widest = 172, max(piece for pieces in work.values() for piece in pieces)
+    count = sum(len(pieces) for pieces in work.values())
+    drawing.words(0, top, f"the work list: {count} programs, none longer than {widest} keys", bold=True)
+    for row, (name, pieces) in enumerate(work.items()):
+        y, x = top + 14 + row * 26, float(left)
+        drawing.words(0, y + 17, name)
+        for piece in pieces:
+            drawing.cell(x, y, piece * scale - 3, 20, NEW if len(pieces) > 1 else KEPT)
+            x += piece * scale
+    drawing.legend(top + 144, [(NEW, "a split: leaves a partial result"), (KEPT, "has its sequence for itself")])
+    longest = max(KEYS.values())
+    drawing.words(0, top + 178, f"Side by side, the step takes {widest} keys' time instead of {longest}.", bold=True)
+    return drawing
+
+
+# -- what fuses --------------------------------------------------------------------------------------------------------
+
+# A layer of Qwen3, decoding: each name a launch of p06's on a GPU, in its order (those of attention's gather apart)
+APART = [
+    ("norm", "qkv"),
+    ("norm q", "norm k", "cat", "roll", "·cos", "+·sin"),
+    ("store k", "store v"),
+    ("gather k", "gather v", "attend"),
+    ("out", "+"),
+    ("norm", "gate, up", "silu", "·"),
+    ("down", "+"),
+]
+TOGETHER = ["qkv", "heads, store", "", "attend", "out, +", "gate, up", "down, +"]
+
+
+def layer() -> Drawing:
+    """The launches of one layer: a row for what belongs together, with its kernel of p09's beside it."""
+    drawing = Drawing("A layer's small launches, and the kernels that take their place", 330)
+    drawing.words(0, 18, "p06", bold=True)
+    drawing.words(600, 18, "p09", bold=True)
+    for row, names in enumerate(APART):
+        y = 30 + row * 38
+        for place, name in enumerate(names):
+            drawing.cell(place * 94, y, 88, 30, _kind(name), name)
+        if TOGETHER[row]:
+            tall = 68 if not TOGETHER[(row + 1) % len(TOGETHER)] else 30
+            drawing.cell(600, y, 194, tall, BOX, TOGETHER[row])
+    drawing.legend(322, [(NEW, "reads weights or keys"), (WASTE, "moves keys once more"), (FREE, "mostly launch")])
+    return drawing
+
+
+def _kind(name: str) -> Kind:
+    if name.startswith("gather"):
+        return WASTE
+    return NEW if name in ("qkv", "out", "gate, up", "down", "attend") else FREE

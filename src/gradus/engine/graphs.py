@@ -1,0 +1,186 @@
+"""Steps of decodes, replayed: the host launches one CUDA graph where it used to launch a few hundred kernels.
+
+A decode step computes the same operations with the same shapes every time; only numbers in tensors differ. A CUDA graph
+is such a step recorded once: the kernels, their arguments, the addresses they read and write. Replaying it costs the
+host one call, and the GPU a microsecond a kernel. So a graph must find everything at fixed addresses: who decodes and
+how far, block tables, what was sampled last. All of it lies in tables on the device, a row a slot; what the host sends
+for a step are three numbers a sequence.
+
+In the graph: the newest tokens are read from their slots, the attention's work is divided, the model runs, its logits
+are sampled, and the tokens written back to their slots, where the next step finds them before the host has seen them.
+
+Batches are padded to the next captured size with rows of nobody: a slot of their own, page 0, length 0.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.attention import AttentionBackend
+from gradus.engine.kernel_sampler import KernelSampler
+from gradus.engine.plan import Plan
+from gradus.engine.runner import LatestTokens, ModelRunner, StepResult
+from gradus.engine.sampler import Row, Sampled
+from gradus.engine.sequence import SpanResult
+from gradus.engine.transfer import Arrival, to_host, upload
+from gradus.models import Model
+
+log = logging.getLogger(__name__)
+
+BUFFERS = 3  # steps whose numbers may be on their way at once; more wait
+
+
+class GraphAttention(AttentionBackend, Protocol):
+    """An attention backend whose step can be set up on the device alone."""
+
+    def update_tables(self, slots: Sequence[int], tables: Sequence[tuple[tuple[int, ...], ...] | None]) -> None:
+        """Before a replay: block tables that changed, as in `Batch`."""
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """Before a replay: fill pages with zeros."""
+
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+        """Inside the graph: a row each of these slots, int32 [B], whose lengths, int32 [B], count the new token.
+
+        A length of 0 is padding: its row is stored in page 0, if the slot's table is nobody's, and attends to nothing.
+        """
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph and where it leaves what it computed: logits [B, V]; tokens, int64 [B], -1 where no logit was finite."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    tokens: Tensor
+
+
+class GraphRunner(ModelRunner):
+    """Replays what it can and runs the rest eagerly: steps with a prompt, and with more sequences than slots.
+
+    slots: how many sequences run at once; the attention backend, like sampler and latest, has room for one more.
+    """
+
+    def __init__(
+        self, model: Model, attention: GraphAttention, sampler: KernelSampler, latest: LatestTokens, slots: int
+    ) -> None:
+        super().__init__(model, attention, sampler, latest)
+        self.graph_attention, self.graph_sampler, self.graph_latest = attention, sampler, latest
+        self.nobody = slots
+        self.sizes = batch_sizes(slots)
+        self.graphs: dict[int, Captured] = {}
+        self.captured_bytes = 0
+        self.inputs = torch.zeros(3, slots, dtype=torch.int32, device=model.device)  # slots, lengths, token ids
+        self.buffers = [torch.zeros(3, slots, dtype=torch.int32, pin_memory=True) for _ in range(BUFFERS)]
+        self.arrivals: list[Arrival | None] = [None] * BUFFERS
+        self.turn = 0
+
+    # -- once, at the start --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Record a graph for every size, largest first: the smaller ones then fit into the memory of the largest.
+
+        report(done, total) is called after each. Nothing else may run on the GPU meanwhile.
+        """
+        before = torch.cuda.memory_allocated(self.model.device)
+        pool = torch.cuda.graph_pool_handle()
+        for number, size in enumerate(reversed(self.sizes), start=1):
+            self._fill([], size)
+            self._step(size)  # compiles kernels and sets them up, none of which a graph could record
+            torch.cuda.synchronize(self.model.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                logits, tokens = self._step(size)
+            self.graphs[size] = Captured(graph, logits, tokens)
+            report(number, len(self.sizes))
+        self.captured_bytes = torch.cuda.memory_allocated(self.model.device) - before
+        log.info("captured %d CUDA graphs in %d MiB", len(self.graphs), self.captured_bytes >> 20)
+
+    def _step(self, size: int) -> tuple[Tensor, Tensor]:
+        """One decode step of `size` rows, all of it on the device. Returns logits and tokens."""
+        slots, lengths, given = self.inputs[:, :size]
+        owners, ends = slots.long(), lengths.long()
+        latest = self.graph_latest.tokens
+        token_ids = torch.where(given < 0, latest[owners], given.long())
+        self.graph_attention.prepare_decodes(slots, lengths)
+        hidden = self.model(token_ids, (ends - 1).clamp_(min=0), self.attention)
+        model = self.model  # the kernel widens each logit as it reads it: no second matrix of them
+        logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
+        tokens, best = self.graph_sampler.draw_slots(logits, owners, ends)
+        latest.index_copy_(0, owners, tokens)
+        return logits, torch.where(best.isfinite(), tokens, -1)
+
+    # -- every step ----------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> "StepResult | Replayed":  # type: ignore[override]  # both are Results
+        spans = plan.spans
+        size = next((size for size in self.sizes if size >= len(spans)), None)
+        if size not in self.graphs or any(not span.logits or len(span.tokens) != 1 for span in spans):
+            return super().run(plan)
+        for admission in plan.admissions:  # a prompt of one token is a decode
+            self.sampler.admit(admission)
+        if plan.wiped:
+            self.graph_attention.wipe(plan.wiped)
+        self.graph_attention.update_tables([span.slot for span in spans], [span.pages for span in spans])
+        self._fill([(span.slot, span.start + 1, span.tokens[0]) for span in spans], size)
+        captured = self.graphs[size]
+        captured.graph.replay()
+        return self._result(plan, captured)
+
+    def _fill(self, rows: list[tuple[int, int, int]], size: int) -> None:
+        """Send (slot, length, token id) of each row, and padding up to `size`."""
+        turn, self.turn = self.turn, (self.turn + 1) % BUFFERS
+        if (arrival := self.arrivals[turn]) is not None:
+            arrival.wait()  # the step before the last ones has read its numbers: true long since
+        numbers = self.buffers[turn].numpy()
+        numbers[:, :size] = [[self.nobody], [0], [0]]
+        if rows:
+            numbers[:, : len(rows)] = np.array(rows, dtype=np.int32).T
+        self.inputs.copy_(self.buffers[turn], non_blocking=True)
+        self.arrivals[turn] = Arrival(self.model.device)
+
+    def _result(self, plan: Plan, captured: Captured) -> "Replayed":
+        """The tokens on their way to the host; those of requests that ask for more are sampled from the logits again."""
+        spans = plan.spans
+        special = [i for i, span in enumerate(spans) if not self.graph_sampler.plain(span.slot)]
+        sampled = None
+        if special:
+            where = upload(special, torch.int64, self.model.device)
+            rows = [Row(spans[i].slot, spans[i].start + 1) for i in special]
+            sampled = self.sampler.sample(captured.logits[where].float(), rows)
+            self.graph_latest.record([row.slot for row in rows], sampled.tokens)
+        return Replayed(len(captured.tokens), to_host(captured.tokens[: len(spans)]), special, sampled)
+
+
+class Replayed:
+    """The tokens of a replayed step, on their way to the host until `get`."""
+
+    def __init__(self, rows: int, tokens: Tensor, special: list[int], sampled: Sampled | None) -> None:
+        self.rows = rows
+        self._tokens, self._special, self._sampled = tokens, special, sampled
+        self._arrival = Arrival(torch.device("cuda"))
+
+    def get(self) -> list[SpanResult]:
+        self._arrival.wait()
+        failed = SpanResult(error="the model gave no finite logit to choose from", poisoned=True)
+        results = [SpanResult((token,)) if token >= 0 else failed for token in self._tokens.tolist()]
+        if self._sampled is not None:
+            for row, result in zip(self._special, self._sampled.get(), strict=True):
+                results[row] = result
+        return results
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Padded batch sizes up to `most`, which is one: every one that is small, then in steps that waste at most a fifth.
+
+    Beyond 8 rows the matrix units take 16 at once anyway, and a step's time hardly changes.
+    """
+    sizes = [1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32), *range(576, most + 1, 64)]
+    return [size for size in sizes if size < most] + [most]

@@ -1,0 +1,48 @@
+"""Sampling without the host: what a draw needs of its request lies on the device, in a row a slot.
+
+Most requests ask for a temperature and a seed, or for neither. Then a kernel reads the logits once, and the host
+computes nothing and sends nothing; so the draw can be a part of a CUDA graph. Steps in which somebody asks for more
+(penalties, bias, top-k, top-p, min-p, log-probabilities) are sampled as ever.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradus.engine.plan import Admission
+from gradus.engine.sampler import Drawn, Row, Sampler
+from gradus.engine.transfer import upload
+from gradus.kernels.sampling import sample
+
+
+class KernelSampler(Sampler):
+    """slots: how many sequences run at once. The tables have a row more, which is nobody's: padding samples there.
+
+    seeds: int64 [slots + 1]; temperatures: float32 [slots + 1], 0 being greedy.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, slots: int) -> None:
+        super().__init__(vocab_size, device)
+        self.seeds = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.temperatures = torch.zeros(slots + 1, dtype=torch.float32, device=device)
+
+    def admit(self, admission: Admission) -> None:
+        super().admit(admission)
+        slot = self._slots[admission.slot]
+        self.seeds[admission.slot].fill_(slot.signed_seed)  # a launch with the number in it: nothing to wait for
+        self.temperatures[admission.slot].fill_(slot.params.temperature)
+
+    def plain(self, slot: int) -> bool:
+        """Whether the slot's owner asks for no more than the tables hold."""
+        return self._slots[slot].plain
+
+    def draw_slots(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """logits: [R, V], of any floating type; slots, positions: int64 [R]. Returns tokens and maxima, [R] each."""
+        return sample(logits, self.seeds[slots], positions, self.temperatures[slots])
+
+    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
+        if not all(self.plain(row.slot) for row in rows):
+            return super()._sample(logits, rows)
+        numbers = upload([row.slot for row in rows] + [row.position for row in rows], torch.int64, self.device)
+        return Drawn(*self.draw_slots(logits, *numbers.chunk(2)), {})

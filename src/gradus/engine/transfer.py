@@ -1,0 +1,39 @@
+"""Between host and device without a wait.
+
+A copy from or to ordinary memory makes the host wait for everything that the device has been given before. From and to
+pinned memory, which the device reads by itself, a copy is one more piece of work in the stream: the host goes on, and
+an event says when it is done. On a CPU there is nothing to move, and nothing to wait for.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of the host as a tensor on the device: [len(values)]."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype, device=device)
+    # torch keeps the pinned block until the copy has run, whatever becomes of the tensor
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy that will be there when an `Arrival` made after it says so; on a CPU, the tensor itself."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+class Arrival:
+    """A point in the device's work: `wait` returns when all that was given to it before has been done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()

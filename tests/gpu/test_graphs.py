@@ -1,0 +1,56 @@
+"""The final engine on a CUDA GPU: through graphs, overlap and mixed steps, float32 gives the CPU's tokens."""
+
+import pytest
+import torch
+
+from gradus.engine.build import EngineConfig, build
+from gradus.engine.options import EngineOptions
+from gradus.engine.request import Request, SamplingParams
+from gradus import phases
+from tests.gpu.test_phases import model_on, requests
+from tests.phases.conftest import FAMILIES, limits_of
+from tests.phases.drive import Ending, run
+
+pytestmark = pytest.mark.gpu
+
+SWITCHES = [{}, {"overlap": False}, {"graphs": False}, {"prefix_cache": False}, {"token_budget": 4}]
+
+
+def oracle(shape: str, wanted: list[Request]) -> dict[tuple[str, int], Ending]:
+    options = EngineOptions(limits_of(shape), max_sequences=3)
+    return run(phases.load("p01").build(model_on("cpu", shape, torch.float32), options), wanted)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_float32_gives_the_cpus_tokens_whatever_is_switched_off(shape):
+    expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)
+    for switches in SWITCHES if shape == "tiny-llama" else SWITCHES[:1]:
+        engine = build(model, EngineConfig(limits_of(shape), max_sequences=3, **switches))
+        assert run(engine, requests(shape)) == expected, switches
+
+
+@pytest.mark.parametrize(
+    "params",
+    [dict(temperature=1.0, seed=7), dict(temperature=0.8, seed=7, top_p=0.9, presence_penalty=0.3, n=2)],
+    ids=["plain", "special"],
+)
+def test_sampled_tokens_are_the_cpus_too(params):
+    shape = "tiny-llama"
+    model = model_on("cuda", shape, torch.float32)
+    engine = build(model, EngineConfig(limits_of(shape), max_sequences=3))
+    assert run(engine, requests(shape, **params)) == oracle(shape, requests(shape, **params))
+
+
+def test_preempted_and_stopped_requests_leave_no_trace():
+    """A pool that is too small, stop tokens that are seen late, and steps under way all the while."""
+    shape, limits = "tiny-llama", limits_of("tiny-llama")
+    free = oracle(shape, requests(shape))
+    wanted = []
+    for request in requests(shape):
+        stops = (free[request.id, 0].tokens[len(wanted) + 2],)
+        params = SamplingParams(max_tokens=24, ignore_eos=True, stop_token_ids=stops if len(wanted) % 2 else ())
+        wanted.append(Request.create(request.id, request.prompt, params, limits))
+    model = model_on("cuda", shape, torch.float32)
+    engine = build(model, EngineConfig(limits, max_sequences=4, page_size=4, cache_tokens=60))
+    assert run(engine, wanted) == oracle(shape, wanted)
+    assert engine.metrics().preemptions > 0
