@@ -23,7 +23,7 @@ BENCHMARK = Benchmark(
         "A gathered decode moves every key and value three times, a kernel that knows the block table once: where the "
         "cache's bytes are most of a step (many sequences, long contexts) the step shrinks by up to two thirds of "
         "them. Where a step is mostly launches (one sequence, a small model) what counts is their number: more than "
-        "twenty a layer become six to nine. Each still takes the host several microseconds to start, so a single stream "
+        "twenty a layer become six to nine. Each still takes the host some microseconds to start, so a single stream "
         "stays far from what its weights' bytes would allow. Prompts gain least: they were one attention call already."
     ),
     policy=reusing,

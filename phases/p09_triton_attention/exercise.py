@@ -16,7 +16,7 @@ EXERCISE = Exercise(
         ),
         "norm_kernel": (
             "A program has one row: which elements are its own, by `tl.program_id(0)`, D, and a lane's number? Every "
-            "load needs a mask. The sum is written and then normalized: where does it stay, so that it is not read again?",
+            "load needs a mask. The sum is written, then normalized: where does it stay, so that it is not read again?",
             "Load x. If there is a delta, widen both to float32, normalize delta first if it has a weight of its own, "
             "add, round to x's type, and store: later layers read that. Then if there is a weight: the moments of the "
             "rounded sum, scale, weight, bias if there is one, and store y. Pointers that are None are known when the "
@@ -26,8 +26,8 @@ EXERCISE = Exercise(
             "tl.load(x_ptr + here, mask=inside, other=0.0) · delta likewise, .to(tl.float32); with delta_weight_ptr: "
             "delta, scale = _moments(delta, inside, D, False, eps); delta *= scale * its weight · x = "
             "(x.to(tl.float32) + delta).to(x_ptr.dtype.element_ty); tl.store(x_ptr + here, x, mask=inside) · "
-            "centered, scale = _moments(x.to(tl.float32), inside, D, CENTER, eps); y = centered * scale * weight, plus the bias; "
-            "tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside).",
+            "centered, scale = _moments(x.to(tl.float32), inside, D, CENTER, eps); y = centered * scale * weight, plus "
+            "the bias; tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside).",
         ),
     },
     text="Write a kernel: x += delta and y = norm(x), with every row read once. RMSNorm and LayerNorm are the same but "

@@ -74,7 +74,7 @@ def test_the_slot_and_pages_of_who_stopped_serve_the_next_while_its_last_step_ru
 
 
 def preempted_under_way(answer: int, lag: int = 1) -> World:
-    """"b" decodes, and is sent back for the sake of "a" while a step that samples for it is under way."""
+    """While a step that samples for "b" is under way, "b" is sent back for the sake of "a"."""
     world = ahead(lag, pages=4, slots=2)
     world.add(ask("a", 5, 8))
     world.add(ask("b", 3, answer))

@@ -13,7 +13,7 @@ import torch
 from gradus import phases
 from gradus.engine.engine import Engine
 from gradus.engine.options import EngineOptions
-from gradus.engine.request import Request, SamplingParams
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.phases.conftest import FAMILIES, PHASES, build_engine, limits_of, tiny_model
 from tests.phases.drive import run, step
 
@@ -22,9 +22,9 @@ ROUNDING = 1e-5
 NEEDLE = tuple(range(40, 67))
 
 
-def ask(name: str, prompt, shape: str, max_tokens: int = 10) -> Request:
+def ask(name: str, prompt, shape: str, max_tokens: int = 10, priority: int = 0) -> Request:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=3)
-    return Request.create(name, prompt, params, limits_of(shape))
+    return Request.create(name, prompt, params, limits_of(shape), SchedulingParams(priority=priority))
 
 
 def neighbors(shape: str, count: int, beginning=()) -> list[Request]:
@@ -33,26 +33,25 @@ def neighbors(shape: str, count: int, beginning=()) -> list[Request]:
     return [ask(f"n{i}", prompt, shape, max_tokens=draw.randint(3, 12)) for i, prompt in enumerate(prompts)]
 
 
-def engine_of(phase: str, shape: str, **options: int) -> Engine:
+def engine_of(phase: str, shape: str, **options: int | str) -> Engine:
     settings = {"max_sequences": 6, "page_size": 4, **options}
     return phases.load(phase).build(tiny_model(shape), EngineOptions(limits_of(shape), **settings))
 
 
 def numbers(
-    engine: Engine, needle: Request, others: list[Request] = (), sent_back: tuple[int, ...] = ()
+    engine: Engine, needle: Request, others: list[Request] = (), intruders: dict[int, Request] | None = None
 ) -> tuple[list[int], torch.Tensor]:
     """The needle's tokens, and for each its log-probability and those of the three likeliest.
 
-    sent_back: after how many of its tokens it is preempted.
+    intruders: requests that come when the needle has so many tokens.
     """
     for request in (*others[::2], needle, *others[1::2]):
         engine.submit(request)
+    coming = dict(intruders or {})
     told = []
     while engine.has_work:
-        for sequence in [each for each in engine.scheduler.running if each.request.id == needle.id]:
-            if len(told) in sent_back:
-                engine.scheduler.preempt(sequence)
-                sent_back = tuple(moment for moment in sent_back if moment != len(told))
+        if len(told) in coming:
+            engine.submit(coming.pop(len(told)))
         told += [logprob for output in step(engine) if output.request_id == needle.id for logprob in output.logprobs]
     values = [[logprob.logprob, *(value for _, value in logprob.top)] for logprob in told]
     return [logprob.token_id for logprob in told], torch.tensor(values)
@@ -77,9 +76,10 @@ def test_a_needle_has_the_same_numbers_in_any_batch_chunk_and_cache(phase, shape
         same(f"at most {budget} tokens a step", numbers(engine_of(phase, shape, **options), needle))
         crowded = numbers(engine_of(phase, shape, **options), needle, neighbors(shape, 4))
         same(f"at most {budget} tokens a step, and neighbors", crowded)
-    tight = engine_of(phase, shape, cache_tokens=64)
-    same("preempted twice", numbers(tight, needle, neighbors(shape, 7), sent_back=(1, 6)))
-    assert tight.scheduler.preemptions >= 2
+    single = engine_of(phase, shape, max_sequences=1, policy="priority")
+    urgent = [ask(f"urgent{i}", (9, 8, 7 + i), shape, priority=-1) for i in range(2)]
+    same("sent back twice", numbers(single, needle, intruders={1: urgent[0], 6: urgent[1]}))
+    assert single.scheduler.preemptions == 2
     used = engine_of(phase, shape)
     run(used, neighbors(shape, 3, beginning=NEEDLE[:21]))
     same("after others that began alike", numbers(used, needle))

@@ -164,7 +164,7 @@ class PagedCache:
     def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> None:
         """A step has run: every full page of `tokens` that is stored enters the index, for others to hit.
 
-        end: only pages of positions below it; what later steps store, which are under way, has not been seen to be good.
+        end: only pages of positions below it; what later steps, now under way, store has not been seen to be good.
         Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
         keep their snapshots, so they never notice.
         """

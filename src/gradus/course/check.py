@@ -96,7 +96,12 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
         try:
             done = subprocess.run(
-                command, cwd=repository(phase), env=_environment(exercise), capture_output=True, text=True, timeout=10 * seconds
+                command,
+                cwd=repository(phase),
+                env=_environment(exercise),
+                capture_output=True,
+                text=True,
+                timeout=10 * seconds,
             )
         except subprocess.TimeoutExpired:
             late = f"the tests had not ended after {10 * seconds:g} s"

@@ -1,5 +1,7 @@
 """p09's figures: what moves when pages are gathered and when they are read in place, how work is split, what fuses."""
 
+from math import ceil
+
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, Drawing, Kind
 
 # -- what moves --------------------------------------------------------------------------------------------------------
@@ -38,12 +40,12 @@ GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys of a step of
 
 def splits() -> dict[str, list[int]]:
     """As `gradus.kernels.attention_work` divides: the same share for everybody, in whole steps of the loop."""
-    share = -(-sum(KEYS.values()) // GOAL)
-    chunk = -(-share // STEP) * STEP
+    share = ceil(sum(KEYS.values()) / GOAL)
+    chunk = ceil(share / STEP) * STEP
     work = {}
     for name, keys in KEYS.items():
-        count = -(-keys // chunk)
-        piece = -(-(-(-keys // STEP)) // count) * STEP
+        count = ceil(keys / chunk)
+        piece = ceil(ceil(keys / STEP) / count) * STEP
         work[name] = [min(piece, keys - start) for start in range(0, keys, piece)]
     return work
 

@@ -7,8 +7,8 @@ of those who run goes back to the queue and will be computed again. The best one
 would not fit an empty cache; so the best always advances, ends, and leaves its place: everybody's turn comes.
 
 Plans may be made ahead, while earlier ones are still under way. Then the token that a decode starts from is not known:
-its place in the plan is taken by UNKNOWN, and the runner, which has it on the device, fills it in. All that a plan needs
-is a length, and that is known: `sequence.planned`. No torch here.
+its place in the plan is taken by UNKNOWN, and the runner, which has it on the device, fills it in. All that planning
+needs is a length, and that is known: `sequence.planned`. No torch here.
 """
 
 import heapq

@@ -12,7 +12,6 @@ from typing import Protocol
 from gradus.engine.request import Request
 from gradus.engine.sequence import Sequence, SpanResult
 
-
 UNKNOWN = -1
 """In the place of a token id that is only on the device yet."""
 
