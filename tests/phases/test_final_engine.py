@@ -45,7 +45,7 @@ def test_plans_made_ahead_change_no_token(shape, lag):
         "samples": ask("samples", (*range(40, 52), 2), shape, max_tokens=6, n=2, temperature=1.0, seed=3),
         "penalty": ask("penalty", (4, 5), shape, max_tokens=10, presence_penalty=1.0),
     }
-    engine = final(shape, lag, page_size=4, cache_tokens=36, token_budget=6)
+    engine = final(shape, lag, page_size=4, cache_tokens=24, token_budget=6)
     compare(shape, asked, run(engine, asked.values()))
     assert engine.metrics().preemptions > 0
     nothing_is_left(engine)
