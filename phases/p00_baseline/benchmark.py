@@ -53,6 +53,14 @@ BENCHMARK = Benchmark(
         ),
     },
     rungs={
+        "cpu": Account(
+            explains=(
+                "One request after the other, every token a pass over the whole sequence. A CPU has no spare "
+                "arithmetic to hide that in: {ladder/all/p00/rows} rows, at {ladder/all/p00/times_floor} times the "
+                "floor."
+            ),
+            loses=("The median request has its first token after {ladder/all/p00/ttft_ms} ms."),
+        ),
         "h200": Account(
             explains=(
                 "One request after the other, every token a pass over the whole sequence: {ladder/all/p00/rows} rows "

@@ -75,6 +75,16 @@ BENCHMARK = Benchmark(
         ),
     },
     rungs={
+        "cpu": Account(
+            explains=(
+                "{ladder/all/p01/speedup} times the baseline: the same tokens from {ladder/all/p01/rows} rows "
+                "instead of {ladder/all/p00/rows}, and a step that reads the weights once and does little else."
+            ),
+            loses=(
+                "It is {ladder/all/p01/times_floor} times slower than memory would allow: a small model's step is "
+                "many small operations, each of which torch must be asked for."
+            ),
+        ),
         "h200": Account(
             explains=(
                 "The same requests, one by one, with {ladder/all/p01/rows} rows instead of {ladder/all/p00/rows}. "

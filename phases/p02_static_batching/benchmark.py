@@ -51,6 +51,24 @@ BENCHMARK = Benchmark(
     ),
     profile=("p01", "p02"),
     accounts={
+        "cpu": Account(
+            explains=(
+                "Twice the batch is far from twice the tokens a second here: {batch-size/2/p02/speedup} times with "
+                "two, {batch-size/8/p02/speedup} with eight, {batch-size/32/p02/speedup} with thirty-two. The weights "
+                "are kept in bfloat16, which this processor can multiply only row by row: each row costs about as "
+                "much again, so up to a handful of sequences a step grows with its rows "
+                "({batch-size/1/p02/itl_ms}, {batch-size/2/p02/itl_ms}, {batch-size/4/p02/itl_ms} ms between tokens). "
+                "From eight on it is cheaper to widen the weights first, once for all rows: a step then takes "
+                "{batch-size/8/p02/itl_ms} ms, and hardly longer with twice as many ({batch-size/16/p02/itl_ms}), so "
+                "from there on the batch pays."
+            ),
+            loses=(
+                "In between: a batch of four has each of its users wait {batch-size/4/p02/itl_ms} ms for a token, for "
+                "{batch-size/4/p02/speedup} times the tokens a second. Filler costs what rows cost on a CPU, so with "
+                "mixed lengths static batching gains {padding/mixed/p02/speedup} times over one after the other, with "
+                "{padding/mixed/p02/padding} of the rows empty."
+            ),
+        ),
         "h200": Account(
             explains=(
                 "While the step is a string of launches, another sequence is free: from one to sixteen the time "
@@ -77,6 +95,16 @@ BENCHMARK = Benchmark(
         ),
     },
     rungs={
+        "cpu": Account(
+            explains=(
+                "{ladder/all/p02/speedup} times the baseline, and twice p01's tokens a second: the weights are widened "
+                "once for sixteen sequences. {ladder/all/p02/padding} of the rows are filler."
+            ),
+            loses=(
+                "A token comes every {ladder/all/p02/itl_ms} ms instead of every {ladder/all/p01/itl_ms}: each user "
+                "waits longer so that all of them together wait less."
+            ),
+        ),
         "h200": Account(
             explains=(
                 "All sixteen in one rectangle: {ladder/all/p02/speedup} times the baseline, for a step of sixteen "

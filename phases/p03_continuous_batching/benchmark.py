@@ -102,6 +102,17 @@ BENCHMARK = Benchmark(
         ),
     },
     rungs={
+        "cpu": Account(
+            explains=(
+                "Sixteen requests that fit one batch leave nobody to take a free slot, so there is nothing to gain "
+                "over p02 but the filler, and the steps lose their one shape: {ladder/all/p03/speedup} times the "
+                "baseline against {ladder/all/p02/speedup}."
+            ),
+            loses=(
+                "On this workload, against static batching. On arrivals it is the other way round: see the report of "
+                "p03."
+            ),
+        ),
         "h200": Account(
             explains=(
                 "No filler, and yet {ladder/all/p03/speedup} times the baseline against p02's "

@@ -1,6 +1,6 @@
 """What becomes of everybody's next token when a long prompt arrives, and what does it cost to protect it?"""
 
-from gradus.bench.declaration import Benchmark, Goal, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import reusing
 from gradus.bench.workloads import burst, long_prompts, poisson
 
@@ -77,4 +77,17 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p05", "p06"),
+    rungs={
+        "cpu": Account(
+            explains=(
+                "No prompt here is long, so the budget hardly ever cuts one: {ladder/all/p06/speedup} times the "
+                "baseline."
+            ),
+            loses=(
+                "The first step, in which all sixteen prompts would fit, is spread over several, in which the first "
+                "of them already decode: the slowest gaps between tokens grow to {ladder/all/p06/itl_ms_p99} ms from "
+                "{ladder/all/p05/itl_ms_p99}."
+            ),
+        ),
+    },
 )

@@ -8,6 +8,7 @@ p10 is all of them. So the worth of each can be measured in the final engine, by
 
 import logging
 from dataclasses import dataclass, fields
+from typing import Any
 
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
@@ -54,7 +55,8 @@ class EngineConfig(EngineOptions):
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
         """The same options with switches."""
-        return cls(**{field.name: getattr(options, field.name) for field in fields(EngineOptions)}, **switches)
+        values: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(EngineOptions)}
+        return cls(**values, **switches)
 
 
 def build(model: Model, config: EngineConfig) -> Engine:
