@@ -87,7 +87,7 @@ WRONG = {
         "                self.place(sequence, self.make_room)\n",
         "        for sequence in self.ready():\n            if self.left and sequence.slot >= 0:\n"
         "                self.place(sequence, self.make_room)\n        self.decode()\n",
-        "the budget is 8 tokens a step; yours planned",
+        "a sequence has one span a step; yours planned",
     ),
 }
 

@@ -37,6 +37,7 @@ def told(plan: Plan) -> list[tuple[str, int, int]]:
 def test_a_prompt_is_computed_chunk_by_chunk_and_its_end_is_sampled_from(phase):
     chunks = [(0, 8, 0), (8, 8, 0), (16, 3, 1), (19, 1, 1), (20, 1, 1)]
     for plan, wanted in zip(plans(engine_of(phase, ask("a", 19, max_tokens=3))), chunks, strict=True):
+        assert len(plan.spans) == 1, f"a sequence has one span a step; yours planned {told(plan)}"
         (span,) = plan.spans
         made = span.start, len(span.tokens), span.logits
         assert made == wanted, f"19 tokens, at most 8 a step: (start, tokens, logits) is {wanted}; yours is {made}"

@@ -173,9 +173,9 @@ class PagedBatching(Scheduler):
         logits = 1 if end == len(tokens) else 0
         pages = self.cache.tables(sequence.id)
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
-        self.left -= end - start
         sequence.decoding = bool(logits)
         sequence.planned += logits
+        self.left -= end - start
         return True
 
     def make_room(self, sequence: Sequence, end: int) -> bool:

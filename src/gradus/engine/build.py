@@ -56,7 +56,7 @@ class EngineConfig(EngineOptions):
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
         """The same options with switches."""
         values: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(EngineOptions)}
-        return cls(**values, **switches)
+        return cls(**{**values, **switches})
 
 
 def build(model: Model, config: EngineConfig) -> Engine:
