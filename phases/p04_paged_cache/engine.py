@@ -29,7 +29,7 @@ def paged_engine(
     """An engine whose cache has pages. p05, p06 and p09 set one more argument each."""
     page_size, count = options.page_size, options.max_sequences
     windows = [group.window for group in layer_groups(model.config.windows)]
-    pages = -(-options.cache_positions // page_size) * len(windows)  # the bytes of as many positions in slots
+    pages = options.cache_blocks * len(windows)
     storage = PagedStorage(model.config, pages, page_size, model.dtype, model.device)
     attention = attention_backend(model.config, storage, slots=count)
     runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))

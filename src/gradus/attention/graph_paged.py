@@ -1,5 +1,6 @@
-"""Paged attention for steps that the host only starts: nothing here makes it wait, and a step of decodes is set up on
-the device alone, from who decodes and how far. So that may be a part of a CUDA graph.
+"""Paged attention whose steps of decodes are set up on the device alone, from who decodes and how far.
+
+So all of such a step may be a part of a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -8,25 +9,14 @@ import torch
 from torch import Tensor
 
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.engine.batch import Batch
-from gradus.engine.transfer import upload
 
 
 class GraphPagedAttention(TritonPagedAttention):
     """slots: one more than run at once. The last one is nobody's: its block table is all 0, and padding goes there."""
 
-    def prepare(self, batch: Batch) -> None:
-        self.wipe(batch.wiped)
-        self._update_tables(batch)
-        self._place_new(batch)
-        spans, end = len(batch.slots), batch.query_start[-1] + batch.counts[-1]
-        numbers = upload([*batch.slots, *batch.lengths, *batch.query_start, end], torch.int32, self.device)
-        slots, lengths, query_start = numbers.split((spans, spans, spans + 1))
-        self.plan(slots, query_start, lengths, batch.counts)
-
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""
-        self.storage.wipe(tuple(pages))
+        self.storage.wipe(pages)
 
     def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
         """One row each of these slots, int32 [B], whose lengths, int32 [B], count the new token. Captured as it is.

@@ -53,9 +53,7 @@ class PagedAttention:
     # -- once a step -------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch) -> None:
-        self.storage.wipe(batch.wiped)
-        self._update_tables(batch)
-        self._place_new(batch)
+        self._begin(batch)
         spans = list(zip(batch.slots, batch.query_start, batch.counts, batch.starts, strict=True))
         self.prompts = [self._prompt(*span) for span in spans if span[2] > 1]
         decodes = [(slot, row, start) for slot, row, count, start in spans if count == 1]
@@ -64,8 +62,11 @@ class PagedAttention:
         if decodes:
             self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
 
-    def _update_tables(self, batch: Batch) -> None:
+    def _begin(self, batch: Batch) -> None:
+        """What every step starts with, however it attends: pages wiped, tables up to date, places for what is new."""
+        self.storage.wipe(batch.wiped)
         self.update_tables(batch.slots, batch.tables)
+        self._place_new(batch)
 
     def update_tables(self, slots: Sequence[int], tables: Sequence[tuple[tuple[int, ...], ...] | None]) -> None:
         """Take over the block tables of slots that are not None.

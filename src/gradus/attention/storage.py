@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradus.cache.groups import layer_groups
+from gradus.engine.transfer import upload
 from gradus.models.config import ModelConfig
 
 
@@ -65,6 +66,6 @@ class PagedStorage:
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros, in all layers."""
         if pages:
-            where = torch.tensor(pages, device=self.keys.device)
+            where = upload(pages, torch.int64, self.keys.device)
             self.keys.index_fill_(1, where, 0)
             self.values.index_fill_(1, where, 0)

@@ -14,6 +14,7 @@ from torch import Tensor
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.engine.batch import Batch
+from gradus.engine.transfer import upload
 from gradus.kernels.attention_work import Launch, Work, launches
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
@@ -35,13 +36,10 @@ class TritonPagedAttention(PagedAttention):
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
 
     def prepare(self, batch: Batch) -> None:
-        self.storage.wipe(batch.wiped)
-        self._update_tables(batch)
-        self._place_new(batch)
-        spans = len(batch.slots)
-        ends = [start + count for start, count in zip(batch.query_start, batch.counts, strict=True)]
-        numbers = torch.tensor([*batch.slots, *batch.lengths, *batch.query_start, ends[-1]], dtype=torch.int32)
-        slots, lengths, query_start = numbers.to(self.device).split((spans, spans, spans + 1))
+        self._begin(batch)
+        spans, end = len(batch.slots), batch.query_start[-1] + batch.counts[-1]
+        numbers = upload([*batch.slots, *batch.lengths, *batch.query_start, end], torch.int32, self.device)
+        slots, lengths, query_start = numbers.split((spans, spans, spans + 1))
         self.plan(slots, query_start, lengths, batch.counts)
 
     def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:

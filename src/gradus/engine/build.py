@@ -63,7 +63,7 @@ def build(model: Model, config: EngineConfig) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there."""
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
-    pages = -(-config.cache_positions // page_size) * len(windows)
+    pages = config.cache_blocks * len(windows)
     storage = PagedStorage(model.config, pages, page_size, model.dtype, device)
     reason = missing(device.type)
     if config.kernels and reason:

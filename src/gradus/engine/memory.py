@@ -44,7 +44,7 @@ class PagePlan:
     def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
         """Each layer group of a sequence has its own pages, all from one pool: a block is one page for each group."""
         groups = layer_groups(config.windows)
-        blocks = -(-options.cache_positions // options.page_size)
+        blocks = options.cache_blocks
         count = blocks * len(groups)
         numbers = 2 * len(groups[0].layers) * options.page_size * config.num_kv_heads * config.head_dim
         return cls(

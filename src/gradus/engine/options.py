@@ -50,6 +50,11 @@ class EngineOptions:
         """Positions that a paged cache gets room for."""
         return self.cache_tokens or self.max_sequences * self.limits.context_length
 
+    @property
+    def cache_blocks(self) -> int:
+        """Pages that those positions fill, in each layer group: in all, as many bytes as a contiguous cache of them."""
+        return -(-self.cache_positions // self.page_size)
+
 
 def resolve_context(asked: int | None, most: int) -> int:
     """Tokens of prompt and output together: as asked, or the `most` that the model was made for."""
