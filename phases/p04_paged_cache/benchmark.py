@@ -87,10 +87,19 @@ BENCHMARK = Benchmark(
                 "gains less, {memory/1/p04/speedup} times, because the first of these workloads happens to be a long "
                 "one. That the larger batches are also faster, {memory/256/p04/output_tok_s} against "
                 "{memory/256/p03/output_tok_s} tok/s, has another reason than memory: p03's attention works on a "
-                "rectangle as long as its longest slot and reads all of it, for every sequence."
+                "rectangle as long as its longest slot and reads all of it, for every sequence. Given the same memory "
+                "instead, that of sixteen slots, pages run the same requests at "
+                "{equal-memory/16,384/p04/output_tok_s} tok/s where slots reach {equal-memory/16,384/p03/output_tok_s}, "
+                "and the first token comes after {equal-memory/16,384/p04/ttft_ms} ms, not "
+                "{equal-memory/16,384/p03/ttft_ms}: what ran out was memory, and {equal-memory/16,384/p04/preemptions} "
+                "preemptions are what betting on it cost. Four times the memory makes the gain smaller, "
+                "{equal-memory/65,536/p04/speedup} times, for then launches set the pace of both."
             ),
             loses=(
-                "The peak of the device's memory is the same for both ({memory/256/p03/peak_mb} and "
+                "The detour. Alone, a sequence does not notice it ({gather/1/p04/itl_ms} against "
+                "{gather/1/p03/itl_ms} ms between tokens), for launches are all that a step takes; with the batch the "
+                "copies grow, and at a hundred and twenty-eight sequences it is {gather/128/p04/itl_ms} ms against "
+                "{gather/128/p03/itl_ms}. The peak of the device's memory is the same for both ({memory/256/p03/peak_mb} and "
                 "{memory/256/p04/peak_mb} MB), because both allocate their whole cache when they are built. Pages "
                 "leave it to others only if somebody uses the room: more sequences at once."
             ),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradus.engine.noise import exponential
 from gradus.kernels import activation, norm
+from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
 from gradus.kernels.rope_store import rope_store, rope_store_reference
 from gradus.kernels.sampling import sample, sample_reference
@@ -103,6 +104,35 @@ def test_tokens_are_those_of_the_torch_sampler_at_any_temperature_and_stride():
         tokens, best = sample(given, seeds, positions, temperatures)
         expected_tokens, expected_best = sample_reference(logits, seeds, positions, temperatures)
         assert torch.equal(tokens, expected_tokens) and torch.equal(best, expected_best)
+
+
+def test_with_slots_seeds_are_looked_up_and_tokens_written_back():
+    logits, positions = 3 * torch.randn(3, 1100), torch.tensor([4, 0, 9], dtype=torch.int32)
+    logits[1, 7] = float("nan")
+    seeds, temperatures = torch.tensor([11, 22, 33, 44, 55]), torch.tensor([0.0, 1.0, 0.5, 0.0, 2.0])
+    slots, latest = torch.tensor([4, 0, 2], dtype=torch.int32), torch.full((5,), 99)
+    tokens, best = sample(logits, seeds, positions, temperatures, slots=slots, latest=latest)
+    where = slots.long()
+    expected, _ = sample_reference(logits, seeds[where], positions.long(), temperatures[where])
+    assert tokens[[0, 2]].tolist() == expected[[0, 2]].tolist() == latest[[4, 2]].tolist()
+    assert tokens[1] == -1 and not best[1].isfinite() and 0 <= latest[0] < 1100  # what is kept can be looked up
+    assert latest[[1, 3]].tolist() == [99, 99]
+
+
+@pytest.mark.parametrize("rows", [1, 130])
+def test_a_step_of_decodes_starts_from_the_newest_tokens_and_the_right_places(rows):
+    slots = torch.randperm(200)[:rows].to(torch.int32)
+    lengths = torch.randint(1, 160, (rows,), dtype=torch.int32)
+    given = torch.where(torch.rand(rows) < 0.5, -1, torch.randint(0, 500, (rows,))).to(torch.int32)
+    slots[-1], lengths[-1] = 200, 0  # padding
+    latest, tables = torch.randint(0, 500, (201,)), torch.randint(1, 2**31, (2, 201, 10))
+    tables[:, 200] = 0
+    for mine, theirs in (
+        (newest(slots, lengths, given, latest), newest_reference(slots, lengths, given, latest)),
+        (places(slots, lengths, tables, 16), places_reference(slots, lengths, tables, 16)),
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    assert places(slots, lengths, tables, 16)[:, -1].tolist() == [0, 0]
 
 
 def test_noise_is_the_engines():

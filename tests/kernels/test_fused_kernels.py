@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradus.kernels.activation import activation_kernel
+from gradus.kernels.decode_inputs import newest_kernel, places_kernel
 from gradus.kernels.gemv import GemvLaunch, gemv_kernel
 from gradus.kernels.linear import choose
 from gradus.kernels.linear_table import GEMV, MEASURED, ROWS
@@ -31,7 +32,7 @@ def test_interpreted_on_the_cpu_they_do_what_their_references_do():
 
 def compiled(kernel, constants: dict, scalars: dict[str, str], pointers: dict[str, str] | None = None, **options):
     """Every argument that is neither a constant nor named in `scalars` or `pointers` is a pointer to bfloat16."""
-    constants = {"PDL": False} | constants
+    constants = ({"PDL": False} if "PDL" in kernel.arg_names else {}) | constants
     names = [name for name in kernel.arg_names if name not in constants]
     return compile_for_h200(kernel, dict.fromkeys(names, POINTER) | scalars | (pointers or {}), constants, **options)
 
@@ -116,12 +117,23 @@ def test_sampling_keeps_the_logarithm_exact():
     kept = {"seeds_ptr": "*i64", "positions_ptr": "*i64", "tokens_ptr": "*i32"}
     floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
     used = compiled(
-        block_best_kernel, {"BLOCK": 2048}, {"V": "i32", "row_stride": "i32:16"}, kept | floats, num_warps=4
-    )
+        block_best_kernel, {"BLOCK": 2048, "slots_ptr": None}, {"V": "i32", "row_stride": "i32:16"}, kept | floats,
+        num_warps=4,
+    )  # fmt: skip
     assert_within(used, 96)
     assert "lg2.approx" not in used.assembly and wide_loads(used) >= 2
     pointers = floats | {"tokens_ptr": "*i32", "out_ptr": "*i64", "best_ptr": "*fp32"}
+    pointers |= {"slots_ptr": "*i32", "latest_ptr": "*i64"}
     assert_within(compiled(row_best_kernel, {"BLOCKS": 128}, {"blocks": "i32"}, pointers, num_warps=1), 64)
+
+
+def test_what_a_step_of_decodes_starts_from_fits_registers():
+    tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32", "given_ptr": "*i32", "latest_ptr": "*i64"}
+    made = {"tokens_ptr": "*i64", "positions_ptr": "*i64"}
+    assert_within(compiled(newest_kernel, {"BLOCK": 128}, {"rows": "i32"}, tables | made), 32)
+    tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32", "tables_ptr": "*i64", "places_ptr": "*i64"}
+    numbers = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
+    assert_within(compiled(places_kernel, {"PAGE": 16, "BLOCK": 128}, numbers, tables), 48)
 
 
 def test_a_measured_product_takes_what_was_measured():

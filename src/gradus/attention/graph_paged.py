@@ -8,23 +8,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.kernels.decode_inputs import places
+from gradus.models.config import ModelConfig
 
 
 class GraphPagedAttention(TritonPagedAttention):
     """slots: one more than run at once. The last one is nobody's: its block table is all 0, and padding goes there."""
 
+    def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
+        super().__init__(config, storage, slots)
+        self._counting = torch.arange(slots + 1, dtype=torch.int32, device=self.device)
+
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""
         self.storage.wipe(pages)
 
-    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor, *, pdl: bool) -> None:
         """One row each of these slots, int32 [B], whose lengths, int32 [B], count the new token. Captured as it is.
 
         A length of 0 is padding: its row is stored in page 0, if the slot is nobody's, and attends to nothing.
+        pdl: whether attention starts while the launch before it drains (`gradus.kernels.overlap`).
         """
         rows = len(slots)
-        owners, positions = slots.long(), (lengths.long() - 1).clamp_(min=0)
-        self.new_rows = [self._rows(group, owners, positions) for group in range(len(self.tables))]
-        query_start = torch.arange(rows + 1, dtype=torch.int32, device=self.device)
-        self.plan(slots, query_start, lengths, [1] * rows)
+        self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
+        self.plan(slots, self._counting[: rows + 1], lengths, [1] * rows)
+        self.pdl = pdl

@@ -24,6 +24,8 @@ from gradus.models.config import ModelConfig
 class TritonPagedAttention(PagedAttention):
     """slots: how many sequences run at once. The storage is on a CUDA GPU; or on a CPU, for Triton's interpreter."""
 
+    pdl: bool  # of this step's attention: see `gradus.kernels.overlap`
+
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
         self.group = config.num_heads // config.num_kv_heads
@@ -41,6 +43,7 @@ class TritonPagedAttention(PagedAttention):
         numbers = upload([*batch.slots, *batch.lengths, *batch.query_start, end], torch.int32, self.device)
         slots, lengths, query_start = numbers.split((spans, spans, spans + 1))
         self.plan(slots, query_start, lengths, batch.counts)
+        self.pdl = False  # long launches: a program that starts early only takes another's place
 
     def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:
         """Divide a step's attention, on the GPU: see `Work.lay_out` for the tensors.
@@ -89,7 +92,7 @@ class TritonPagedAttention(PagedAttention):
         for work in self.works[self.config.windows[layer]]:
             paged_attention(
                 q, *self._pages[index], self.tables[group], work, self.partials, out,
-                scale=self.config.attention_scale, softcap=self.config.attention_softcap,
+                scale=self.config.attention_scale, softcap=self.config.attention_softcap, pdl=self.pdl,
             )  # fmt: skip
         return out
 

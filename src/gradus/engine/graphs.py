@@ -28,11 +28,13 @@ from gradus.engine.runner import LatestTokens, ModelRunner, StepResult
 from gradus.engine.sampler import Row, Sampled
 from gradus.engine.sequence import SpanResult
 from gradus.engine.transfer import Arrival, to_host, upload
+from gradus.kernels.decode_inputs import newest
 from gradus.models import Model
 
 log = logging.getLogger(__name__)
 
 BUFFERS = 3  # steps whose numbers may be on their way at once; more wait
+EARLY = 8  # rows of a step up to which its launches start while the ones before them drain
 
 
 class GraphAttention(AttentionBackend, Protocol):
@@ -44,32 +46,44 @@ class GraphAttention(AttentionBackend, Protocol):
     def wipe(self, pages: Sequence[int]) -> None:
         """Before a replay: fill pages with zeros."""
 
-    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor, *, pdl: bool) -> None:
         """Inside the graph: a row each of these slots, int32 [B], whose lengths, int32 [B], count the new token.
 
         A length of 0 is padding: its row is stored in page 0, if the slot's table is nobody's, and attends to nothing.
+        pdl: see `gradus.kernels.overlap`.
         """
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph and where it leaves what it computed: logits [B, V]; tokens, int64 [B], -1 where no logit was finite."""
+    """A graph and where it leaves what it computed: hidden [B, D]; tokens, int64 [B], -1 where no logit was finite.
+
+    Not the logits: kept for each size, they would be most of the graphs' memory.
+    """
 
     graph: torch.cuda.CUDAGraph
-    logits: Tensor
+    hidden: Tensor
     tokens: Tensor
 
 
 class GraphRunner(ModelRunner):
     """Replays what it can and runs the rest eagerly: steps with a prompt, and with more sequences than slots.
 
-    slots: how many sequences run at once; the attention backend, like sampler and latest, has room for one more.
+    early: the model once more, with launches that start while the ones before them drain. slots: how many sequences run
+    at once; the attention backend, like sampler and latest, has room for one more.
     """
 
     def __init__(
-        self, model: Model, attention: GraphAttention, sampler: KernelSampler, latest: LatestTokens, slots: int
+        self,
+        model: Model,
+        early: Model,
+        attention: GraphAttention,
+        sampler: KernelSampler,
+        latest: LatestTokens,
+        slots: int,
     ) -> None:
         super().__init__(model, attention, sampler, latest)
+        self.early = early
         self.graph_attention, self.graph_sampler, self.graph_latest = attention, sampler, latest
         self.nobody = slots
         self.sizes = batch_sizes(slots)
@@ -96,25 +110,24 @@ class GraphRunner(ModelRunner):
             torch.cuda.synchronize(self.model.device)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
-                logits, tokens = self._step(size)
-            self.graphs[size] = Captured(graph, logits, tokens)
+                hidden, tokens = self._step(size)
+            self.graphs[size] = Captured(graph, hidden, tokens)
             report(number, len(self.sizes))
         self.captured_bytes = torch.cuda.memory_allocated(self.model.device) - before
         log.info("captured %d CUDA graphs in %d MiB", len(self.graphs), self.captured_bytes >> 20)
 
     def _step(self, size: int) -> tuple[Tensor, Tensor]:
-        """One decode step of `size` rows, all of it on the device. Returns logits and tokens."""
+        """One decode step of `size` rows, all of it on the device. Returns the last hidden states, and tokens."""
         slots, lengths, given = self.inputs[:, :size]
-        owners, ends = slots.long(), lengths.long()
         latest = self.graph_latest.tokens
-        token_ids = torch.where(given < 0, latest[owners], given.long())
-        self.graph_attention.prepare_decodes(slots, lengths)
-        hidden = self.model(token_ids, (ends - 1).clamp_(min=0), self.attention)
-        model = self.model  # the kernel widens each logit as it reads it: no second matrix of them
+        token_ids, positions = newest(slots, lengths, given, latest)
+        self.graph_attention.prepare_decodes(slots, lengths, pdl=size <= EARLY)
+        model = self.early if size <= EARLY else self.model
+        hidden = model(token_ids, positions, self.attention)
+        # the kernel widens each logit as it reads it: no second matrix of them
         logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
-        tokens, best = self.graph_sampler.draw_slots(logits, owners, ends)
-        latest.index_copy_(0, owners, tokens)
-        return logits, torch.where(best.isfinite(), tokens, -1)
+        tokens, _ = self.graph_sampler.draw_slots(logits, slots, lengths, latest)
+        return hidden, tokens
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
@@ -147,14 +160,14 @@ class GraphRunner(ModelRunner):
         self.arrivals[turn] = Arrival(self.model.device)
 
     def _result(self, plan: Plan, captured: Captured) -> "Replayed":
-        """The tokens, on their way to the host. Requests that ask for more are sampled from the logits once again."""
+        """The tokens, on their way to the host. For requests that ask for more, logits are computed once again."""
         spans = plan.spans
         special = [i for i, span in enumerate(spans) if not self.graph_sampler.plain(span.slot)]
         sampled = None
         if special:
             where = upload(special, torch.int64, self.model.device)
             rows = [Row(spans[i].slot, spans[i].start + 1) for i in special]
-            sampled = self.sampler.sample(captured.logits[where].float(), rows)
+            sampled = self.sampler.sample(self.model.logits(captured.hidden[where]), rows)
             self.graph_latest.record([row.slot for row in rows], sampled.tokens)
         return Replayed(len(captured.tokens), to_host(captured.tokens[: len(spans)]), special, sampled)
 

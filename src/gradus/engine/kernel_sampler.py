@@ -37,9 +37,14 @@ class KernelSampler(Sampler):
         """Whether the slot's owner asks for no more than the tables hold."""
         return self._slots[slot].plain
 
-    def draw_slots(self, logits: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """logits: [R, V], of any floating type; slots, positions: int64 [R]. Returns tokens and maxima, [R] each."""
-        return sample(logits, self.seeds[slots], positions, self.temperatures[slots])
+    def draw_slots(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """logits: [R, V], of any floating type; slots, positions: integers [R]. Returns tokens and maxima, [R] each.
+
+        latest: int64 [slots + 1], takes the tokens too; then those returned are -1 where no logit was finite.
+        """
+        return sample(logits, self.seeds, positions, self.temperatures, slots=slots, latest=latest)
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
         if not all(self.plain(row.slot) for row in rows):

@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.attention_work import ITEM, Launch, Work
+from gradus.kernels.overlap import let_next_start, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
 
 MERGED_A_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
@@ -45,10 +46,11 @@ def paged_attention(
     *,
     scale: float,
     softcap: float | None = None,
+    pdl: bool = False,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
-    The keys of this step's own tokens must be stored already. One launch, and nothing is read back.
+    The keys of this step's own tokens must be stored already. One launch, and nothing is read back. pdl: see `overlap`.
     """
     page, heads, head_dim = keys.shape[1:]
     launch, group = work.launch, q.shape[1] // heads
@@ -56,7 +58,7 @@ def paged_attention(
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         q.stride(0), tables.stride(0), scale, softcap or 1.0,
-        **shape, num_warps=launch.warps, num_stages=launch.stages,
+        **shape, PDL=pdl, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -79,8 +81,11 @@ def _attend(
     values: tensor, tables: tensor, items: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, TAKEN: constexpr, SPLITS: constexpr,
+    PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     head, at = tl.program_id(0), items + tl.program_id(1) * ITEM
     tokens = tl.load(at + 1)
     if tokens == 0:

@@ -36,7 +36,7 @@ def exponential_noise(seed: tensor, position: tensor, block: tensor, COUNT: cons
 
 @triton.jit
 def block_best_kernel(
-    logits_ptr: tensor, seeds_ptr: tensor, positions_ptr: tensor, temperatures_ptr: tensor,
+    logits_ptr: tensor, slots_ptr: tensor, seeds_ptr: tensor, positions_ptr: tensor, temperatures_ptr: tensor,
     maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, V: int, row_stride: int,
     BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
@@ -52,10 +52,11 @@ def block_best_kernel(
     logits = tl.where(logits == logits, logits, float("inf"))  # no maximum would pass a NaN on; an infinity is seen
     logits = tl.where(inside, logits, float("-inf"))
     maximum = tl.max(logits, 0)
-    temperature = tl.load(temperatures_ptr + row)
+    slot = row if slots_ptr is None else tl.load(slots_ptr + row)
+    temperature = tl.load(temperatures_ptr + slot)
     first = 0.0
     if temperature > 0:
-        noise = exponential_noise(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), block, BLOCK)
+        noise = exponential_noise(tl.load(seeds_ptr + slot), tl.load(positions_ptr + row), block, BLOCK)
         start = tl.where(tl.abs(maximum) < float("inf"), maximum, 0.0)  # never infinity less infinity
         time = noise * tl.exp2((start - logits) * (LOG2_E / temperature))
         first = tl.min(time, 0)
@@ -70,10 +71,10 @@ def block_best_kernel(
 
 @triton.jit
 def row_best_kernel(
-    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, temperatures_ptr: tensor,
-    out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
+    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, slots_ptr: tensor, temperatures_ptr: tensor,
+    latest_ptr: tensor, out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Stage 2. Row program_id(0): its blocks' winners against each other."""
+    """Stage 2. Row program_id(0): its blocks' winners against each other. latest may be None."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
@@ -84,24 +85,40 @@ def row_best_kernel(
     times = tl.load(times_ptr + here, mask=inside, other=1.0)
     best = tl.max(maxima, 0)
     gap = tl.where(maxima == best, 0.0, best - maxima)
-    temperature = tl.load(temperatures_ptr + row)
+    slot = row if slots_ptr is None else tl.load(slots_ptr + row)
+    temperature = tl.load(temperatures_ptr + slot)
     if temperature > 0:
         times *= tl.exp2(gap * (LOG2_E / temperature))
     else:
         times = gap  # 0 for the blocks that have the maximum
     winner = tl.argmin(tl.where(inside, times, float("inf")), 0)
-    tl.store(out_ptr + row, tl.load(tokens_ptr + row * blocks + winner).to(tl.int64))
+    token = tl.load(tokens_ptr + row * blocks + winner).to(tl.int64)
+    if latest_ptr is not None:
+        tl.store(latest_ptr + slot, token)  # one that can be looked up, whatever becomes of its sequence
+        token = tl.where(tl.abs(best) < float("inf"), token, -1)
+    tl.store(out_ptr + row, token)
     tl.store(best_ptr + row, best)
 
 
 def sample(
-    logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, *, pdl: bool = False
+    logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    temperatures: Tensor,
+    *,
+    slots: Tensor | None = None,
+    latest: Tensor | None = None,
+    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One token a row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
 
     logits: [R, V], rows any distance apart (V is often odd: rows of a padded matrix are aligned, and read faster);
-    seeds, positions: int64 [R]; temperatures: float32 [R]. Returns tokens, int64 [R], and the rows' maxima, float32
-    [R]: not finite where a row has a NaN or an infinity to win, or nothing to choose from. pdl: see `overlap`.
+    seeds: int64 [R]; temperatures: float32 [R]; positions: integers [R]. With slots, integers [R], seeds and
+    temperatures are tables by slot, and so is latest, int64, which the tokens are written to as well. pdl: see
+    `overlap`.
+
+    Returns tokens, int64 [R], and the rows' maxima, float32 [R]: not finite where a row has a NaN or an infinity to
+    win, or nothing to choose from. There, if `latest` is given, the token returned (not the one kept) is -1.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -113,12 +130,12 @@ def sample(
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         block_best_kernel[(rows, blocks)](
-            logits, seeds, positions, temperatures, maxima, times, winners, vocab_size, logits.stride(0), block, pdl,
-            num_warps=4, launch_pdl=pdl,
+            logits, slots, seeds, positions, temperatures, maxima, times, winners, vocab_size, logits.stride(0),
+            block, pdl, num_warps=4, launch_pdl=pdl,
         )  # fmt: skip
         row_best_kernel[(rows,)](
-            maxima, times, winners, temperatures, tokens, best, blocks, triton.next_power_of_2(blocks), pdl,
-            num_warps=1, launch_pdl=pdl,
+            maxima, times, winners, slots, temperatures, latest, tokens, best, blocks,
+            triton.next_power_of_2(blocks), pdl, num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
     return tokens, best
 
