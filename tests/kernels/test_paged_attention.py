@@ -30,7 +30,9 @@ def test_the_kernels_are_right_when_interpreted():
 
 def compiled(head_dim: int, group: int, launch: attention_work.Launch, tokens: int):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
-    constants = paged_attention.constants(launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False) | {"PDL": True}
+    constants = paged_attention.constants(launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False) | {
+        "PDL": True
+    }
     values = dict.fromkeys(("out", "q", "keys", "values"), "*bf16")
     assert constants["WIDTH"] == width
     return compile_for_h200(kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv
 from gradus.kernels.linear_table import GEMV, MEASURED, ROWS
-from gradus.kernels.overlap import pays
 from gradus.kernels.skinny import SkinnyLaunch, skinny
 
 
@@ -39,7 +38,6 @@ def linear(
     x: [M, K]; weight: [N, K]; bias: [N]. pdl: see `overlap`. Returns [M, N].
     """
     launch = choose(x.shape[0], *weight.shape) if weight.element_size() == 2 else None
-    pdl = pdl and pays(weight)
     if isinstance(launch, GemvLaunch):
         return gemv(x, weight, launch, bias=bias, residual=residual, pdl=pdl)
     if isinstance(launch, SkinnyLaunch):
@@ -70,4 +68,4 @@ def fused_gemv(
     launch = GEMV[_nearest(n, k)]
     if gated:  # a program reads two rows of weights for an output
         launch = launch._replace(rows=max(1, launch.rows // 2))
-    return gemv(x, weight, launch, bias=bias, norm=norm, activation=activation, gated=gated, pdl=pdl and pays(weight))
+    return gemv(x, weight, launch, bias=bias, norm=norm, activation=activation, gated=gated, pdl=pdl)

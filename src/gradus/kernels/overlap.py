@@ -10,20 +10,12 @@ before its first write (an earlier kernel may still read what it overwrites). An
 before it has, which makes the order transitive. A kernel launched without `launch_pdl` waits for all before it anyway.
 
 It pays where launches are short, one wave of programs or two. A long one has many waves, and each program of each pays
-for its wait: so it is the caller's choice, launch by launch (`pays`).
+for its wait: so the caller chooses.
 """
 
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-LONGEST = 16 << 20  # bytes
-
-
-def pays(weight: Tensor) -> bool:
-    """Whether a product with this matrix should start early."""
-    return weight.nbytes <= LONGEST
 
 
 @triton.jit
