@@ -90,6 +90,7 @@ class GraphRunner(ModelRunner):
         self.sizes = batch_sizes(slots)
         self.graphs: dict[int, Captured] = {}
         self.captured_bytes = 0
+        self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
         self.inputs = torch.zeros(3, slots, dtype=torch.int32, device=model.device)  # slots, lengths, token ids
         self.buffers = [torch.zeros(3, slots, dtype=torch.int32, pin_memory=True) for _ in range(BUFFERS)]
         self.arrivals: list[Arrival | None] = [None] * BUFFERS
@@ -104,20 +105,19 @@ class GraphRunner(ModelRunner):
         report(done, total) is called after each. Nothing else may run on the GPU meanwhile.
         """
         before = torch.cuda.memory_reserved(self.model.device)
-        pool = torch.cuda.graph_pool_handle()
         for number, size in enumerate(reversed(self.sizes), start=1):
             self._fill([], size)
-            candidates = [self._capture(size, early, pool) for early in ((False, True) if size <= EARLY else (False,))]
+            candidates = [self._capture(size, early) for early in ((False, True) if size <= EARLY else (False,))]
             self.graphs[size] = fastest(candidates)
             report(number, len(self.sizes))
         self.captured_bytes = torch.cuda.memory_reserved(self.model.device) - before
         log.info("captured %d CUDA graphs in %d MiB", len(self.graphs), self.captured_bytes >> 20)
 
-    def _capture(self, size: int, early: bool, pool: tuple[int, int]) -> Captured:
+    def _capture(self, size: int, early: bool) -> Captured:
         self._step(size, early)  # compiles kernels and sets them up, none of which a graph could record
         torch.cuda.synchronize(self.model.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=self.pool):
             hidden, tokens = self._step(size, early)
         return Captured(graph, hidden, tokens)
 
