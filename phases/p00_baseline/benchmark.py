@@ -51,6 +51,21 @@ BENCHMARK = Benchmark(
                 "shortest, and that falls on for as long as the answer goes on."
             ),
         ),
+        "cpu": Account(
+            explains=(
+                "Four times the answer takes {output-length/100/p00/rows} rows instead of {output-length/25/p00/rows}, "
+                "and the time between two tokens grows from {output-length/25/p00/itl_ms} to "
+                "{output-length/100/p00/itl_ms} ms: a processor has no arithmetic to spare, so what is computed again "
+                "shows at once. That it grows more slowly than the rows do is the weights' doing, which every step "
+                "reads whatever its length. Steps are {output-length/25/p00/times_floor} to "
+                "{output-length/100/p00/times_floor} times the prediction: products of a few dozen rows are too thin "
+                "for the rate that a large product was measured at."
+            ),
+            loses=(
+                "Against itself, sooner than on a GPU: the longest of these answers comes at "
+                "{output-length/100/p00/speedup} times the rate of the shortest."
+            ),
+        ),
     },
     rungs={
         "cpu": Account(

@@ -100,6 +100,21 @@ BENCHMARK = Benchmark(
                 "host is left: {random:llama-3.2-1b, bfloat16: published/burst of 48/p03/speedup} times."
             ),
         ),
+        "cpu": Account(
+            explains=(
+                "With everybody there from the start, {mixed-lengths/mixed/p03/speedup} times the tokens a second: "
+                "{mixed-lengths/mixed/p03/rows} rows instead of {mixed-lengths/mixed/p02/rows}, of which "
+                "{mixed-lengths/mixed/p02/padding} were filler. Requests that come one by one gain in waiting: at 0.6 "
+                "a second the first token comes after {arrivals/0.6/s/p03/ttft_ms} ms instead of "
+                "{arrivals/0.6/s/p02/ttft_ms}, at the same tokens a second, for it is the arrivals that set those."
+            ),
+            loses=(
+                "The slowest gaps between tokens: {mixed-lengths/mixed/p03/itl_ms_p99} ms against "
+                "{mixed-lengths/mixed/p02/itl_ms_p99}. A newcomer's prompt is in everybody's step, and here its rows "
+                "are not free. And with more sequences alive at a time, each of them waits longer for its next token "
+                "({arrivals/0.6/s/p03/itl_ms} against {arrivals/0.6/s/p02/itl_ms} ms)."
+            ),
+        ),
     },
     rungs={
         "cpu": Account(
