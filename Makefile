@@ -28,7 +28,7 @@ help:
 	@echo
 	@echo 'Settings, with examples:'
 	@echo '  make serve MODEL=gemma3-270m              another model: a name of `gradus models`, a folder, a .gguf file'
-	@echo '  make serve PHASE=p01                      serve with one phase of the course instead of the latest'
+	@echo '  make serve PHASE=p01                      serve with one phase of the course, not the final engine'
 	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
 	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
 	@echo '  make test PYTHON=/opt/python3.12          make .venv with this Python (3.11 or 3.12)'

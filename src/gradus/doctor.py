@@ -235,7 +235,7 @@ def _phases() -> str:
 
     last = phases.highest()
     phases.load(last.name)
-    return f"{', '.join(phase.name for phase in phases.available())}; {last.name} is the default"
+    return f"{', '.join(phase.name for phase in phases.available())}; where none is named, the final engine runs"
 
 
 def _model_cache() -> str:

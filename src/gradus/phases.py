@@ -63,7 +63,7 @@ def available() -> list[PhaseInfo]:
 
 
 def highest() -> PhaseInfo:
-    """The phase that runs when none is named: the last one. Raises ConfigError when there is none."""
+    """The last phase that exists. Raises ConfigError when there is none."""
     phases = available()
     if not phases:
         raise ConfigError(
@@ -74,12 +74,12 @@ def highest() -> PhaseInfo:
 
 def find(name: str) -> PhaseInfo:
     """The phase called so: "p01", or its folder's name. Raises ConfigError for any other, listing those there are."""
-    last = highest()
+    highest()  # refuses where there are none
     for phase in available():
         if name in (phase.name, phase.folder):
             return phase
     names = ", ".join(phase.name for phase in available())
-    raise ConfigError(f"phase must be one of {names} (the default is {last.name}), got {name!r}")
+    raise ConfigError(f"phase must be one of {names} (or none, for the final engine), got {name!r}")
 
 
 def load(name: str) -> ModuleType:

@@ -79,11 +79,11 @@ def test_the_table_shows_every_phase_and_what_exists(gradus):
         line = next(line for line in done.out.splitlines() if line.startswith(f"p{number:02}"))
         assert lesson.idea in line
     last = phases.highest().name
-    assert next(line for line in done.out.splitlines() if line.startswith(last)).rstrip().endswith("default")
-    assert "planned" in done.out
+    assert next(line for line in done.out.splitlines() if line.startswith(last)).rstrip().endswith("ready")
+    assert "planned" in done.out and "the final engine runs" in done.err
 
 
 def test_json_says_the_same(gradus):
     rows = {row["name"]: row for row in json.loads(gradus("phases", "--json").out)}
-    assert rows["p00"]["exists"] and rows[phases.highest().name]["default"]
+    assert rows["p00"]["exists"] and rows[phases.highest().name]["exists"]
     assert [name for name, row in rows.items() if row["exists"]] == [phase.name for phase in phases.available()]

@@ -35,12 +35,21 @@ def test_json_says_what_ran_and_how_it_went(gradus):
         gradus("generate", "Hello", *TINY, "--json", "--max-tokens", "3", "--ignore-eos", "--phase", "p00")
     )
     assert result["model"] == "random:tiny-llama"
-    assert result["phase"] == "p00"
+    assert (result["engine"], result["phase"]) == ("p00", "p00")
     (completion,) = result["completions"]
     assert len(completion["token_ids"]) == 3
     assert completion["finish_reason"] == "length"
     assert completion["timings"]["ttft_s"] > 0
     assert completion["timings"]["decode_tokens_per_s"] > 0
+
+
+def test_without_a_phase_the_final_engine_says_the_same(gradus):
+    arguments = ["generate", "Hello", *TINY, "--json", "--max-tokens", "9", "--ignore-eos"]
+    final, baseline = generated(gradus(*arguments)), generated(gradus(*arguments, "--phase", "p00"))
+    assert (final["engine"], final["phase"]) == ("final", None)
+    assert final["completions"][0]["token_ids"] == baseline["completions"][0]["token_ids"]
+    switched = generated(gradus(*arguments, "--switch-off", "overlap", "--memory-fraction", "0.3"))
+    assert switched["completions"][0]["token_ids"] == final["completions"][0]["token_ids"]
 
 
 def test_json_lines_stream_the_same_tokens(gradus):

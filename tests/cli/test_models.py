@@ -78,6 +78,14 @@ def test_bars_appear_on_a_terminal_only(capsys, monkeypatch):
             bars._bars.refresh()
         return capsys.readouterr().err
 
-    assert shown() == ""
+    def counted() -> str:
+        with Bars() as bars:
+            bars.begin("capturing", 27)
+            bars.advance(3)
+            bars._bars.refresh()
+        return capsys.readouterr().err
+
+    assert shown() == counted() == ""
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "first" in shown() and "second" in shown()
+    assert "3/27" in counted()

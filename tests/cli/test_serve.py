@@ -64,6 +64,33 @@ def test_phases_without_pages_plan_slots(gradus):
     assert memory["pages"] is None and memory["cache_bytes"] == 5 * memory["cache_bytes_per_sequence"]
 
 
+def test_a_dry_run_without_a_phase_plans_the_final_engine(gradus):
+    shown = plan(gradus, "--max-context", "100", "--max-sequences", "3", "--memory-fraction", "0.25")
+    assert (shown["engine"], shown["phase"]) == ("final", None)
+    memory = shown["memory"]
+    assert (memory["memory_fraction"], memory["max_sequences"], memory["step_tokens"]) == (0.25, 3, 256)
+    assert memory["usable_bytes"] == memory["free_bytes"] // 4
+    # memory leaves room for far more than three sequences of 100 tokens: 19 pages of 16
+    assert memory["pages"]["positions"] == 304 and memory["graph_bytes"] == 0
+    spent = memory["weight_bytes"] + memory["step_bytes"] + memory["cache_bytes"]
+    assert memory["left_bytes"] == memory["usable_bytes"] - spent and memory["fits"]
+
+
+def test_a_dry_run_says_where_memory_would_go(gradus):
+    done = gradus("serve", *TINY, "--dry-run", "--cache-tokens", "160")
+    for line in ("engine", "weights", "largest step", "CUDA graphs", "pages", "in all"):
+        assert f"\n{line:<20}" in done.out
+    assert "160 tokens in all layers" in done.out and "raise cache_tokens, or lower context_length" in done.out
+
+
+def test_a_dry_run_shows_that_nothing_is_left_where_serving_would_refuse(gradus):
+    small = ["--memory-fraction", "0.000000001"]
+    shown = plan(gradus, *small)["memory"]
+    assert shown["fits"] is False and shown["left_bytes"] < 0
+    served = gradus("serve", *TINY, *small)
+    assert (served.code, served.out) == (2, "") and "no memory is left for a cache on cpu" in served.err
+
+
 @pytest.mark.parametrize("dry_run", [["--dry-run"], []])
 @pytest.mark.parametrize(
     ("phase", "option", "value"),
@@ -72,12 +99,15 @@ def test_phases_without_pages_plan_slots(gradus):
         ("p01", "--policy", "priority"),
         ("p03", "--page-size", "16"),
         ("p05", "--token-budget", "64"),
+        ("p06", "--memory-fraction", "0.5"),
+        ("p06", "--switch-off", "overlap"),
     ],
 )
 def test_an_option_that_the_phase_would_ignore_is_refused(gradus, phase, option, value, dry_run):
     done = gradus("serve", *TINY, *dry_run, "--phase", phase, option, value)
     assert (done.code, done.out) == (2, "")
-    assert f"{option[2:].replace('-', '_')} does nothing in phase {phase}" in done.err and "p06" in done.err
+    assert f"{option[2:].replace('-', '_')} does nothing in phase {phase}" in done.err
+    assert "the final engine" in done.err
 
 
 @pytest.mark.parametrize(
@@ -92,6 +122,7 @@ def test_an_option_that_the_phase_would_ignore_is_refused(gradus, phase, option,
         ("--cache-tokens", 4096, "cache_tokens"),
         ("--policy", "deadline", "policy"),
         ("--token-budget", 64, "token_budget"),
+        ("--memory-fraction", 0.25, "memory_fraction"),
         ("--max-waiting", 7, "max_waiting"),
         ("--request-timeout", 9.5, "request_timeout"),
         ("--drain-timeout", 2.5, "drain_timeout"),
@@ -110,6 +141,7 @@ def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_
         "cache_tokens": 2048,
         "policy": "priority",
         "token_budget": 32,
+        "memory_fraction": 0.75,
         "max_waiting": 5,
         "request_timeout": 20,
         "drain_timeout": 3,
@@ -120,8 +152,24 @@ def test_an_option_wins_over_the_file_and_the_file_over_the_default(gradus, tmp_
     assert plan(gradus, "--config", str(file), option, str(value))["settings"][setting] == value
 
 
+def test_switches_in_a_file_are_a_list_which_the_options_replace(gradus, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("switch_off: [prefix_cache, overlap]\n")
+    assert plan(gradus, "--config", str(file))["settings"]["switch_off"] == ["prefix_cache", "overlap"]
+    options = ["--switch-off", "chunked", "--switch-off", "graphs"]
+    assert plan(gradus, "--config", str(file), *options)["settings"]["switch_off"] == ["chunked", "graphs"]
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--phase", "p77"], ["--context-length", "100000"], ["--dtype", "float128"], ["--log-level", "loud"]]
+    "arguments",
+    [
+        ["--phase", "p77"],
+        ["--context-length", "100000"],
+        ["--dtype", "float128"],
+        ["--log-level", "loud"],
+        ["--memory-fraction", "1.5"],
+        ["--switch-off", "brakes"],
+    ],
 )
 def test_a_dry_run_refuses_what_serving_would(gradus, arguments):
     done = gradus("serve", *TINY, "--dry-run", *arguments)
@@ -144,8 +192,10 @@ def test_json_without_a_dry_run_is_refused(gradus):
 
 
 def test_it_serves_until_it_is_told_to_stop(process):
-    child = process("serve", *TINY, "--policy", "priority", "--cache-tokens", "4096", "--token-budget", "32")
+    options = ["--policy", "priority", "--cache-tokens", "4096", "--token-budget", "32", "--switch-off", "prefix_cache"]
+    child = process("serve", *TINY, *options)
     ready = child.stdout.readline()  # "gradus: serving … at http://127.0.0.1:41234 …"
+    assert "(final engine, cpu, float32)" in ready
     url = ready.split(" at ")[1].split()[0]
     request = urllib.request.Request(
         f"{url}/generate",
@@ -157,11 +207,16 @@ def test_it_serves_until_it_is_told_to_stop(process):
     with urllib.request.urlopen(f"{url}/stats", timeout=20) as answer:
         settings = json.load(answer)["settings"]
     assert settings == {
+        "engine": "final",
         "max_sequences": 8,
         "page_size": 16,
         "cache_tokens": 4096,
         "policy": "priority",
         "token_budget": 32,
+        "memory_fraction": 0.5,
+        "switches": {"prefix_cache": False, "chunked": True, "kernels": False, "graphs": False, "overlap": True},
     }
+    with urllib.request.urlopen(f"{url}/health", timeout=20) as answer:
+        assert json.load(answer)["engine"] == "final"
     child.send_signal(signal.SIGTERM)
     assert child.wait(timeout=20) == 0

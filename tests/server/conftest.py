@@ -117,9 +117,10 @@ def tiny_llm(phase="p01"):
     return LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32")
 
 
-@pytest.fixture(scope="session", params=["p01", "p06"])
+@pytest.fixture(scope="session", params=["p01", None], ids=["p01", "final"])
 def real(request):
-    """The real engine with a tiny random model, shared: tests must leave it idle. One phase without pages, one with."""
+    """A real engine with a tiny random model, shared: tests must leave it idle. A phase without pages, and the final
+    engine."""
     with running(lambda: tiny_llm(request.param), receive_timeout=5) as server:
         yield server
 

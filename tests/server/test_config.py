@@ -31,6 +31,11 @@ def test_a_file_sets_what_it_names_and_keeps_the_other_defaults(tmp_path):
     assert config == ServerConfig(port=9000, request_timeout=5, phase="p01")
 
 
+def test_switches_are_a_list(tmp_path):
+    config = ServerConfig.from_yaml(written(tmp_path, "switch_off: [graphs, overlap]"))
+    assert config == ServerConfig(switch_off=("graphs", "overlap"))
+
+
 def test_an_empty_file_is_the_defaults(tmp_path):
     assert ServerConfig.from_yaml(written(tmp_path, "# nothing\n")) == ServerConfig()
 
@@ -60,6 +65,11 @@ def test_by_default_only_this_machine_can_reach_it():
         ("page_size: 0", "page_size must be 1 or more, got 0"),
         ("cache_tokens: 0", "cache_tokens must be 1 or more, got 0"),
         ("token_budget: 1.5", "token_budget must be a whole number or null, got 1.5"),
+        ("memory_fraction: 1.5", "memory_fraction must be a number above 0 and at most 1, got 1.5"),
+        ("memory_fraction: all", "memory_fraction must be a number or null, got 'all'"),
+        ("switch_off: graphs", "switch_off must be a list of texts, got 'graphs'"),
+        ("switch_off: [1]", "switch_off must be a list of texts, got (1,)"),
+        ("switch_off: [graph]", "switch_off takes prefix_cache, chunked, kernels, graphs, overlap, got 'graph'"),
         ("policy: fifo", "policy must be one of fcfs, priority, deadline, got 'fifo'"),
         ("request_timeout: 604801", "request_timeout must be at most 604800 seconds, got 604801"),
         ("request_timeout: 0", "request_timeout must be a number of seconds above 0, got 0"),

@@ -11,7 +11,9 @@ from gradus.errors import ConfigError
 
 _WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 
-Target = Annotated[str, Argument(help="A phase (p01), ladder, all, or scheduler (simulated: no model is loaded).")]
+Target = Annotated[
+    str, Argument(help="A phase (p01), ladder, ablation, matrix, all, or scheduler (simulated: no model is loaded).")
+]
 Out = Annotated[
     Path | None, Option("--out", "-o", help=f"Where results go; {command.OWN_REPORTS}/ by default.")
 ]  # never the repository's own reports, unless they are named

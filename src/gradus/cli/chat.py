@@ -29,6 +29,8 @@ def chat(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     context_length: options.ContextLength = None,
+    memory_fraction: options.MemoryFraction = None,
+    switch_off: options.SwitchOff = None,
     max_tokens: options.MaxTokens = DEFAULT.max_tokens,
     temperature: options.Temperature = DEFAULT.temperature,
     top_k: options.TopK = DEFAULT.top_k,
@@ -54,11 +56,19 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length)
+    llm = open_llm(
+        model,
+        phase,
+        device=device,
+        dtype=dtype,
+        context_length=context_length,
+        memory_fraction=memory_fraction,
+        switch_off=switch_off,
+    )
     conversation = Conversation(llm, params, system)
     interactive = sys.stdin.isatty()
     if interactive:
-        terminal.print_note(f"{llm.checkpoint.name} on {llm.phase}. {COMMANDS}.")
+        terminal.print_note(f"{llm.checkpoint.name} on {llm.phase or 'the final engine'}. {COMMANDS}.")
     for line in _lines(interactive):
         match line.strip():
             case "":

@@ -15,16 +15,16 @@ def phases(json: options.Json = False) -> int:
       gradus generate "Once upon a time" --phase p00    run one of them
       gradus phases --json
     """
+    course.highest()  # says what to do where there are none
     found = {phase.number: phase for phase in course.available()}
-    default = course.highest().name
     rows = [
-        {"name": f"p{number:02}", **asdict(lesson), "exists": number in found, "default": f"p{number:02}" == default}
+        {"name": f"p{number:02}", **asdict(lesson), "exists": number in found}
         for number, lesson in (course.SYLLABUS | _beyond(found)).items()
     ]
     if json:
         terminal.print_json(rows)
         return 0
-    statuses = ["default" if row["default"] else "ready" if row["exists"] else "planned" for row in rows]
+    statuses = ["ready" if row["exists"] else "planned" for row in rows]
     terminal.print_table(
         ["phase", "title", "the idea it adds", "study", "status"],
         [
@@ -32,6 +32,7 @@ def phases(json: options.Json = False) -> int:
             for row, status in zip(rows, statuses, strict=True)
         ],
     )
+    terminal.print_note("where no phase is named, the final engine runs: what stays of all of them")
     return 0
 
 

@@ -7,7 +7,15 @@ if TYPE_CHECKING:
 
 
 def open_llm(
-    model: str, phase: str | None, *, device: str, dtype: str, context_length: int | None, max_sequences: int = 1
+    model: str,
+    phase: str | None,
+    *,
+    device: str,
+    dtype: str,
+    context_length: int | None,
+    memory_fraction: float | None,
+    switch_off: list[str] | None,
+    max_sequences: int = 1,
 ) -> "LLM":
     """max_sequences: what the command will run at once; a cache for more would be memory for nothing."""
     from gradus.cli.progress import Bars
@@ -20,6 +28,8 @@ def open_llm(
             device=device,
             dtype=dtype,
             context_length=context_length,
+            memory_fraction=memory_fraction,
+            switch_off=switch_off or (),
             max_sequences=max_sequences,
             progress=progress,
         )

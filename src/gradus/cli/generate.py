@@ -24,6 +24,8 @@ def generate(
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",
     context_length: options.ContextLength = None,
+    memory_fraction: options.MemoryFraction = None,
+    switch_off: options.SwitchOff = None,
     max_tokens: options.MaxTokens = DEFAULT.max_tokens,
     temperature: options.Temperature = DEFAULT.temperature,
     top_k: options.TopK = DEFAULT.top_k,
@@ -72,7 +74,16 @@ def generate(
     if stream and n > 1 and not json:
         raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")
     text = terminal.standard_input() if prompt == "-" else prompt
-    llm = open_llm(model, phase, device=device, dtype=dtype, context_length=context_length, max_sequences=n)
+    llm = open_llm(
+        model,
+        phase,
+        device=device,
+        dtype=dtype,
+        context_length=context_length,
+        memory_fraction=memory_fraction,
+        switch_off=switch_off,
+        max_sequences=n,
+    )
     deltas = llm.stream(text, params)
     if json:
         completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)
@@ -115,6 +126,7 @@ def _whole_json(llm: "LLM", deltas: Iterable[Delta]) -> list[Completion]:
     terminal.print_json(
         {
             "model": llm.checkpoint.name,
+            "engine": llm.settings["engine"],
             "phase": llm.phase,
             "completions": [terminal.completion_json(completion) for completion in completions],
         }

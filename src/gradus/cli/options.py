@@ -32,13 +32,34 @@ Phase = Annotated[
     Option(
         "--phase",
         "-p",
-        help="Run with this phase of the course, as in p01; the last one by default.",
+        help="Run with this phase of the course, as in p01; by default with the final engine.",
         rich_help_panel=_MODEL,
     ),
 ]
 ContextLength = Annotated[
     int | None,
-    Option(help="Most tokens of prompt and output; what the model was made for by default.", rich_help_panel=_MODEL),
+    Option(
+        "--context-length",
+        "--max-context",
+        help="Most tokens of prompt and output; what the model was made for by default.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MemoryFraction = Annotated[
+    float | None,
+    Option(
+        help="How much of the device's memory may be in use, all told: the cache gets the rest. 0.9 by default; on a "
+        "CPU 0.5 of what is free. For the final engine.",
+        rich_help_panel=_MODEL,
+    ),
+]
+SwitchOff = Annotated[
+    list[str] | None,
+    Option(
+        help="Leave out an optimization of the final engine: prefix_cache, chunked, kernels, graphs or overlap; may be "
+        "given several times.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 
 MaxTokens = Annotated[int | None, Option(help="Most tokens to generate; 256 by default.", rich_help_panel=_SAMPLING)]

@@ -3,7 +3,19 @@
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+FEW = 10_000  # fewer bytes than any file of a model has: so small a total counts things, such as CUDA graphs
+
+
+class Amount(DownloadColumn):
+    """How much of a task is done: 12.5/98.0 MB, or 3/27."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is not None and task.total < FEW:
+            return Text(f"{task.completed:g}/{task.total:g}", style="progress.download")
+        return super().render(task)
 
 
 class Bars:
@@ -14,7 +26,7 @@ class Bars:
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
+            Amount(),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,

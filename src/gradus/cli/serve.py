@@ -11,8 +11,10 @@ from gradus.errors import RequestError
 
 if TYPE_CHECKING:
     from gradus.engine.memory import MemoryPlan
+    from gradus.engine.sizing import EnginePlan
     from gradus.models.config import ModelConfig
     from gradus.server.config import ServerConfig
+    from gradus.server.engine_thread import SteppedEngine
 
 _WHERE, _LIMITS, _CACHE = "Where", "Limits", "Cache and scheduling (in phases that use them)"
 
@@ -25,7 +27,11 @@ def serve(
     context_length: options.ContextLength = None,
     max_sequences: Annotated[
         int | None,
-        Option(help="Most sequences that run at once, in phases that batch; 8 by default.", rich_help_panel=_LIMITS),
+        Option(
+            help="Most sequences that run at once, in phases that batch; 8 by default, and 256 with the final engine "
+            "on a GPU.",
+            rich_help_panel=_LIMITS,
+        ),
     ] = None,
     page_size: Annotated[
         int | None, Option(help="Tokens in a page of the cache; 16 by default.", rich_help_panel=_CACHE)
@@ -33,7 +39,8 @@ def serve(
     cache_tokens: Annotated[
         int | None,
         Option(
-            help="Tokens that the whole cache has room for; by default --max-sequences of the longest.",
+            help="Tokens that the whole cache has room for; by default --max-sequences of the longest, in the final "
+            "engine as far as --memory-fraction allows.",
             rich_help_panel=_CACHE,
         ),
     ] = None,
@@ -45,6 +52,8 @@ def serve(
         int | None,
         Option(help="Most tokens a step: longer prompts are cut into chunks.", rich_help_panel=_CACHE),
     ] = None,
+    memory_fraction: options.MemoryFraction = None,
+    switch_off: options.SwitchOff = None,
     config: Annotated[
         Path | None, Option("--config", "-c", help="A YAML file of settings; the options here win over it.")
     ] = None,
@@ -78,7 +87,8 @@ def serve(
 
       gradus serve
       gradus serve --model gemma3-270m --port 9000
-      gradus serve --config configs/cpu.yaml --dry-run
+      gradus serve --config configs/cpu.yaml --dry-run    where the memory would go
+      gradus serve --memory-fraction 0.6 --max-context 8192
       gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
       curl http://127.0.0.1:8000/    what is where
     """
@@ -96,6 +106,8 @@ def serve(
             "cache_tokens": cache_tokens,
             "policy": policy,
             "token_budget": token_budget,
+            "memory_fraction": memory_fraction,
+            "switch_off": switch_off,
             "host": host,
             "port": port,
             "max_waiting": max_waiting,
@@ -111,52 +123,62 @@ def serve(
         raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
     from gradus.server.serve import serve as run
 
-    return run(settings)
+    return run(settings, lambda: _load(settings))
+
+
+def _load(settings: "ServerConfig") -> "SteppedEngine":
+    from gradus.cli.progress import Bars
+    from gradus.server.serve import load_llm
+
+    with Bars() as progress:
+        return load_llm(settings, progress)
 
 
 def _plan(settings: "ServerConfig", json: bool) -> None:
     """Show what serving would take, found out without reading a weight. Raises what serving would raise."""
-    from gradus import phases
+    from gradus.engine.options import FINAL
     from gradus.loading import open_checkpoint
     from gradus.server.serve import bind
 
     bind(settings).close()
-    phase = settings.phase or phases.highest().name
     checkpoint = open_checkpoint(settings.model)
-    memory = _memory(settings, phase, checkpoint.config)
+    memory = _memory(settings, checkpoint.config)
     if json:
         model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
-        terminal.print_json({"settings": asdict(settings), "model": model, "phase": phase, "memory": memory.as_dict()})
+        names = {"engine": settings.phase or FINAL, "phase": settings.phase}
+        terminal.print_json({"settings": asdict(settings), "model": model, **names, "memory": memory.as_dict()})
         return
+    engine = f"phase {settings.phase}" if settings.phase else FINAL
     terminal.print_text(
         f"{'model':<20}{checkpoint.name} ({checkpoint.config.family}), license {checkpoint.license}\n"
-        f"{'phase':<20}{phase}\n"
+        f"{'engine':<20}{engine}\n"
         f"{memory.render()}\n"
         f"{'would listen at':<20}http://{settings.host}:{settings.port}\n"
     )
 
 
-def _memory(settings: "ServerConfig", phase: str, config: "ModelConfig") -> "MemoryPlan":
+def _memory(settings: "ServerConfig", config: "ModelConfig") -> "MemoryPlan | EnginePlan":
     from gradus.engine.memory import memory_plan
     from gradus.engine.options import resolve_context
-    from gradus.engine.phase_options import capacity, options_for, used_by
+    from gradus.engine.phase_options import capacity, final_options, options_for, used_by
     from gradus.engine.request import ModelLimits
+    from gradus.engine.sizing import planned
+    from gradus.models.precision import resolve_device, resolve_precision
 
     length = resolve_context(settings.context_length, config.context_length)
-    options = options_for(
-        phase,
-        ModelLimits(config.vocab_size, length),
-        settings.max_sequences,
-        page_size=settings.page_size,
-        cache_tokens=settings.cache_tokens,
-        policy=settings.policy,
-        token_budget=settings.token_budget,
-    )
+    limits = ModelLimits(config.vocab_size, length)
+    names = ("page_size", "cache_tokens", "policy", "token_budget", "memory_fraction", "switch_off")
+    given = {name: getattr(settings, name) for name in names}
+    if settings.phase is None:
+        device = resolve_device(settings.device)
+        final = final_options(limits, device.type, settings.max_sequences, **given)
+        return planned(config, final, device, resolve_precision(settings.dtype, device, config))
+    options = options_for(settings.phase, limits, settings.max_sequences, **given)
     return memory_plan(
         config,
         device=settings.device,
         dtype=settings.dtype,
         context_length=length,
-        phase_capacity=capacity(phase, settings.max_sequences),
-        paging=options if "page_size" in used_by(phase) else None,
+        phase_capacity=capacity(settings.phase, options.max_sequences),
+        paging=options if "page_size" in used_by(settings.phase) else None,
     )

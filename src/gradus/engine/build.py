@@ -7,8 +7,7 @@ p10 is all of them. So the worth of each can be measured in the final engine, by
 """
 
 import logging
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
 
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
@@ -17,50 +16,28 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.batching import PagedBatching
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
+from gradus.engine.options import EngineConfig
 from gradus.engine.runner import LatestTokens, ModelRunner
 from gradus.engine.sampler import Sampler
-from gradus.errors import ConfigError
+from gradus.engine.sizing import sized
 from gradus.kernels import missing
 from gradus.models import Model
 
+__all__ = ["EngineConfig", "build"]
+
 log = logging.getLogger(__name__)
 
-# What a step costs hardly grows up to some number of tokens, for it must read all weights anyway; then it grows with
-# each. A budget beyond that point delays the decodes, one below it wastes the step.
-BUDGETS = {"cpu": 256, "cuda": 8192}
+Report = Callable[[int, int], None]
+"""Called with (done, total) as CUDA graphs are captured, first with 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig(EngineOptions):
-    """EngineOptions, and a switch for each optimization.
+def build(model: Model, config: EngineConfig, report: Report = lambda done, total: None) -> Engine:
+    """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
-    prefix_cache: requests that begin alike share pages. chunked: prompts are cut to the token budget.
-    kernels: Triton kernels for attention, the model's other parts and sampling, on a CUDA GPU.
-    graphs: steps of decodes are replayed from CUDA graphs; needs `kernels`. overlap: the next step is scheduled while
-    the GPU works on this one.
+    Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
+    limits are as short. Raises ConfigError where no room is left for one.
     """
-
-    prefix_cache: bool = True
-    chunked: bool = True
-    kernels: bool = True
-    graphs: bool = True
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        EngineOptions.__post_init__(self)
-        if self.graphs and not self.kernels:
-            raise ConfigError("graphs need kernels: switch both on, or graphs off")
-
-    @classmethod
-    def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
-        """The same options with switches."""
-        values: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(EngineOptions)}
-        return cls(**{**values, **switches})
-
-
-def build(model: Model, config: EngineConfig) -> Engine:
-    """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there."""
+    config = sized(model, config)
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
@@ -70,31 +47,35 @@ def build(model: Model, config: EngineConfig) -> Engine:
         log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
     latest = LatestTokens(count, device) if config.overlap or config.graphs else None
     if config.kernels and not reason:
-        runner = kernel_runner(model, storage, latest, config)
+        runner = kernel_runner(model, storage, latest, config, report)
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device), latest)
-    budget = (config.token_budget or BUDGETS[device.type]) if config.chunked else None
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    scheduler = PagedBatching(cache, count, budget, config.policy)
+    scheduler = PagedBatching(cache, count, config.budget(device.type), config.policy)
     return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0)
 
 
 def kernel_runner(
-    model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig
+    model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig, report: Report
 ) -> ModelRunner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
     from gradus.attention.graph_paged import GraphPagedAttention  # here, since Triton is not everywhere
     from gradus.engine.graphs import GraphRunner
     from gradus.engine.kernel_sampler import KernelSampler
+    from gradus.engine.warm_up import warm_up
     from gradus.kernels.fuse import fused
 
     count = config.max_sequences
     attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is nobody's
     sampler = KernelSampler(model.config.vocab_size, model.device, count)
+    view = fused(model)
+    most = min(config.budget(model.device.type) or config.limits.context_length, config.limits.context_length)
+    warm_up(view, attention, sampler, nobody=count, most=most)
     if not config.graphs:
-        return ModelRunner(fused(model), attention, sampler, latest)
+        return ModelRunner(view, attention, sampler, latest)
     assert latest is not None
-    runner = GraphRunner(fused(model), attention, sampler, latest, count)
-    runner.capture()
+    runner = GraphRunner(view, fused(model, pdl=True), attention, sampler, latest, count)
+    report(0, len(runner.sizes))
+    runner.capture(report)
     return runner

@@ -5,21 +5,26 @@ The engine knows token ids alone; what is text lives here: encoding prompts, dec
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from gradus.engine.build import build as build_final
 from gradus.engine.completion import Completion, Delta
 from gradus.engine.engine import Engine, Metrics
-from gradus.engine.options import DEFAULT_MAX_SEQUENCES, EngineOptions, resolve_context
-from gradus.engine.phase_options import capacity, options_for, used_by
+from gradus.engine.memory import OutOfMemory, ran_out
+from gradus.engine.options import FINAL, SWITCHES, EngineConfig, EngineOptions, resolve_context
+from gradus.engine.phase_options import capacity, final_options, options_for, used_by
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
+from gradus.engine.sizing import planned
 from gradus.engine.time_limits import TimeLimits
 from gradus.engine.transcript import Transcript
 from gradus.errors import ConfigError, RequestError
+from gradus.kernels import missing
 from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
+from gradus.models import Model
 from gradus.models.precision import Precision, resolve_device, resolve_precision
 
 Prompt = str | Sequence[int]
@@ -32,13 +37,20 @@ class LLM:
     """A model ready to generate.
 
     model: a catalogue name, a folder, a `.gguf` file, a hub id, `random:<shape>`, or an opened Checkpoint.
-    phase: which phase of the course runs it ("p01"); None is the highest there is.
+    phase: which phase of the course runs it ("p01"); None is the final engine, made of what survives of all of them.
     device: "auto" (a GPU if there is one), "cpu", "cuda".
     dtype: "auto" (bfloat16 on a GPU; on a CPU what is measured to decode fastest), "float32", "bfloat16", "float16".
     context_length: most tokens of prompt and output; None is what the model was made for.
-    max_sequences: most sequences that run at once, in phases that batch.
+    max_sequences: most sequences that run at once, in phases that batch; None is 8, or 256 for the final engine on a
+        GPU.
     page_size, cache_tokens, policy, token_budget: as EngineOptions has them, in phases that use them; None is what
         suits the phase. One that the phase would ignore is refused.
+    memory_fraction, switch_off: of the final engine. How much of the device's memory may be in use, which decides how
+        large the cache is where cache_tokens does not (see EngineConfig; None is 0.9 on a GPU, and on a CPU half of
+        what is free), and the names of optimizations to leave out, of SWITCHES.
+
+    The final engine's cache may have room for less than one sequence of context_length; then `limits` is as short, and
+    a warning says so.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: whoever owns the loop makes every call.
     """
@@ -51,50 +63,47 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         context_length: int | None = None,
-        max_sequences: int = DEFAULT_MAX_SEQUENCES,
+        max_sequences: int | None = None,
         page_size: int | None = None,
         cache_tokens: int | None = None,
         policy: str | None = None,
         token_budget: int | None = None,
+        memory_fraction: float | None = None,
+        switch_off: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> None:
-        from gradus import phases
-
         self.checkpoint = open_checkpoint(model, progress=progress) if isinstance(model, str) else model
         self.config = self.checkpoint.config
         self.tokenizer = self.checkpoint.tokenizer
-        self.phase = phase or phases.highest().name
-        build = phases.load(self.phase).build
+        self.phase = phase
         self.device = resolve_device(device)
-        self.precision: Precision = resolve_precision(dtype, self.device, self.config)
+        heeded = used_by(phase)
         self.limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(context_length, self.config.context_length),
             eos_token_ids=_eos(self.checkpoint),
         )
-        self.options = options_for(
-            self.phase,
-            self.limits,
-            max_sequences,
-            page_size=page_size,
-            cache_tokens=cache_tokens,
-            policy=policy,
-            token_budget=token_budget,
+        settings: dict[str, Any] = {
+            "page_size": page_size,
+            "cache_tokens": cache_tokens,
+            "policy": policy,
+            "token_budget": token_budget,
+            "memory_fraction": memory_fraction,
+            "switch_off": tuple(switch_off),
+        }
+        self.options: EngineOptions = (
+            final_options(self.limits, self.device.type, max_sequences, **settings)
+            if phase is None
+            else options_for(phase, self.limits, max_sequences, **settings)
         )
-        with _enough_memory(self.options):
-            loaded = load_model(
-                self.checkpoint,
-                dtype=self.precision.activations,
-                device=self.device,
-                linear=self.precision.linear,
-                progress=progress,
-            )
-            self.engine: Engine = build(loaded, self.options)
+        self.precision: Precision = resolve_precision(dtype, self.device, self.config)
+        self.engine: Engine = self._build(progress)
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
         self._times = TimeLimits()
-        self._scheduler_keeps_time = "policy" in used_by(self.phase)
+        self._scheduler_keeps_time = "policy" in heeded
         self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
         self._numbers = itertools.count()
+        self._broken: OutOfMemory | None = None
 
     # -- whole answers ------------------------------------------------------------------------------------------------
 
@@ -167,16 +176,25 @@ class LLM:
         return self.engine.has_work or bool(self._untaken)
 
     @property
-    def settings(self) -> dict[str, int | str | None]:
-        """How the engine was built: max_sequences, and of the other options those that the phase heeds."""
-        options: dict[str, int | str | None] = {
+    def settings(self) -> dict[str, Any]:
+        """Which engine this is, how many sequences it runs at once, and of the other options those that it heeds."""
+        options = {
             "page_size": self.options.page_size,
             "cache_tokens": self.options.cache_positions,
             "policy": self.options.policy,
             "token_budget": getattr(self.engine.scheduler, "token_budget", None),
         }
         heeded = {name: value for name, value in options.items() if name in used_by(self.phase)}
-        return {"max_sequences": capacity(self.phase, self.options.max_sequences)} | heeded
+        if self.phase is not None:
+            return {"engine": self.phase, "max_sequences": capacity(self.phase, self.options.max_sequences)} | heeded
+        return {"engine": FINAL, "max_sequences": self.options.max_sequences} | heeded | self._final_settings()
+
+    def _final_settings(self) -> dict[str, Any]:
+        config = self.options
+        assert isinstance(config, EngineConfig)
+        unused = ("kernels", "graphs") if missing(self.device.type) else ()
+        on = {name: getattr(config, name) and name not in unused for name in SWITCHES}
+        return {"memory_fraction": config.memory_fraction, "switches": on}
 
     def metrics(self) -> Metrics:
         return self.engine.metrics()
@@ -186,6 +204,34 @@ class LLM:
         self.engine.scheduler.check()
 
     # -- how it is done -----------------------------------------------------------------------------------------------
+
+    def _build(self, progress: Progress | None) -> Engine:
+        """Load the model and compose its engine: a phase's, or the final one with a cache for the memory there is."""
+        if self.phase is not None:
+            from gradus import phases
+
+            build = phases.load(self.phase).build
+            with _enough_memory(self.options):
+                return build(self._load(progress), self.options)
+        assert isinstance(self.options, EngineConfig)
+        plan = planned(self.config, self.options, self.device, self.precision)
+        self.options = config = plan.applied(self.options)
+        if plan.note:
+            log.warning("%s", plan.note)
+        self.limits = config.limits
+        with _enough_memory(config):
+            engine = build_final(self._load(progress), config, _capturing(progress))
+            plan.check_room(self.device)
+            return engine
+
+    def _load(self, progress: Progress | None) -> Model:
+        return load_model(
+            self.checkpoint,
+            dtype=self.precision.activations,
+            device=self.device,
+            linear=self.precision.linear,
+            progress=progress,
+        )
 
     def _run(
         self,
@@ -240,6 +286,8 @@ class LLM:
         return Request.create(name, prompt, params, self.limits, scheduling)
 
     def _submit(self, request: Request, prompt_index: int) -> str:
+        if self._broken is not None:
+            raise self._broken
         if request.id in self._transcripts:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
         self.engine.submit(request)
@@ -254,7 +302,26 @@ class LLM:
     def _advance(self) -> list[Delta]:
         late = self._times.late()
         ended = [output for request_id, reason in late for output in self.engine.cancel(request_id, reason=reason)]
-        return [self._deliver(output) for output in ended + self.engine.step()]
+        return [self._deliver(output) for output in ended + self._step_engine()]
+
+    def _step_engine(self) -> list[Output]:
+        """Raises OutOfMemory, from then on always: what the step had begun is half done, so no other can follow it."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return self.engine.step()
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            self._broken = OutOfMemory(f"a step found no memory on {self.device}: start again with {self._smaller()}")
+            raise self._broken from error
+
+    def _smaller(self) -> str:
+        """What leaves a step more room."""
+        if isinstance(self.options, EngineConfig):
+            fraction = f"--memory-fraction (now {self.options.memory_fraction:g}) or --cache-tokens"
+            return f"a lower {fraction}, --token-budget or --max-sequences"
+        return "a lower --max-sequences or --context-length"
 
     def _deliver(self, output: Output) -> Delta:
         """One step's tokens as text. A stop string, or a fault in decoding, ends the sample before its next step."""
@@ -311,14 +378,29 @@ def _enough_memory(options: EngineOptions) -> Iterator[None]:
     """Says what to do where torch says that an allocation failed."""
     try:
         yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one, and a CPU's allocator raises it plain
-        if "memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
             raise
+        final = isinstance(options, EngineConfig)
+        lower = "memory_fraction or cache_tokens" if final else "cache_tokens (in phases with pages)"
         raise ConfigError(
-            f"not enough memory for the weights and a cache of {options.cache_positions} tokens: lower cache_tokens "
-            "(in phases with pages), max_sequences or context_length "
-            "(`gradus serve --dry-run` shows what fits)"
+            f"not enough memory for the weights and a cache of {options.cache_positions} tokens: lower {lower}, "
+            "max_sequences or context_length (`gradus serve --dry-run` shows what fits)"
         ) from error
+
+
+def _capturing(progress: Progress | None) -> Callable[[int, int], None]:
+    """Shows how far the capture of CUDA graphs is."""
+
+    def report(done: int, total: int) -> None:
+        if progress is None:
+            return
+        if done == 0:
+            progress.begin("capturing CUDA graphs", total)
+        else:
+            progress.advance(1)
+
+    return report
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -17,10 +17,10 @@ import torch
 
 from gradus.cache.groups import layer_groups
 from gradus.engine.options import EngineOptions, resolve_context
-from gradus.errors import ConfigError
+from gradus.errors import CapacityError, ConfigError
 from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
-from gradus.models.precision import resolve_device, resolve_precision
+from gradus.models.precision import Precision, resolve_device, resolve_precision
 
 # Of the free memory, what weights and cache may take. The rest is for activations, logits and the allocator's gaps.
 USABLE = 0.9
@@ -157,18 +157,40 @@ def memory_plan(
     where = resolve_device(device)
     precision = resolve_precision(dtype, where, config)
     length = resolve_context(context_length, config.context_length)
-    model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
-    names = dict.fromkeys(str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations))
     return MemoryPlan(
         device=str(where),
-        dtype=" weights, ".join(names) + (" activations" if len(names) > 1 else ""),
+        dtype=dtypes(precision),
         context_length=length,
-        weight_bytes=sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())),
+        weight_bytes=weight_bytes(config, precision),
         cache_bytes_per_token=kv_bytes_per_token(config, precision.activations.itemsize),
         free_bytes=free_memory(where) if free_bytes is None else free_bytes,
         phase_capacity=phase_capacity,
         pages=PagePlan.of(config, paging, precision.activations.itemsize) if paging else None,
     )
+
+
+def weight_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Weights and constant tables of a model that is not there."""
+    model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def dtypes(precision: Precision) -> str:
+    """In words: "bfloat16", or "bfloat16 weights, float32 activations"."""
+    names = dict.fromkeys(str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations))
+    return " weights, ".join(names) + (" activations" if len(names) > 1 else "")
+
+
+class OutOfMemory(CapacityError):
+    """A device has no memory for what was asked of it. An engine in whose step that happened is of no use any more."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether this is how torch, or Python, says that an allocation failed. (A CPU's allocator raises RuntimeError.)"""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    signs = ("out of memory", "allocate memory", "enough memory", "ALLOC_FAILED", "Storage size calculation")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def free_memory(device: torch.device) -> int:

@@ -60,7 +60,9 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     @app.get("/health", summary="Whether requests are taken: 200, or 503 with the reason")
     async def health() -> Response:
-        return json_response(200 if client.state == "ready" else 503, {"status": client.state, "reason": client.reason})
+        engine = client.info.engine if client.info else None
+        status = {"status": client.state, "reason": client.reason, "engine": engine}
+        return json_response(200 if client.state == "ready" else 503, status)
 
     @app.get("/health/live", summary="Whether a restart would not help: 503 once the engine has failed")
     async def live() -> Response:

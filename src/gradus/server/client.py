@@ -290,7 +290,11 @@ class EngineClient:
             self.forget(stream, Unavailable("the client does not read its stream", "stalled"))
 
     def on_engine_failed(self, error: BaseException) -> None:
-        self._fail(f"the engine stopped after an internal error ({type(error).__name__}); the log has the details")
+        """What the operator can mend (too little memory) is said; a defect of ours is for the log alone."""
+        if isinstance(error, GradusError):
+            self._fail(f"the engine stopped: {error}")
+        else:
+            self._fail(f"the engine stopped after an internal error ({type(error).__name__}); the log has the details")
 
     async def _watch(self) -> None:
         """A step that hangs cannot say so itself."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.engine.options import DEFAULT_MAX_SEQUENCES, POLICIES
+from gradus.engine.options import POLICIES, check_fraction, check_switches
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
 
@@ -37,13 +37,16 @@ class ServerConfig:
 
     What to serve:
         model: a catalogue name, a folder, a .gguf file, a hub id, or `random:<shape>`.
-        phase: the engine to run it with, such as "p01"; None is the best there is.
+        phase: the step of the course to run it with, such as "p01"; None is the final engine.
         device, dtype: "auto" lets the engine choose.
         context_length: most tokens of prompt and output together; None is the model's own limit.
-        max_sequences: most sequences that run at once, in phases that batch.
+        max_sequences: most sequences that run at once, in phases that batch; None is 8, and for the final engine on a
+            GPU 256.
         page_size, cache_tokens, policy, token_budget: tokens in a page of the cache, tokens that all of it has room
             for, who goes first ("fcfs", "priority", "deadline"), most tokens a step; None is what suits the phase. One
             that the phase has no use for is refused.
+        memory_fraction, switch_off: for the final engine. The part of the device's memory that may be in use, from
+            which the size of the cache follows; and names of optimizations to leave out.
     Where:
         host: the address to listen on. There is no authentication yet: beyond loopback, whoever reaches it can use it.
         port: 0 takes a free one.
@@ -67,11 +70,13 @@ class ServerConfig:
     device: str = "auto"
     dtype: str = "auto"
     context_length: int | None = None
-    max_sequences: int = DEFAULT_MAX_SEQUENCES
+    max_sequences: int | None = None
     page_size: int | None = None
     cache_tokens: int | None = None
     policy: str | None = None
     token_budget: int | None = None
+    memory_fraction: float | None = None
+    switch_off: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     max_waiting: int = 256
@@ -86,6 +91,8 @@ class ServerConfig:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
+        if isinstance(self.switch_off, list):  # as YAML and the command line have it
+            object.__setattr__(self, "switch_off", tuple(self.switch_off))
         for name, kind in typing.get_type_hints(type(self)).items():
             _check_type(name, kind, getattr(self, name))
         if not 0 <= self.port <= 65535:
@@ -96,6 +103,9 @@ class ServerConfig:
             raise ConfigError(f"drain_timeout must be 0 or more, got {self.drain_timeout}")
         if self.policy is not None and self.policy not in POLICIES:
             raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        if self.memory_fraction is not None:
+            check_fraction(self.memory_fraction)
+        check_switches(self.switch_off)
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -144,6 +154,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _check_type(name: str, kind: Any, value: Any) -> None:
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, tuple) or not all(isinstance(one, str) for one in value):
+            raise ConfigError(f"{name} must be a list of texts, got {value!r}")
+        return
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if float in allowed:
         allowed = (*allowed, int)

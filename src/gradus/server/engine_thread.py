@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from gradus.engine.completion import Delta
 from gradus.engine.engine import Metrics
+from gradus.engine.options import FINAL
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import GradusError
 
@@ -52,16 +53,18 @@ class SteppedEngine(Protocol):
 class ModelInfo:
     """What is served, in words and numbers: all that the event loop ever sees of the engine itself.
 
-    settings: max_sequences, and how cache and scheduler were built, as far as the phase heeds that.
+    engine: the phase's name, or "final"; phase: None for the final engine.
+    settings: max_sequences, and how cache and scheduler were built, as far as the engine heeds that.
     """
 
     model: str
-    phase: str
+    engine: str
+    phase: str | None
     device: str
     dtype: str
     context_length: int
     vocab_size: int
-    settings: dict[str, int | str | None]
+    settings: dict[str, Any]
 
     @classmethod
     def of(cls, engine: Any) -> "ModelInfo":
@@ -70,6 +73,7 @@ class ModelInfo:
         )
         return cls(
             model=engine.checkpoint.name,
+            engine=engine.phase or FINAL,
             phase=engine.phase,
             device=str(engine.device),
             dtype=weights if weights == activations else f"{weights} weights, {activations} activations",

@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gradus.errors import ConfigError
+from gradus.loading import Progress
 from gradus.server.app import create_app
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
@@ -54,7 +55,8 @@ def serve(config: ServerConfig, load: Callable[[], SteppedEngine] | None = None)
     return code
 
 
-def load_llm(config: ServerConfig) -> SteppedEngine:
+def load_llm(config: ServerConfig, progress: Progress | None = None) -> SteppedEngine:
+    """The LLM that the configuration describes. progress: who shows how far loading is."""
     from gradus.engine.llm import LLM  # torch comes with it
 
     return LLM(
@@ -68,6 +70,9 @@ def load_llm(config: ServerConfig) -> SteppedEngine:
         cache_tokens=config.cache_tokens,
         policy=config.policy,
         token_budget=config.token_budget,
+        memory_fraction=config.memory_fraction,
+        switch_off=config.switch_off,
+        progress=progress,
     )
 
 
@@ -171,9 +176,10 @@ def ready_line(info: ModelInfo, host: str, port: int) -> str:
     """Everything needed to try it, in one line."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    engine = f"phase {info.phase}" if info.phase else f"{info.engine} engine"
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
-        f"gradus: serving {info.model} (phase {info.phase}, {info.device}, {info.dtype}) at {url} · try: "
+        f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}) at {url} · try: "
         f"curl -s {url}/generate -H 'Content-Type: application/json' -d '{body}'"
     )
 
