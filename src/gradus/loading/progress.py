@@ -7,10 +7,10 @@ class Progress(Protocol):
     """Work that a person waits for, one task at a time."""
 
     def begin(self, task: str, total: int | None) -> None:
-        """A task starts, and the one before it is over. total: its size in bytes, None if that is not known."""
+        """A task starts, and the one before it is over. total: its size, in bytes or pieces; None if not known."""
 
     def advance(self, amount: int) -> None:
-        """So many more bytes of the task are done."""
+        """So much more of the task is done."""
 
     def note(self, text: str) -> None:
         """One line to keep on the screen: a license, a decision."""

@@ -1,0 +1,101 @@
+"""The final engine behind HTTP: it says what it is, keeps to its cache, and tells of an end for want of memory."""
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from tests.server.conftest import events, eventually
+from tests.server.test_cache import ok
+
+
+def final(**settings):
+    from gradus.engine.llm import LLM
+
+    return LLM("random:tiny-llama", device="cpu", dtype="float32", **settings)
+
+
+def test_it_says_what_runs_and_how(serving):
+    server = serving(partial(final, switch_off=["prefix_cache"], memory_fraction=0.4, token_budget=64))
+    assert server.http.get("/health").json() == {"status": "ready", "reason": "ready", "engine": "final"}
+    stats = server.stats()
+    assert (stats["engine"], stats["phase"]) == ("final", None)
+    expected = {"engine": "final", "max_sequences": 8, "token_budget": 64, "memory_fraction": 0.4}
+    assert stats["settings"].items() >= expected.items()
+    assert stats["settings"]["switches"]["overlap"] and not stats["settings"]["switches"]["prefix_cache"]
+
+
+def test_a_phase_is_named_as_ever(serving):
+    server = serving(partial(final, phase="p01"))
+    assert server.http.get("/health").json()["engine"] == "p01"
+    assert (server.stats()["engine"], server.stats()["phase"]) == ("p01", "p01")
+
+
+def test_a_prompt_longer_than_the_whole_cache_is_refused_before_it_waits(serving):
+    server = serving(partial(final, cache_tokens=64))
+    assert server.stats()["context_length"] == 64
+    for body, param in (({"prompt": [1] * 64}, "prompt"), ({"prompt": [1] * 60, "max_tokens": 5}, "max_tokens")):
+        answer = server.generate(**body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param and "context 64" in answer.json()["error"]["message"]
+    assert len(ok(server.generate(prompt=[1] * 60, max_tokens=4, ignore_eos=True))["token_ids"]) == 4
+    assert server.stats()["failed"] == 0
+
+
+# -- memory that runs out ----------------------------------------------------------------------------------------------
+
+
+def exhausted_in_step(number):
+    """An engine whose runner finds no memory in that step."""
+    llm = final()
+    run, steps = llm.engine.runner.run, iter(range(1, 10**6))
+
+    def failing(plan):
+        if next(steps) == number:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. secret detail")
+        return run(plan)
+
+    llm.engine.runner.run = failing
+    return llm
+
+
+@pytest.fixture
+def ended(serving):
+    """A server whose engine ran out of memory while three requests ran: their answers, one of them a stream."""
+    server = serving(partial(exhausted_in_step, 40))
+    answers = []
+
+    def ask(stream):
+        body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+        answer = server.generate(**body)
+        answers.append((answer.status_code, events(answer)[0][-1] if stream else answer.json()))
+
+    threads = [threading.Thread(target=ask, args=(stream,)) for stream in (False, False, True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "a waiter hangs"
+    return server, answers
+
+
+def test_everybody_who_waits_is_told_why(ended):
+    _, answers = ended
+    assert sorted(status for status, _ in answers) == [200, 503, 503]  # the stream had begun
+    for _, content in answers:
+        error = content["error"]
+        assert (error["code"], error["type"]) == (503, "failed")
+        assert "a step found no memory on cpu" in error["message"] and "--memory-fraction (now 0.5)" in error["message"]
+        assert "\n" not in error["message"] and "secret detail" not in error["message"]
+
+
+def test_health_says_that_a_restart_is_needed_and_with_what(ended, caplog):
+    server, _ = ended
+    assert eventually(lambda: server.health() == 503)
+    health = server.http.get("/health").json()
+    assert health["status"] == "failed" and "--memory-fraction" in health["reason"]
+    assert server.http.get("/health/live").status_code == 503
+    refused = server.generate(prompt="a", max_tokens=1)
+    assert refused.status_code == 503 and "retry-after" not in refused.headers
+    assert eventually(lambda: not server.client._thread.is_alive())
