@@ -155,7 +155,7 @@ def test_a_cache_for_less_than_a_context_shortens_the_context_and_says_so(caplog
 
 
 def test_capture_is_shown_like_loading():
-    from gradus.engine.llm import _capturing
+    from gradus.engine.assemble import _capturing
 
     seen = []
 

@@ -5,26 +5,23 @@ The engine knows token ids alone; what is text lives here: encoding prompts, dec
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gradus.engine.build import build as build_final
+from gradus.engine.assemble import assemble
 from gradus.engine.completion import Completion, Delta
-from gradus.engine.engine import Engine, Metrics
+from gradus.engine.engine import Metrics
 from gradus.engine.memory import OutOfMemory, ran_out
 from gradus.engine.options import FINAL, SWITCHES, EngineConfig, EngineOptions, resolve_context
 from gradus.engine.phase_options import capacity, final_options, options_for, used_by
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
-from gradus.engine.sizing import planned
 from gradus.engine.time_limits import TimeLimits
 from gradus.engine.transcript import Transcript
-from gradus.errors import ConfigError, RequestError
+from gradus.errors import RequestError
 from gradus.kernels import missing
-from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
-from gradus.models import Model
+from gradus.loading import Checkpoint, Progress, Tokenizer, open_checkpoint
 from gradus.models.precision import Precision, resolve_device, resolve_precision
 
 Prompt = str | Sequence[int]
@@ -78,7 +75,7 @@ class LLM:
         self.phase = phase
         self.device = resolve_device(device)
         heeded = used_by(phase)
-        self.limits = ModelLimits(
+        limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(context_length, self.config.context_length),
             eos_token_ids=_eos(self.checkpoint),
@@ -91,13 +88,14 @@ class LLM:
             "memory_fraction": memory_fraction,
             "switch_off": tuple(switch_off),
         }
-        self.options: EngineOptions = (
-            final_options(self.limits, self.device.type, max_sequences, **settings)
+        options: EngineOptions = (
+            final_options(limits, self.device.type, max_sequences, **settings)
             if phase is None
-            else options_for(phase, self.limits, max_sequences, **settings)
+            else options_for(phase, limits, max_sequences, **settings)
         )
         self.precision: Precision = resolve_precision(dtype, self.device, self.config)
-        self.engine: Engine = self._build(progress)
+        self.engine, self.options = assemble(self.checkpoint, phase, options, self.device, self.precision, progress)
+        self.limits = self.options.limits
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
         self._times = TimeLimits()
         self._scheduler_keeps_time = "policy" in heeded
@@ -204,34 +202,6 @@ class LLM:
         self.engine.scheduler.check()
 
     # -- how it is done -----------------------------------------------------------------------------------------------
-
-    def _build(self, progress: Progress | None) -> Engine:
-        """Load the model and compose its engine: a phase's, or the final one with a cache for the memory there is."""
-        if self.phase is not None:
-            from gradus import phases
-
-            build = phases.load(self.phase).build
-            with _enough_memory(self.options):
-                return build(self._load(progress), self.options)
-        assert isinstance(self.options, EngineConfig)
-        plan = planned(self.config, self.options, self.device, self.precision)
-        self.options = config = plan.applied(self.options)
-        if plan.note:
-            log.warning("%s", plan.note)
-        self.limits = config.limits
-        with _enough_memory(config):
-            engine = build_final(self._load(progress), config, _capturing(progress))
-            plan.check_room(self.device)
-            return engine
-
-    def _load(self, progress: Progress | None) -> Model:
-        return load_model(
-            self.checkpoint,
-            dtype=self.precision.activations,
-            device=self.device,
-            linear=self.precision.linear,
-            progress=progress,
-        )
 
     def _run(
         self,
@@ -371,36 +341,6 @@ def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Para
         limit = f"one {kind.__name__} for all, or one for each of the {count} prompts"
         raise RequestError(f"{name} must be {limit}, got {len(given)}", param=name, limit=limit, got=len(given))
     return list(given)
-
-
-@contextmanager
-def _enough_memory(options: EngineOptions) -> Iterator[None]:
-    """Says what to do where torch says that an allocation failed."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
-            raise
-        final = isinstance(options, EngineConfig)
-        lower = "memory_fraction or cache_tokens" if final else "cache_tokens (in phases with pages)"
-        raise ConfigError(
-            f"not enough memory for the weights and a cache of {options.cache_positions} tokens: lower {lower}, "
-            "max_sequences or context_length (`gradus serve --dry-run` shows what fits)"
-        ) from error
-
-
-def _capturing(progress: Progress | None) -> Callable[[int, int], None]:
-    """Shows how far the capture of CUDA graphs is."""
-
-    def report(done: int, total: int) -> None:
-        if progress is None:
-            return
-        if done == 0:
-            progress.begin("capturing CUDA graphs", total)
-        else:
-            progress.advance(1)
-
-    return report
 
 
 def _eos(checkpoint: Checkpoint) -> tuple[int, ...]:
