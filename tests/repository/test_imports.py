@@ -107,7 +107,7 @@ def test_the_check_for_later_phases_catches():
 def third_party(paths: list[Path]) -> set[str]:
     """Distributions that these files import, normalized: "huggingface-hub"."""
     modules = {name.split(".")[0] for _, tree in trees(paths) for name in imports(tree) if not name.startswith(".")}
-    modules -= sys.stdlib_module_names | {"gradus", "phases", "tests"}
+    modules -= sys.stdlib_module_names | {"gradus", "phases", "benchmarks", "tests"}
     owners = packages_distributions()
     return {normalized(owners[module][0]) if module in owners else module for module in modules}
 

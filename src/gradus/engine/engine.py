@@ -12,6 +12,15 @@ from gradus.engine.sequence import Output, Sequence
 
 if TYPE_CHECKING:
     from gradus.cache.usage import CacheUsage
+    from gradus.engine.timeline import Timeline
+
+
+class Planner(Protocol):
+    """What the loop asks of its scheduler: see there."""
+
+    def schedule(self) -> Plan | None: ...
+
+    def commit(self, plan: Plan, result: Result) -> list[Output]: ...
 
 
 class Runner(Protocol):
@@ -63,30 +72,47 @@ class Engine:
     lag: how many steps stay under way when `step` returns. With 0 each is waited for at once; with 1 the next one is
     scheduled and launched while the device works on it, so that the device never waits for the host. It takes a
     scheduler that plans with tokens nobody has seen yet (`PagedBatching`), and a runner that fills them in.
+    timeline: keeps a record of each step, if there is one. It may be set and taken away at any time between two steps.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, lag: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: ModelLimits,
+        lag: int = 0,
+        timeline: "Timeline | None" = None,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.limits = limits
         self.lag = lag
+        self.timeline = timeline
         self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched and not committed, in their order
         self._totals = Metrics()
 
     def step(self) -> list[Output]:
-        plan = self.scheduler.schedule()  # which sequences advance, and by how many tokens
+        scheduler, runner = self._parts()
+        plan = scheduler.schedule()  # which sequences advance, and by how many tokens
         outputs = self.scheduler.take_ended()  # for whom it is too late
         self._count_endings(outputs)
         if plan is not None:
-            self.in_flight.append((plan, self.runner.run(plan)))  # one forward pass over all of them, launched
+            self.in_flight.append((plan, runner.run(plan)))  # one forward pass over all of them, launched
         if self.in_flight and (plan is None or len(self.in_flight) > self.lag):
-            outputs += self._commit(*self.in_flight.popleft())
+            outputs += self._commit(scheduler, *self.in_flight.popleft())
         return outputs
 
-    def _commit(self, plan: Plan, result: Result) -> list[Output]:
-        outputs = self.scheduler.commit(plan, result)  # append tokens, finish, free
+    def _commit(self, scheduler: Planner, plan: Plan, result: Result) -> list[Output]:
+        outputs = scheduler.commit(plan, result)  # append tokens, finish, free
         self._count_step(plan, result, outputs)
         return outputs
+
+    def _parts(self) -> tuple[Planner, Runner]:
+        """The two parts of the loop; where a timeline is kept, it stands before both."""
+        if self.timeline is None:
+            return self.scheduler, self.runner
+        watched = self.timeline.watch(self)
+        return watched, watched
 
     def submit(self, request: Request) -> None:
         """Queue a request, its n samples at once. Raises RequestError, keeping nothing, if it could never be served."""
