@@ -1,94 +1,187 @@
 """The suite behind reports/h200: which benchmarks, on which models, in order of what would be missed the most.
 
-    PYTHONPATH=src:. timeout 585 python3 benchmarks/h200.py --out "$OUT" --commit "$COMMIT"
+    PYTHONPATH=src:. timeout 585 python3 benchmarks/h200.py --out "$OUT" --commit "$COMMIT" --vllm DIR
 
 Every cell is written as soon as it is measured, so the command may be stopped at any time. Results that are already in
 `--before` (of the same commit) are kept and left out of the measuring: put what came back there, and run it again for
 the rest. Only results.json is written; reports and figures are made from it with `gradus report`.
+
+`--list` shows the parts. With several GPUs start a process for each, with parts of its own, so that no two work on the
+same benchmark of the same model; they may share OUT:
+
+    for gpu in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$gpu … python3 benchmarks/h200.py … --parts "${parts[gpu]}" & done; wait
 """
 
 import argparse
+import gc
 import shutil
+import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from beside_vllm import Comparison, is_measured  # beside this file
 
 from gradus.bench import results
 from gradus.bench.command import watcher
 from gradus.bench.contenders import Workbench
+from gradus.bench.declaration import ABLATION, BESIDE_VLLM, LADDER, MATRIX
 from gradus.bench.suite import Settings, Suite
 
 
 @dataclass(frozen=True)
 class Part:
-    """One benchmark on one model. tables, contenders: only these; () is all."""
+    """One benchmark on one model. tables, contenders: only these; () is all. repeats: None is the usual number."""
 
     benchmark: str
     model: str
     dtype: str
     tables: tuple[str, ...] = ()
     contenders: tuple[str, ...] = ()
+    repeats: int | None = None
 
 
 GPT2, LLAMA, QWEN = "random:gpt2-124m", "random:llama-3.2-1b", "random:qwen3-0.6b"
+LLAMA_8B = "random:llama-3.1-8b"
 
 PARTS = (
+    # the final engine beside vLLM
+    Part(BESIDE_VLLM, QWEN, "bfloat16"),
+    Part(BESIDE_VLLM, LLAMA, "bfloat16"),
+    Part(BESIDE_VLLM, LLAMA_8B, "bfloat16"),
+    Part(BESIDE_VLLM, GPT2, "bfloat16"),
+    # every phase on one workload
+    Part(LADDER, QWEN, "bfloat16"),
+    Part(LADDER, LLAMA, "bfloat16"),
+    Part(LADDER, GPT2, "bfloat16"),
+    Part(LADDER, GPT2, "float32"),
+    # what each optimization is worth in the end, and every phase on every kind of workload
+    Part(ABLATION, QWEN, "bfloat16", repeats=3),
+    Part(MATRIX, QWEN, "bfloat16", repeats=3),
+    # each phase on the workloads that it is for: kernels and graphs
+    Part("p09", QWEN, "bfloat16"),
+    Part("p10", QWEN, "bfloat16"),
+    Part("p09", LLAMA, "bfloat16"),
+    Part("p10", LLAMA, "bfloat16"),
+    # memory as the size of the batch
+    Part("p05", LLAMA, "bfloat16"),
+    Part("p06", LLAMA, "bfloat16"),
+    Part("p04", GPT2, "float32", ("equal-memory", "gather", "profile")),
+    Part("p04", GPT2, "float32", ("memory",)),
     # GPT-2 in float32: the shape of the published build-up that the course's first phases are compared with
     Part("p01", GPT2, "float32"),
     Part("p02", GPT2, "float32"),
-    Part("ladder", GPT2, "float32"),
     Part("p03", GPT2, "float32", ("mixed-lengths", "arrivals", "profile")),
     Part("p00", GPT2, "float32"),
     # the same in bfloat16
     Part("p01", GPT2, "bfloat16", ("output-length", "profile")),
     Part("p02", GPT2, "bfloat16", ("batch-size", "profile")),
-    Part("ladder", GPT2, "bfloat16"),
-    # a model of today, large enough that the weights' bytes count
+    # models of today, large enough that the weights' bytes count
     Part("p02", LLAMA, "bfloat16", ("batch-size", "profile")),
-    Part("ladder", LLAMA, "bfloat16"),
     Part("p01", LLAMA, "bfloat16", ("output-length", "profile"), ("p00", "p01")),
     Part("p03", LLAMA, "bfloat16", ("mixed-lengths", "published", "profile")),
-    Part("ladder", QWEN, "bfloat16"),
     Part("p02", QWEN, "bfloat16", ("batch-size", "profile")),
     Part("p01", QWEN, "bfloat16", ("output-length", "profile"), ("p00", "p01")),
-    # memory as the size of the batch: each phase on the workload that it is for
-    Part("p05", LLAMA, "bfloat16"),
-    Part("p06", LLAMA, "bfloat16"),
-    Part("p04", GPT2, "float32", ("equal-memory", "gather", "profile")),
-    Part("p04", GPT2, "float32", ("memory",)),
 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--before", type=Path, default=Path("reports"), help="results to go on from")
-    parser.add_argument("--commit", required=True, help="the commit that is measured, as `git rev-parse` gives it")
-    parser.add_argument("--parts", help="only these, counted from 1: as in 1-5 or 6,7")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: short workloads, two repeats")
+def main() -> int:
+    parser = arguments()
     options = parser.parse_args()
-    for found in sorted(options.before.glob(f"h200/*/{results.FILE}")):
-        target = options.out / found.relative_to(options.before)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(found, target)
-    took = []
-    suite: Suite | None = None
+    if options.list:
+        print("\n".join(f"{number:3}  {said(part)}" for number, part in enumerate(PARTS, start=1)))
+        return 0
+    if options.out is None or options.commit is None:
+        parser.error("--out and --commit are needed")
+    keep(options.before, options.out)
+    bench = Bench(options.out, options.commit, options.vllm, quick=options.quick)
+    took, failed = [], 0
     for number in chosen(options.parts):
         part = PARTS[number - 1]
         start = time.perf_counter()
+        try:
+            bench.run(part)
+            how = "done"
+        except Exception:  # the parts after it may still bring something
+            traceback.print_exc()
+            failed, how = failed + 1, "FAILED"
+        took.append(f"{number:3}  {said(part)}: {how} in {time.perf_counter() - start:.0f} s")
+        print(took[-1], flush=True)
+    print("\n".join(["", *took]))
+    return 1 if failed else 0
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="the folder of the reports")
+    parser.add_argument("--before", type=Path, default=Path("reports"), help="results to go on from")
+    parser.add_argument("--commit", help="the commit that is measured, as `git rev-parse` gives it")
+    parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, it is left out")
+    parser.add_argument("--parts", help="only these, counted from 1: as in 1-5 or 6,7")
+    parser.add_argument("--list", action="store_true", help="show the parts and do nothing")
+    parser.add_argument("--quick", action="store_true", help="a rehearsal: short workloads, two repeats")
+    return parser
+
+
+def keep(before: Path, out: Path) -> None:
+    """Copy the results that are there, except where OUT has newer ones."""
+    for found in sorted(before.glob(f"h200/*/{results.FILE}")):
+        target = out / found.relative_to(before)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, target)
+
+
+@dataclass
+class Bench:
+    """Runs parts; a model stays loaded as long as the next part is about it."""
+
+    out: Path
+    commit: str
+    vllm: Path | None
+    quick: bool
+    suite: Suite | None = None
+
+    def run(self, part: Part) -> None:
+        if part.benchmark == BESIDE_VLLM:
+            self._compare(part)
+            return
         settings = Settings(
-            part.model, "cuda", part.dtype, quick=options.quick, resume=True, commit=options.commit,
+            part.model, "cuda", part.dtype, repeats=part.repeats, quick=self.quick, resume=True, commit=self.commit,
             tables=part.tables, contenders=part.contenders,
         )  # fmt: skip
         with watcher() as watching:
+            suite = self.suite
             if suite is None or (suite.settings.model, suite.settings.dtype) != (part.model, part.dtype):
-                suite = None  # let go of the model before, then load the next
-                suite = Suite(settings, Workbench.open(part.model, "cuda", part.dtype), options.out, watching)
+                del suite
+                self._let_go()
+                suite = Suite(settings, Workbench.open(part.model, "cuda", part.dtype), self.out, watching)
+                self.suite = suite
             suite.settings, suite.watcher = settings, watching
             suite.measure(part.benchmark)
-        took.append(f"{number:3} {part.benchmark:7} {part.model} {part.dtype}: {time.perf_counter() - start:.0f} s")
-        print(took[-1], flush=True)
-    print("\n".join(["", "done:", *took]))
+
+    def _compare(self, part: Part) -> None:
+        shape = part.model.removeprefix("random:")
+        if self.vllm is None:
+            print(f"{said(part)}: left out, no --vllm DIR", flush=True)
+        elif is_measured(self.out, "h200", shape, part.dtype, self.commit):
+            print(f"{said(part)}: measured already", flush=True)
+        else:
+            self._let_go()  # both engines want most of the memory
+            Comparison(shape, self.vllm, self.out, self.commit, dtype=part.dtype, quick=self.quick).measure()
+
+    def _let_go(self) -> None:
+        self.suite = None
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def said(part: Part) -> str:
+    return (
+        f"{part.benchmark:12} {part.model.removeprefix('random:'):13} {part.dtype:9} {' '.join(part.tables)}".rstrip()
+    )
 
 
 def chosen(text: str | None) -> list[int]:
@@ -100,4 +193,4 @@ def chosen(text: str | None) -> list[int]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

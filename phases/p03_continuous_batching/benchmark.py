@@ -104,8 +104,8 @@ BENCHMARK = Benchmark(
             explains=(
                 "With everybody there from the start, {mixed-lengths/mixed/p03/speedup} times the tokens a second: "
                 "{mixed-lengths/mixed/p03/rows} rows instead of {mixed-lengths/mixed/p02/rows}, of which "
-                "{mixed-lengths/mixed/p02/padding} were filler. Requests that come one by one gain in waiting: at 0.6 "
-                "a second the first token comes after {arrivals/0.6/s/p03/ttft_ms} ms instead of "
+                "{mixed-lengths/mixed/p02/padding} were filler. Requests that come one by one gain in waiting: at the "
+                "higher rate the first token comes after {arrivals/0.6/s/p03/ttft_ms} ms instead of "
                 "{arrivals/0.6/s/p02/ttft_ms}, at the same tokens a second, for it is the arrivals that set those."
             ),
             loses=(

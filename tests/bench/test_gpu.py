@@ -5,6 +5,8 @@ import torch
 
 from gradus.bench import fingerprint
 from gradus.bench.contenders import Room, Workbench
+from gradus.bench.idle import idle_watch
+from gradus.bench.measure import drive
 from gradus.bench.profiler import profile_steps
 from gradus.bench.workloads import burst
 from gradus.models.precision import resolve_device, without_cudnn_attention
@@ -29,3 +31,15 @@ def test_a_gpu_is_measured_with_its_own_memory_and_kernels():
     assert bench.weight_bytes < run.peak_bytes < bench.weight_bytes + (64 << 20)
     found = profile_steps(bench, "p01", context=16)
     assert found.device_ms > 0 and found.kernels > 10
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_asked_whether_it_waited():
+    bench = Workbench.open("random:tiny-llama", "cuda", "float32")
+    engine = bench.engine("p10", Room(40, 4))
+    runner = engine.runner
+    with idle_watch(engine) as watch:
+        drive(engine, burst(4, 8, 20).arrivals(320), bench.device)
+    waits = watch.idle_us()
+    assert len(waits) >= 15 and all(0 <= wait < 1e6 for wait in waits)
+    assert engine.runner is runner

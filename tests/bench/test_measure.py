@@ -7,6 +7,7 @@ import torch
 
 from gradus.bench.contenders import Room, tensor_bytes
 from gradus.bench.declaration import Goal
+from gradus.bench.idle import IdleWatch, Step
 from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
 from gradus.bench.workloads import Arrival, burst, conversations, poisson, shared_prefix
 
@@ -200,3 +201,30 @@ def test_the_same_memory_holds_fewer_slots_than_sequences_on_pages(bench):
     assert bench.engine("p04", room).scheduler.max_sequences == 8
     with pytest.raises(ContenderFailed, match="30 positions hold no sequence of 40"):
         bench.engine("p03", Room(40, 8, cache_tokens=30))
+
+
+# -- does the GPU wait for the host? -----------------------------------------------------------------------------------
+
+
+class At:
+    """An event that came at so many milliseconds."""
+
+    def __init__(self, ms: float) -> None:
+        self.ms = ms
+
+    def elapsed_time(self, other: "At") -> float:
+        return other.ms - self.ms
+
+
+def test_the_gpu_waited_only_where_the_step_before_had_ended_when_the_next_was_handed_over(monkeypatch):
+    """Steps of 2 ms: the second comes in time, the third 0.5 ms late and 40 µs in the making."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    watch = IdleWatch(runner=None)
+    watch.steps = [
+        Step(8, At(0.0), At(2.0), 30.0, late=True),
+        Step(8, At(2.0), At(4.0), 30.0, late=False),
+        Step(8, At(4.5), At(6.5), 40.0, late=True),
+        Step(5, At(9.0), At(9.5), 30.0, late=True),  # a step that is not full says little
+        Step(0, At(9.9), At(20.0), 30.0, late=True),  # a prompt
+    ]
+    assert watch.idle_us() == pytest.approx([0.0, 540.0])

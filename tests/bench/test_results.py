@@ -1,6 +1,7 @@
 """results.json: what goes in comes out; and what is made from it is checked against it."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,16 @@ def test_a_cell_and_a_run_replace_those_of_the_same_name():
     assert len(found.runs) == 1 and not found.runs[0].cells
     found.put(Run("random:tiny-llama", "bfloat16", "cpu", {}, {}))
     assert len(found.runs) == 2
+
+
+def test_processes_with_models_of_their_own_share_a_file(tmp_path):
+    """Each puts its run in as often as it likes; none takes another's away."""
+    with ThreadPoolExecutor(8) as pool:  # each opens the file and its lock anew, as processes would
+        for model in "abcdefgh" * 3:
+            pool.submit(results.update, tmp_path, "cpu", "p01", Run(model, "float32", "cpu", {}, {"commit": "x"}))
+    found = results.read(results.path(tmp_path, "cpu", "p01"))
+    assert sorted(run.model for run in found.runs) == list("abcdefgh")
+    assert [file.name for file in (tmp_path / "cpu" / "p01").iterdir()] == [results.FILE]
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
@@ -263,7 +274,7 @@ def test_the_committed_results_are_small_and_none_is_a_quick_look():
     assert not [run.title for found in results.find(ROOT / "reports") for run in found.runs if run.settings["quick"]]
 
 
-@pytest.mark.parametrize("name", declaration.names())
+@pytest.mark.parametrize("name", declaration.reported())
 def test_the_prose_of_a_benchmark_has_no_number_of_its_own(name):
     benchmark = declaration.load(name)
     accounts = [*benchmark.accounts.values(), *benchmark.rungs.values()]

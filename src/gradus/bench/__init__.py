@@ -6,8 +6,10 @@ Read in this order:
     roofline.py      what a step must cost at least: bytes and operations, from the model's configuration
     prediction.py    a workload played through a phase's schedule, with the roofline as its clock
     declaration.py   what a phase's benchmark.py says: question, tables, contenders, prose
+    suites.py        the same of what spans phases: ladder, ablation, matrix;  beside.py: of the final engine and vLLM
     measure.py       a workload driven through an engine, every token timed; repeats, interleaved
-    contenders.py    a phase's engine as a contender;  peers.py: transformers as one
+    idle.py          whether the GPU waits for the host between steps
+    contenders.py    a phase's engine as a contender;  peers.py: transformers as one;  block.py: a process of its own
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows
     results.py       results.json;  metrics.py: the numbers read from its samples
     report.py        report.md and the tables in the lessons;  prose.py, plots.py: its sentences and figures

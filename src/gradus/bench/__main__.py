@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m gradus.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("target", help="a phase (p01), ladder, or all")
+    parser.add_argument("target", help="a phase (p01), ladder, ablation, matrix, or all")
     _add_model(parser)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-peers", dest="peers", action="store_false")

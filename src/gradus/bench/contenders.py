@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradus import phases
-from gradus.bench.declaration import PEERS
+from gradus.bench.declaration import PEERS, switched
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive, synchronize
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
@@ -63,20 +63,26 @@ class Workbench:
         return sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
 
     def contender(self, name: str, room: "Room") -> Contender:
-        """name: a phase or a peer."""
+        """name: a phase, the final one without some of its switches, or a peer."""
         if name in PEERS:
             from gradus.bench.peers import Transformers
 
             return Transformers(name, self, room.batch)
         return PhaseContender(name, self, room)
 
-    def engine(self, phase: str, room: "Room") -> Engine:
-        """The phase's engine with room for exactly what is asked of it."""
+    def engine(self, contender: str, room: "Room") -> Engine:
+        """The phase's engine with room for exactly what is asked of it, without what its name switches off."""
+        phase, off = switched(contender)
         room = room.of(phase)
         limits = ModelLimits(self.model.config.vocab_size, min(room.context + 1, self.model.config.context_length))
         given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
         heeded = {name: value for name, value in given.items() if name in used_by(phase)}
-        return phases.load(phase).build(self.model, options_for(phase, limits, room.batch, **heeded))
+        options = options_for(phase, limits, room.batch, **heeded)
+        if not off:
+            return phases.load(phase).build(self.model, options)
+        from gradus.engine.build import EngineConfig, build  # here, since only these contenders need it
+
+        return build(self.model, EngineConfig.of(options, **dict.fromkeys(off, False)))
 
     @property
     def bytes_a_position(self) -> int:
@@ -104,12 +110,12 @@ class Room:
     def positions(self) -> int:
         return self.cache_tokens or self.batch * self.context
 
-    def of(self, phase: str) -> "Room":
-        """For this phase: one without pages reserves a whole context for each sequence, and runs as many as that fit.
+    def of(self, contender: str) -> "Room":
+        """For this contender: one without pages reserves a whole context a sequence, and runs as many as that fit.
 
         Raises ContenderFailed if not a single one does.
         """
-        if self.cache_tokens is None or "cache_tokens" in used_by(phase):
+        if self.cache_tokens is None or "cache_tokens" in used_by(switched(contender)[0]):
             return self
         if self.cache_tokens < self.context:
             raise ContenderFailed(f"{self.cache_tokens} positions hold no sequence of {self.context}")

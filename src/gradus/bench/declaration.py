@@ -11,14 +11,31 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from gradus import phases
-from gradus.bench import workloads
 from gradus.bench.prediction import Policy, cached, continuous
 from gradus.bench.workloads import Workload
 from gradus.errors import ConfigError
 
-LADDER = "ladder"
+LADDER, ABLATION, MATRIX = "ladder", "ablation", "matrix"
+SUITES = (LADDER, ABLATION, MATRIX)
+"""Benchmarks of more than one phase: suites.py declares them."""
+BESIDE_VLLM = "beside-vllm"
+"""Two engines that never share a process: beside.py declares it, benchmarks/beside_vllm.py measures it."""
+
+FINAL = "p10"
+"""The phase whose engine is the final one, with a switch for each optimization."""
+SWITCHES = {
+    "prefix_cache": "prefix cache",
+    "chunked": "chunked prefill",
+    "kernels": "kernels",
+    "graphs": "graphs",
+    "overlap": "overlap",
+}
+
 PEERS: dict[str, Policy] = {"transformers": cached, "transformers-batch": continuous}
 """Other engines, and the policy by which each is predicted: `generate` one by one, and `generate_batch`."""
+
+
+ByDevice = int | None | Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +46,37 @@ class Row:
     workload: the same everywhere, or by device ("cpu", "cuda"); a device that is not named leaves the row out.
     context: tokens that a sequence may have (None: as many as the workload's longest). cache_tokens: positions of cache
     that every contender gets; one that reserves a whole context for each sequence then runs as many as that holds.
-    token_budget: most tokens a step, for contenders that cut prompts.
+    token_budget: most tokens a step, for contenders that cut prompts. These three may be given by device as well.
     """
 
     label: str
     x: float
     workload: Workload | Mapping[str, Workload]
     batch: int | None = None
-    context: int | None = None
-    cache_tokens: int | None = None
-    token_budget: int | None = None
+    context: ByDevice = None
+    cache_tokens: ByDevice = None
+    token_budget: ByDevice = None
 
-    def on(self, device: str) -> Workload | None:
-        return self.workload if isinstance(self.workload, Workload) else self.workload.get(device)
+    def on(self, device: str) -> "RowOnDevice | None":
+        """The row as it is on a device; None where it is not for that device."""
+        workload = self.workload if isinstance(self.workload, Workload) else self.workload.get(device)
+        if workload is None:
+            return None
+        numbers = (
+            value.get(device) if isinstance(value, Mapping) else value
+            for value in (self.context, self.cache_tokens, self.token_budget)
+        )
+        return RowOnDevice(workload, *numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class RowOnDevice:
+    """What a row asks of the contenders on one device; see Row."""
+
+    workload: Workload
+    context: int | None
+    cache_tokens: int | None
+    token_budget: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,53 +144,69 @@ class Benchmark:
 
 
 def names() -> list[str]:
-    """Everything that `gradus bench` can run: the phases that have a benchmark.py, and the ladder."""
-    return [*_phases(), LADDER]
+    """Everything that `gradus bench` can run: the phases that have a benchmark.py, and what spans several of them."""
+    return [*_phases(), *SUITES]
+
+
+def reported() -> list[str]:
+    """Everything that a report can be made of."""
+    return [*names(), BESIDE_VLLM]
 
 
 def load(name: str) -> Benchmark:
-    """The benchmark of a phase ("p01"), or the ladder. Raises ConfigError for a name that does not exist."""
-    if name == LADDER:
-        return ladder()
+    """The benchmark of a phase ("p01"), or of that name. Raises ConfigError for a name that does not exist."""
+    if name in SUITES:
+        return import_module("gradus.bench.suites").SUITES[name]()
+    if name == BESIDE_VLLM:
+        return import_module("gradus.bench.beside").BENCHMARK
     modules = _phases()
     if name not in modules:
-        raise ConfigError(f"benchmark must be one of {', '.join([*modules, LADDER, 'all'])}, got {name!r}")
+        raise ConfigError(f"benchmark must be one of {', '.join([*names(), 'all'])}, got {name!r}")
     return import_module(modules[name]).BENCHMARK
 
 
-def ladder() -> Benchmark:
-    """One workload, every phase and every peer: what each optimization has brought so far."""
-    rungs = tuple(_phases())
-    row = Row("all", 0, {device: workloads.ladder(device) for device in ("cpu", "cuda")})
-    return Benchmark(
-        question="The same 16 requests, one phase after the other: what did each step bring?",
-        prediction="Each phase is predicted by its own schedule, played through with the roofline as its clock.",
-        tables=(
-            Table(
-                name="ladder",
-                title="The ladder",
-                axis="workload",
-                rows=(row,),
-                contenders=(*rungs, *PEERS),
-                columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
-                against=rungs[0] if rungs else None,
-            ),
-        ),
-    )
+def switched(contender: str) -> tuple[str, tuple[str, ...]]:
+    """The phase of a contender, and what is switched off in it: "p10-graphs" is ("p10", ("graphs",)).
+
+    Raises ConfigError for a switch that there is not, and for a phase without switches.
+    """
+    phase, *off = contender.split("-")
+    for switch in off:
+        if phase != FINAL or switch not in SWITCHES:
+            raise ConfigError(
+                f"contender {contender!r}: only {FINAL} can be run without some of {', '.join(SWITCHES)}, "
+                f"as in {FINAL}-overlap"
+            )
+    return phase, tuple(off)
 
 
 def policy_of(contender: str) -> Policy | None:
     """How a contender schedules, as far as its prediction is concerned."""
-    return PEERS[contender] if contender in PEERS else load(contender).policy
+    if contender in PEERS:
+        return PEERS[contender]
+    phase, off = switched(contender)
+    return continuous if "prefix_cache" in off else load(phase).policy
 
 
 def title_of(contender: str) -> str:
-    """A contender's name for people: "p01 KV cache"."""
-    named = {
-        "transformers": "transformers generate",
-        "transformers-batch": "transformers generate_batch",
-    } | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
-    return named.get(contender, contender)
+    """A contender's name, or a benchmark's, for people: "p01 KV cache", "p10 without overlap", "The ladder"."""
+    named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
+    if contender in named:
+        return named[contender]
+    phase, *off = contender.split("-")
+    missing = [SWITCHES[switch] for switch in off if switch in SWITCHES]
+    return f"{phase} without {' and '.join(missing)}" if missing else contender
+
+
+TITLES = {
+    "transformers": "transformers generate",
+    "transformers-batch": "transformers generate_batch",
+    "vllm": "vLLM",
+    LADDER: "The ladder",
+    ABLATION: "The final engine, one switch off at a time",
+    MATRIX: "Every kind of workload",
+    BESIDE_VLLM: "Beside vLLM",
+}
 
 
 def rungs() -> Iterator[tuple[str, Benchmark]]:

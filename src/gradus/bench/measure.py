@@ -220,7 +220,7 @@ class _Audience:
 
     def _will_ask(self, index: int) -> None:
         arrival = self.arrivals[index]
-        params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=arrival.max_tokens, temperature=arrival.temperature, ignore_eos=True)
         request = Request.create(str(index), arrival.prompt, params, self._limits)
         heappush(self.due, (arrival.at, index, request))
 

@@ -144,7 +144,9 @@ def _draw_lines(axes: "Axes", picture: Picture) -> None:
     axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
-    axes.legend(fontsize=12)
+    crowded = named and len(picture.series) > 4  # points side by side leave no room among them
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if crowded else {}
+    axes.legend(fontsize=12, **beside)
 
 
 def _draw_levels(axes: "Axes", picture: Picture) -> None:

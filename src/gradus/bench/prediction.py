@@ -164,6 +164,7 @@ class Prediction:
     """Floors: no engine that runs this policy on this machine is faster. Times in seconds."""
 
     seconds: float
+    prompt_tokens: int
     output_tokens: int
     ttft_p50: float
     itl_p50: float | None
@@ -189,6 +190,7 @@ def predict(
     gaps = [later - earlier for times in clock.times for earlier, later in pairwise(times)]
     return Prediction(
         seconds=clock.now,
+        prompt_tokens=workload.prompt_tokens,
         output_tokens=workload.output_tokens,
         ttft_p50=percentile([times[0] - at for at, times in runs], 50),
         itl_p50=percentile(gaps, 50) if gaps else None,

@@ -6,6 +6,7 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
     <!-- results:begin p02/batch-size -->   one of them
     <!-- results:begin ladder -->           the ladder
+    <!-- results:begin beside-vllm -->      both engines, all models in one table
     <!-- results:end -->
 
 No torch here, and matplotlib only where a figure is really drawn.
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import declaration, plots, results, scheduling
-from gradus.bench.declaration import LADDER, Account, Benchmark, Table
+from gradus.bench import beside, declaration, plots, results, scheduling
+from gradus.bench.declaration import BESIDE_VLLM, LADDER, Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
 from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
@@ -93,9 +94,11 @@ def _read(file: Path) -> str:
 
 def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
     """report.md: the question, the prediction, and for each model every table with what is to be said about it."""
-    name = "The ladder" if found.benchmark == LADDER else declaration.title_of(found.benchmark)
+    name = declaration.title_of(found.benchmark)
     parts = [f"# {name}, measured on {hardware_title(found.hardware)}", benchmark.question, "## Predicted"]
     parts.append(benchmark.prediction)
+    if found.benchmark == BESIDE_VLLM:
+        parts += ["## Measured", *_beside(found), beside.how()]
     parts.append(HOW_TO_READ)
     for run in found.runs:
         parts.append(f"## {run.title}")
@@ -116,6 +119,11 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
 def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> str:
     """Paragraphs, and tables given as a header and rows."""
     return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
+
+
+def _beside(found: Results) -> list[str]:
+    """Gradus and vLLM, all models in one table; and who could not run what."""
+    return [markdown(*beside.summary(found)), *beside.skipped(found)]
 
 
 HOW_TO_READ = (
@@ -156,11 +164,17 @@ def _facts(run: Run) -> str:
 
 def _again(found: Results) -> str:
     device = "cpu" if found.hardware == "cpu" else "cuda"
-    commands = [
-        f"gradus bench {found.benchmark} --device {device} --model {run.model}"
-        + ("" if " " in run.dtype else f" --dtype {run.dtype}")  # mixed widths are what "auto" may choose on a CPU
-        for run in found.runs
-    ]
+    if found.benchmark == BESIDE_VLLM:
+        script = (
+            "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
+        )
+        commands = [f"{script} --model {run.model.removeprefix('random:')}" for run in found.runs]
+    else:
+        commands = [
+            f"gradus bench {found.benchmark} --device {device} --model {run.model}"
+            + ("" if " " in run.dtype else f" --dtype {run.dtype}")  # mixed widths are what "auto" may choose on a CPU
+            for run in found.runs
+        ]
     return "Measured again with:\n\n```console\n" + "\n".join(f"$ {c}" for c in dict.fromkeys(commands)) + "\n```"
 
 
@@ -307,11 +321,11 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
 def block(wanted: str, root: Path, page: Path) -> str:
     """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
     name, _, only = wanted.partition("/")
-    if name not in declaration.names():
+    if name not in declaration.reported():
         if name in {phase.name for phase in phases.available()}:
-            return NOT_YET.format(name=name)
+            return NOT_YET.format(command=f"gradus bench {name}")
         raise ConfigError(
-            f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(declaration.names())}"
+            f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(declaration.reported())}"
         )
     benchmark = declaration.load(name)
     if only and only not in {table.name for table in benchmark.tables}:
@@ -322,10 +336,13 @@ def block(wanted: str, root: Path, page: Path) -> str:
         if found.benchmark == name
         for part in _of_hardware(found, benchmark, only, root, page)
     ]
-    return "\n" + "\n\n".join(parts) + "\n\n" if parts else NOT_YET.format(name=name)
+    if not parts:
+        return NOT_YET.format(command=BESIDE_COMMAND if name == BESIDE_VLLM else f"gradus bench {name}")
+    return "\n" + "\n\n".join(parts) + "\n\n"
 
 
-NOT_YET = "\nNot measured yet: `gradus bench {name}` does it on your machine.\n\n"
+NOT_YET = "\nNot measured yet: `{command}` does it on your machine.\n\n"
+BESIDE_COMMAND = "python benchmarks/beside_vllm.py"
 
 
 def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, page: Path) -> Iterator[str]:
@@ -338,6 +355,9 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
         f"**{hardware_title(found.hardware)}**, {run.title}{others}. Reads {shown(rates['read_gb_s'])} GB/s. "
         f"[Report]({where}/report.md), [samples]({where}/results.json)."
     )
+    if found.benchmark == BESIDE_VLLM and not only:
+        yield from _beside(found)
+        return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):
             if len(benchmark.tables) > 1 and not only:

@@ -8,9 +8,11 @@
 A file is replaced as a whole, so an interrupted run leaves the cells before it. No torch here.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,30 @@ def write(file: Path, results: Results) -> int:
     part.write_text(text, encoding="utf-8")
     os.replace(part, file)
     return len(text.encode())
+
+
+def update(root: Path, hardware: str, benchmark: str, run: Run) -> int:
+    """Put one run into its file, whatever else is there. Returns the file's size in bytes.
+
+    Several processes may do so at once, as long as each has models of its own.
+    """
+    file = path(root, hardware, benchmark)
+    with _locked(file.parent):
+        found = read(file) if file.exists() else Results(hardware, benchmark)
+        found.put(run)
+        return write(file, found)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in the folder: others who ask for it wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # and with it the lock
 
 
 def dumps(results: Results) -> str:

@@ -77,8 +77,7 @@ class Suite:
         """Run the benchmark of that name; its results file is written after every cell. Returns the file."""
         benchmark = declaration.load(name)
         file = results.path(self.out, self.hardware, name)
-        all_runs = results.read(file) if file.exists() else Results(self.hardware, name)
-        run = self._begin(all_runs)
+        run = self._begin(results.read(file) if file.exists() else Results(self.hardware, name))
         for table in benchmark.tables:
             if self.settings.tables and table.name not in self.settings.tables:
                 continue
@@ -88,15 +87,15 @@ class Suite:
                     continue
                 self._fill(cell, table)
                 run.put(cell)
-                self._finish(run, all_runs, file)
+                self._finish(run, name)
         if self._wants_profiles(benchmark, run):
             run.profiles = self._profiles(benchmark)
-            self._finish(run, all_runs, file)
+            self._finish(run, name)
         return file
 
     # -- what is to be measured ----------------------------------------------------------------------------------------
 
-    def _begin(self, all_runs: Results) -> Run:
+    def _begin(self, before: Results) -> Run:
         """A new run, or the one that is to be resumed: of the same commit, on the same kind of machine."""
         fresh = Run(
             model=self.bench.checkpoint.name,
@@ -115,19 +114,16 @@ class Suite:
                 "peers' weights": str(self.bench.model.dtype).removeprefix("torch."),
             },
         )
-        before = all_runs.run(*fresh.key)
+        old = before.run(*fresh.key)
         narrowed = self.settings.tables or self.settings.contenders
-        same = before is not None and before.settings["commit"] == fresh.settings["commit"]
-        if before is not None and (narrowed or self.settings.resume) and same:
-            return before
-        all_runs.put(fresh)
-        return fresh
+        same = old is not None and old.settings["commit"] == fresh.settings["commit"]
+        return old if old is not None and (narrowed or self.settings.resume) and same else fresh
 
     def _cell(self, name: str, table: Table, row: Row) -> Cell | None:
         """None where the row is not for this device, or its sequences are too long for the model."""
-        workload = self._workload(row)
+        workload, here = self._workload(row), row.on(self.bench.device.type)
         config = self.bench.model.config
-        if workload is None:
+        if workload is None or here is None:
             return None
         if workload.longest > config.context_length:
             self.watcher.note(
@@ -135,9 +131,9 @@ class Suite:
                 f"the model's context of {config.context_length}"
             )
             return None
-        if row.context is not None and row.context > config.context_length:
+        if here.context is not None and here.context > config.context_length:
             self.watcher.note(
-                f"{name}, {table.title}, {row.label}: left out, a context of {row.context} tokens is longer than the "
+                f"{name}, {table.title}, {row.label}: left out, a context of {here.context} tokens is longer than the "
                 f"model's of {config.context_length}"
             )
             return None
@@ -157,10 +153,10 @@ class Suite:
         )
 
     def _workload(self, row: Row) -> Workload | None:
-        workload = row.on(self.bench.device.type)
-        if workload is not None and self.settings.quick:
-            return workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
-        return workload
+        here = row.on(self.bench.device.type)
+        if here is None or not self.settings.quick:
+            return here.workload if here else None
+        return here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
 
     def _contenders(self, table: Table) -> list[str]:
         names = [name for name in table.contenders if self.settings.peers or name not in declaration.PEERS]
@@ -197,8 +193,10 @@ class Suite:
 
     def _room(self, row: Row, workload: Workload, cell: Cell) -> Room:
         """A quick look's sequences are shorter, and so is then the context."""
-        context = workload.longest if row.context is None or self.settings.quick else row.context
-        return Room(context, cell.batch, row.cache_tokens, row.token_budget)
+        here = row.on(self.bench.device.type)
+        assert here is not None
+        context = workload.longest if here.context is None or self.settings.quick else here.context
+        return Room(context, cell.batch, here.cache_tokens, here.token_budget)
 
     def _predict(self, contender: str, workload: Workload, room: Room) -> dict[str, Any] | None:
         policy = declaration.policy_of(contender)
@@ -243,12 +241,14 @@ class Suite:
     def _longest_context(self) -> int:
         return self.bench.model.config.context_length // 2
 
-    def _finish(self, run: Run, all_runs: Results, file: Path) -> None:
+    def _finish(self, run: Run, name: str) -> None:
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Darwin" else 1)
         run.settings["peak RSS MB"] = round(kilobytes / 1000)
-        size = results.write(file, all_runs)
+        size = results.update(self.out, self.hardware, name, run)
         if size > results.MAX_BYTES:
-            self.watcher.note(f"{file} has {size} bytes, more than the {results.MAX_BYTES} that may be committed")
+            self.watcher.note(
+                f"{name}: {results.FILE} has {size} bytes, more than the {results.MAX_BYTES} that may be committed"
+            )
 
 
 def _is_measured(run: Run, cell: Cell) -> bool:
@@ -260,6 +260,8 @@ def targets(name: str) -> list[str]:
     """ "all" is every benchmark. Raises ConfigError for a name that does not exist."""
     if name == "all":
         return declaration.names()
+    if name == declaration.BESIDE_VLLM:
+        raise ConfigError(f"{name} is measured by benchmarks/beside_vllm.py, which starts both engines in turn")
     declaration.load(name)
     return [name]
 

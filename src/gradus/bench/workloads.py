@@ -49,7 +49,7 @@ class Job:
 class Arrival:
     """One request: `prompt` token ids arrive `at` seconds after the start and want exactly `max_tokens` tokens.
 
-    Greedy, and the end-of-sequence token is ignored: so the work is the same whatever a model says.
+    The end-of-sequence token is ignored: so the work is the same whatever a model says. temperature: 0 is greedy.
     follows: as a job's; `prompt` is then what comes after the whole sequence of that arrival.
     """
 
@@ -57,6 +57,7 @@ class Arrival:
     prompt: tuple[int, ...]
     max_tokens: int
     follows: int | None = None
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

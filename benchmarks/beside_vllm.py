@@ -1,0 +1,241 @@
+"""Gradus, vLLM and Gradus again, on one GPU: the comparison that src/gradus/bench/beside.py declares.
+
+    PYTHONPATH=src:. python3 benchmarks/beside_vllm.py --vllm DIR --model qwen3-0.6b --out "$OUT" --commit "$COMMIT"
+
+DIR holds vLLM as it was unpacked: DIR/site (vLLM itself), DIR/deps, and DIR/stubs for modules that were left out. Each
+engine runs in a process of its own, for both want most of the memory; what they say is in OUT/logs. Results are written
+after each block. Where vLLM fails, our samples are kept, and its reason. Several models can be measured at the same
+time on several GPUs, each by a process that sees only its own (CUDA_VISIBLE_DEVICES); they may share OUT.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradus.bench import beside, results
+from gradus.bench.beside import OUR_BLOCKS, OURS, THEIR_BLOCK, THEIRS, Case
+from gradus.bench.declaration import BESIDE_VLLM
+from gradus.bench.results import Cell, Entry, Run
+from gradus.bench.suites import cache_for
+from gradus.bench.workloads import SEED, Workload
+from gradus.errors import ConfigError, GradusError
+from gradus.models.shapes import SHAPES
+
+BLOCK_SECONDS = 270
+VLLM_SECONDS = 300  # it compiles first
+QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT = 4, 24, 6
+VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One model's cases. vllm: where it was unpacked. out: the folder of all reports. vllm_block: what runs it."""
+
+    shape: str
+    vllm: Path
+    out: Path
+    commit: str
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+    quick: bool = False
+    vllm_block: Path = VLLM_BLOCK
+
+    def measure(self) -> Run:
+        """All three blocks. Raises ConfigError if the first one of ours brings nothing."""
+        cases = beside.cases_of(self.shape)
+        if not cases:
+            known = ", ".join(dict.fromkeys(case.shape for case in beside.CASES))
+            raise ConfigError(f"model must be one of {known}, got {self.shape!r}")
+        with tempfile.TemporaryDirectory() as scratch:
+            work = Path(scratch)
+            asked = self._asked(cases, work)
+            first, second = OUR_BLOCKS
+            found, why = self._ours(first, asked | {"thorough": True}, work)
+            if not found.get("fingerprint"):
+                raise ConfigError(f"{self.shape}: Gradus did not run: {why}")
+            run = self._run(cases, found)
+            self._take(run, OURS, first, found, why)
+            found, why = self._theirs(asked, work)
+            self._take(run, THEIRS, THEIR_BLOCK, found, why)
+            if "version" in found:
+                run.fingerprint["versions"]["vllm"] = found["version"]
+            found, why = self._ours(second, asked | {"thorough": False}, work)
+            self._take(run, OURS, second, found, why)
+        return run
+
+    # -- what is asked -------------------------------------------------------------------------------------------------
+
+    def workload(self, case: Case) -> Workload:
+        return case.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT) if self.quick else case.workload
+
+    def _asked(self, cases: list[Case], work: Path) -> dict[str, Any]:
+        """The same for both sides, token ids and all."""
+        config = SHAPES[self.shape]
+        folder = work / self.shape
+        folder.mkdir()
+        described = beside.vllm_config(config)
+        (folder / "config.json").write_text(json.dumps(described))
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": described["eos_token_id"]}))
+        context = min(beside.context_of(self.shape), config.context_length)
+        asked_cases = []
+        for case in cases:
+            arrivals = self.workload(case).arrivals(config.vocab_size, context)
+            asked_cases.append({
+                "label": case.label,
+                "prompts": [arrival.prompt for arrival in arrivals],
+                "max_tokens": [arrival.max_tokens for arrival in arrivals],
+                "temperature": case.temperature,
+            })  # fmt: skip
+        return {
+            "model": f"random:{self.shape}",
+            "config": str(folder),
+            "device": self.device,
+            "dtype": self.dtype,
+            "contender": OURS,
+            "context": context,
+            "max_sequences": QUICK_JOBS if self.quick else beside.MAX_SEQUENCES,
+            "cache_tokens": max(context, cache_for(self.workload(case) for case in cases)),
+            "repeats": beside.REPEATS,
+            "quick": self.quick,
+            "cases": asked_cases,
+        }
+
+    # -- the blocks ----------------------------------------------------------------------------------------------------
+
+    def _ours(self, block: str, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
+        return self._block(block, [sys.executable, "-m", "gradus.bench.block"], asked, work, {}, BLOCK_SECONDS)
+
+    def _theirs(self, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
+        """-P: vLLM must not find this folder's modules among its own."""
+        parts = [str(self.vllm.resolve() / part) for part in ("site", "deps", "stubs")]
+        more = {"PYTHONPATH": os.pathsep.join(parts), "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        command = [sys.executable, "-P", str(self.vllm_block.resolve())]
+        return self._block(THEIR_BLOCK, command, asked, work, more, VLLM_SECONDS)
+
+    def _block(
+        self, block: str, command: list[str], asked: dict[str, Any], work: Path, more: dict[str, str], seconds: int
+    ) -> tuple[dict[str, Any], str | None]:
+        """Run one process. Returns what it wrote, as far as it came, and why it came no further."""
+        question, answer = work / f"{block}-asked.json", work / f"{block}-found.json"
+        question.write_text(json.dumps(asked))
+        log = self.out / "logs" / f"{BESIDE_VLLM}-{self.shape}-{block}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        why: str | None = None
+        with log.open("w") as said:
+            try:
+                done = subprocess.run(
+                    [*command, str(question), str(answer)], stdout=said, stderr=subprocess.STDOUT, timeout=seconds,
+                    env=os.environ | more, check=False,
+                )  # fmt: skip
+                if done.returncode:
+                    why = f"exit code {done.returncode}: {_last_line(log)}"
+            except subprocess.TimeoutExpired:
+                why = f"not done after {seconds} s"
+        found = json.loads(answer.read_text()) if answer.exists() else {}
+        print(f"{self.shape} {block}: {why or 'done'}", flush=True)
+        for label, case in found.get("cases", {}).items():
+            rates = [f"{sample['output_tokens'] / sample['seconds']:,.0f}" for sample in case["samples"]]
+            print(f"  {label}: {case.get('failed') or ', '.join(rates) + ' tok/s'}", flush=True)
+        return found, why
+
+    # -- what is found -------------------------------------------------------------------------------------------------
+
+    def _run(self, cases: list[Case], found: dict[str, Any]) -> Run:
+        """With the machine that our first block saw, and an empty cell for every case."""
+        run = Run(
+            model=f"random:{self.shape}",
+            dtype=found["dtype"],
+            device=found["device"],
+            fingerprint=found["fingerprint"],
+            settings={
+                "commit": self.commit,
+                "seed": SEED,
+                "quick": self.quick,
+                "repeats a block": beside.REPEATS,
+                "sampling": f"one request greedy, many at temperature {beside.TEMPERATURE}, end-of-sequence ignored",
+                "precision": found["precision"],
+                "prefix cache": "off",
+                "hardware": found["hardware"],
+            },
+        )
+        for x, case in enumerate(cases):
+            workload = self.workload(case)
+            run.put(
+                Cell(
+                    table=case.table,
+                    row=case.label,
+                    x=x,
+                    batch=len(workload.jobs),
+                    workload={
+                        "what": workload.what,
+                        "digest": workload.digest(),
+                        "requests": len(workload.jobs),
+                        "prompt_tokens": workload.prompt_tokens,
+                        "output_tokens": workload.output_tokens,
+                        "longest": workload.longest,
+                    },
+                    entries=[Entry(THEIRS), Entry(OURS)],
+                )
+            )
+        return run
+
+    def _take(self, run: Run, contender: str, block: str, found: dict[str, Any], why: str | None) -> None:
+        """Put a block's samples where they belong, each with the block's name, and write everything down."""
+        for cell in run.cells:
+            entry = cell.entry(contender)
+            assert entry is not None
+            case = found.get("cases", {}).get(cell.row, {})
+            entry.samples += [sample | {"block": block} for sample in case.get("samples", [])]
+            entry.prediction = case.get("prediction") or entry.prediction
+            if not case.get("samples"):
+                entry.skipped = case.get("failed") or why or "its process ended before"
+                entry.skipped += f" (block {block})" if contender == OURS else ""
+        results.update(self.out, run.settings["hardware"], BESIDE_VLLM, run)
+
+
+def _last_line(log: Path) -> str:
+    """Of what a process said before it ended; the error, if it ended with one."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["it said nothing"])[-1][:200]
+
+
+def is_measured(out: Path, hardware: str, shape: str, dtype: str, commit: str) -> bool:
+    """Whether every case of the model has samples of all three blocks, of this commit."""
+    file = results.path(out, hardware, BESIDE_VLLM)
+    run = results.read(file).run(f"random:{shape}", dtype) if file.exists() else None
+    if run is None or run.settings["commit"] != commit:
+        return False
+    for case in beside.cases_of(shape):
+        cell = run.cell(case.table, case.label)
+        blocks = {sample["block"] for entry in cell.entries for sample in entry.samples} if cell else set()
+        if blocks != {*OUR_BLOCKS, THEIR_BLOCK}:
+            return False
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vllm", type=Path, required=True, help="the folder that vLLM was unpacked in")
+    parser.add_argument("--model", dest="shape", required=True, help="a shape, as in qwen3-0.6b")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the reports")
+    parser.add_argument("--commit", required=True, help="the commit that is measured, as `git rev-parse` gives it")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--quick", action="store_true", help="a rehearsal: a few short requests")
+    try:
+        Comparison(**vars(parser.parse_args())).measure()
+    except GradusError as mistake:
+        print(f"gradus: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

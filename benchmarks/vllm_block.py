@@ -1,0 +1,74 @@
+"""vLLM's block of a comparison, in a process of its own: `python vllm_block.py ASKED.json FOUND.json`.
+
+ASKED is what beside_vllm.py writes (`gradus.bench.block` says what is in it), with `config`: the folder of config.json.
+FOUND is written after every case: version, init_s, and for each case its samples, or why there are none. Imports
+nothing of Gradus: the environment is vLLM's.
+
+vLLM keeps its own best settings (CUDA graphs, torch.compile, its own choice of attention); the engine runs in this
+process, as ours does. Weights are random, as ours are; tokens are not turned into text, as ours are not.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # plain temperature sampling does not take that path
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def run_block(asked: dict[str, Any], found_file: Path) -> None:
+    import vllm
+
+    start = time.perf_counter()
+    llm = vllm.LLM(
+        model=asked["config"],
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype=asked["dtype"],
+        gpu_memory_utilization=0.85,
+        max_model_len=asked["context"],
+        enable_prefix_caching=False,
+    )
+    found: dict[str, Any] = {"version": vllm.__version__, "init_s": round(time.perf_counter() - start, 1), "cases": {}}
+    print(f"vLLM {vllm.__version__}: built in {found['init_s']} s", flush=True)
+    for case in asked["cases"]:
+        kept: dict[str, Any] = {"samples": []}
+        found["cases"][case["label"]] = kept
+        try:
+            _generate(vllm, llm, case)  # every shape is seen
+            kept["samples"] = [_generate(vllm, llm, case) for _ in range(asked["repeats"])]
+        except Exception as error:  # the other cases may still run
+            kept["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        found_file.with_suffix(".part").write_text(json.dumps(found))
+        os.replace(found_file.with_suffix(".part"), found_file)
+        print(case["label"], kept.get("failed") or [sample["seconds"] for sample in kept["samples"]], flush=True)
+
+
+def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """One sample: seconds from the call to the last token, and what was asked and given."""
+    prompts = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
+    params = [
+        vllm.SamplingParams(temperature=case["temperature"], ignore_eos=True, max_tokens=most, detokenize=False)
+        for most in case["max_tokens"]
+    ]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    if lengths != case["max_tokens"]:
+        raise RuntimeError(f"{sum(lengths)} tokens came instead of {sum(case['max_tokens'])}")
+    return {
+        "seconds": round(seconds, 5),
+        "completed": len(outputs),
+        "output_tokens": sum(lengths),
+        "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
+    }
+
+
+if __name__ == "__main__":
+    run_block(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -1,0 +1,276 @@
+"""Gradus beside vLLM: the same token ids on the same GPU within the hour, and what is asked of the comparison.
+
+Declared here, measured by benchmarks/beside_vllm.py: two engines that each want the GPU's memory take turns as
+processes, Gradus, vLLM and Gradus again, so that a drift of the machine shows as a difference between the first and the
+last. Each process warms up with every workload whole, then runs it several times. No torch here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.bench.declaration import FINAL, Account, Benchmark, Row, Table
+from gradus.bench.metrics import shown, spread
+from gradus.bench.prose import speedup, times_floor
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.workloads import Workload, burst, single_stream
+from gradus.models.config import ModelConfig
+
+OURS, THEIRS = f"{FINAL}-prefix_cache", "vllm"
+OUR_BLOCKS, THEIR_BLOCK = ("A1", "A2"), "B"
+MAX_SEQUENCES = 256
+TEMPERATURE = 0.6  # of many requests; one alone is greedy
+REPEATS = 3
+
+IN, OUT = "prompt_tok_s", "output_tok_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked for. must, aim: how many times vLLM's rate, measured beside it. floor_percent: aimed at as well.
+
+    seen: vLLM 0.26.0's rate on an H200 before, in tokens a second: should it be slower beside us, something is wrong.
+    """
+
+    must: float
+    aim: float
+    seen: float
+    floor_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload on one model: `shape` is the one that both run with random weights."""
+
+    shape: str
+    label: str
+    workload: Workload
+    target: Target
+    metric: str = OUT
+
+    @property
+    def table(self) -> str:
+        return self.shape if self.metric == OUT else f"{self.shape}-prefill"
+
+    @property
+    def temperature(self) -> float:
+        return 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE
+
+
+CONTEXTS = {"gpt2-124m": 1024}
+"""Tokens that both engines have room for in a sequence: as GPT-2 was made for; the others' workloads need no more than
+LONGEST."""
+LONGEST = 9216
+
+GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
+MIXED = (100, 1024)
+
+CASES = (
+    Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.0, 1.25, 24_900, floor_percent=80)),
+    Case(QWEN, "batch 1", single_stream(32, 512), Target(1.3, 2.5, 617)),
+    Case(LLAMA_1B, "batch 1", single_stream(32, 512), Target(1.3, 1.8, 813, floor_percent=80)),
+    Case(LLAMA_1B, "batch 64", burst(64, 512, 256), Target(0.95, 1.15, 24_700)),
+    Case(LLAMA_1B, "batch 256", burst(256, 1024, 128), Target(0.95, 1.15, 20_400)),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.0, 1.2, 206)),
+    Case(LLAMA_8B, "batch 64", burst(64, 512, 256), Target(1.0, 1.1, 6_640)),
+    Case(LLAMA_8B, "prefill", burst(8, 8192, 1), Target(0.9, 1.0, 38_600), metric=IN),
+    Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 842)),
+    Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 29_500)),
+    Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 69_300)),
+)
+
+MOST_IDLE_US, AIM_IDLE_US = 100, 20
+"""What the GPU may wait for the host before a decode step of 256 sequences, in microseconds."""
+
+
+def cases_of(shape: str) -> list[Case]:
+    return [case for case in CASES if case.shape == shape]
+
+
+def context_of(shape: str) -> int:
+    return CONTEXTS.get(shape, LONGEST)
+
+
+def vllm_config(config: ModelConfig) -> dict[str, Any]:
+    """config.json for vLLM, in a spelling that every transformers understands.
+
+    Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
+    """
+    names = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    common: dict[str, Any] = {
+        "architectures": [names[config.family]],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_ids[0],
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+    if config.family == "gpt2":
+        return common | {
+            "n_positions": config.context_length,
+            "n_ctx": config.context_length,
+            "n_embd": config.hidden_size,
+            "n_layer": config.num_layers,
+            "n_head": config.num_heads,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": config.norm_eps,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        }
+    assert config.rope is not None
+    return common | {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.context_length,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope.theta,
+        "hidden_act": "silu",
+        "attention_bias": config.attention_bias,
+        "torch_dtype": "bfloat16",
+    }
+
+
+# -- as a benchmark, for reports ---------------------------------------------------------------------------------------
+
+
+def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Benchmark:
+    """A table for each model, and one for each that is asked for prompts' tokens."""
+    return Benchmark(
+        question="The final engine and vLLM, on the same GPU and the same token ids: who is faster, and by how much?",
+        prediction=(
+            "Both read the same weights and the same keys and values, and both replay graphs; what differs is what a "
+            "step takes beyond its bytes. The smaller the model and the batch, the more of a step that is, so a single "
+            "stream of a small model should gain most. A crowd on a model of billions is bound by memory and matrix "
+            "units on both sides, and prompts by attention kernels that were written by hand for this GPU on theirs."
+        ),
+        tables=tuple(_tables(cases)),
+        accounts=accounts,
+    )
+
+
+def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
+    for name in dict.fromkeys(case.table for case in cases):
+        of_it = [case for case in cases if case.table == name]
+        prefill = of_it[0].metric == IN
+        yield Table(
+            name=name,
+            title=f"{of_it[0].shape}: {'prompts alone' if prefill else 'tokens a second'}",
+            axis="workload",
+            rows=tuple(Row(case.label, x, case.workload) for x, case in enumerate(of_it)),
+            contenders=(THEIRS, OURS),
+            metric=of_it[0].metric,
+            columns=("steps",) if prefill else ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps"),
+            against=THEIRS,
+            scale="names",
+        )
+
+
+ACCOUNTS: dict[str, Account] = {}
+"""What is to be said of the results, by hardware."""
+
+BENCHMARK = benchmark_of(CASES, ACCOUNTS)
+
+HOW_IT_IS_MEASURED = (
+    "Three blocks, each a process of its own on the same GPU: Gradus (A1), vLLM, Gradus again (A2); each is built once "
+    "for all of a model's workloads, warmed up with them whole, then timed {repeats} times a workload. The same token "
+    "ids and output lengths on both sides; one request is greedy, many are sampled at temperature {temperature}; "
+    "end-of-sequence ignored, prefix cache off. vLLM has its own best settings for throughput: CUDA graphs and "
+    "torch.compile on, {memory} of the memory. *GPU idle* is how long the GPU waits for the host at most before a full "
+    "step of decodes, on average: at {most} sequences at most {must} µs are asked for, {aim} are the aim."
+)
+
+Rows = tuple[list[str], list[list[str]]]
+"""A table: its header and its rows."""
+
+
+def how() -> str:
+    """What a report says of the conditions."""
+    return HOW_IT_IS_MEASURED.format(
+        repeats=REPEATS, temperature=TEMPERATURE, memory="85 %", most=MAX_SEQUENCES, must=MOST_IDLE_US, aim=AIM_IDLE_US
+    )
+
+
+def summary(found: Results) -> Rows:
+    """Every case of every model in one table: both sides, the ratio, what was asked for, the share of the floor."""
+    header = [
+        "model",
+        "workload",
+        "vLLM tok/s",
+        "Gradus tok/s",
+        "A1 · A2",
+        "ratio",
+        "must",
+        "aim",
+        "reached",
+        "of the floor",
+    ]
+    header += ["GPU idle µs", "vLLM seen before"]
+    runs = {run.model.removeprefix("random:"): run for run in found.runs}
+    rows = [
+        _row(case, cell, runs[case.shape])
+        for case in CASES
+        if case.shape in runs and (cell := runs[case.shape].cell(case.table, case.label))
+    ]
+    return header, rows
+
+
+def skipped(found: Results) -> list[str]:
+    """One line for each workload that one side could not run."""
+    return [
+        f"{run.model.removeprefix('random:')}, {cell.row}: "
+        f"{'vLLM' if entry.contender == THEIRS else 'Gradus'} was not measured: {entry.skipped}."
+        for run in found.runs
+        for cell in run.cells
+        for entry in cell.entries
+        if entry.skipped
+    ]
+
+
+def _row(case: Case, cell: Cell, run: Run) -> list[str]:
+    ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
+    table = next(table for table in BENCHMARK.tables if table.name == case.table)
+    ratio = speedup(ours, cell, run, table) if ours else None
+    share = times_floor(ours, table) if ours else None
+    percent = 100 / share if share else None
+    target = case.target
+    aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
+    idle = spread(ours.samples, "idle_us") if ours else None
+    return [
+        case.shape,
+        f"{case.label}: {cell.workload['what']}",
+        _rate(theirs, case.metric),
+        _rate(ours, case.metric),
+        " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
+        "" if ratio is None else f"{ratio:.2f}×",
+        f"{target.must:g}×",
+        aim,
+        "" if ratio is None else reached(target, ratio, percent),
+        "" if percent is None else f"{percent:.0f} %",
+        "" if idle is None else shown(idle.median),
+        shown(target.seen),
+    ]
+
+
+def reached(target: Target, ratio: float, percent: float | None) -> str:
+    """ "aim", "must" or "no"; an aim that names a share of the floor wants both."""
+    floor = target.floor_percent is None or (percent is not None and percent >= target.floor_percent)
+    return "aim" if ratio >= target.aim and floor else "must" if ratio >= target.must else "no"
+
+
+def _rate(entry: Entry | None, metric: str) -> str:
+    measured = spread(entry.samples, metric) if entry else None
+    if measured is None:
+        return "–"
+    middle, low, high = (shown(value, metric) for value in (measured.median, measured.low, measured.high))
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def _of_block(entry: Entry | None, metric: str, block: str) -> str:
+    of_it = [sample for sample in entry.samples if sample.get("block") == block] if entry else []
+    measured = spread(of_it, metric)
+    return shown(measured.median, metric) if measured else "–"

@@ -1,0 +1,235 @@
+"""Benchmarks of more than one phase: the ladder, the ablation of the final engine, and the whole matrix of workloads.
+
+Each has a size for a GPU and a smaller one for a CPU. No torch here.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+from gradus.bench import workloads
+from gradus.bench.declaration import (
+    ABLATION,
+    FINAL,
+    LADDER,
+    MATRIX,
+    PEERS,
+    Benchmark,
+    ByDevice,
+    Goal,
+    Row,
+    Table,
+    rungs,
+)
+from gradus.bench.workloads import (
+    Workload,
+    burst,
+    long_prompts,
+    memory_pressure,
+    poisson,
+    shared_prefix,
+    single_stream,
+)
+
+PAGE = 16  # positions: a sequence's last page is half empty on average, never more than whole
+
+
+Work = dict[str, Workload]
+"""By device."""
+
+
+def cache_for(works: Iterable[Workload]) -> int:
+    """Positions of cache that hold any of these workloads, all its sequences at once."""
+    return max(sum(job.prompt + job.output + PAGE for job in work.whole) for work in works)
+
+
+# -- the ladder --------------------------------------------------------------------------------------------------------
+
+
+def ladder() -> Benchmark:
+    """One workload, every phase and every peer: what each optimization has brought so far."""
+    contenders = tuple(name for name, _ in rungs())
+    row = Row("all", 0, {device: workloads.ladder(device) for device in ("cpu", "cuda")})
+    return Benchmark(
+        question="The same 16 requests, one phase after the other: what did each step bring?",
+        prediction="Each phase is predicted by its own schedule, played through with the roofline as its clock.",
+        tables=(
+            Table(
+                name="ladder",
+                title="The ladder",
+                axis="workload",
+                rows=(row,),
+                contenders=(*contenders, *PEERS),
+                columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
+                against=contenders[0] if contenders else None,
+            ),
+        ),
+    )
+
+
+# -- the ablation ------------------------------------------------------------------------------------------------------
+
+# Graphs are made of kernels, so without kernels there are none.
+OFF = ("prefix_cache", "chunked", "overlap", "graphs", "kernels-graphs")
+
+# Prompts fall in so often that one gap in fifty has one in it, and for as long as the fastest engine decodes.
+WORK: dict[str, Work] = {
+    "one alone": {"cuda": single_stream(128, 256), "cpu": single_stream(24, 12)},
+    "many alike": {"cuda": burst(64, 512, 128), "cpu": burst(4, 32, 8)},
+    "a mixed crowd": {"cuda": burst(256, (100, 800), (64, 192)), "cpu": burst(8, (16, 48), (4, 12))},
+    "system prompt": {
+        "cuda": shared_prefix(65, math.inf, 2048, (32, 128), 64, lead=0.5),
+        "cpu": shared_prefix(5, math.inf, 128, (8, 24), 6, lead=1.5),
+    },
+    "long prompts": {
+        "cuda": long_prompts(16, 400, 8, 8000, 0.06),
+        "cpu": long_prompts(4, 40, 2, 256, 0.8, output=4),
+    },
+}
+CUT = {"cuda": 1024, "cpu": 64}  # a budget that cuts the long prompts
+
+
+def ablation() -> Benchmark:
+    """The final engine, and the same with one optimization left out, on workloads that need them."""
+    contenders = (FINAL, *(f"{FINAL}-{switch}" for switch in OFF))
+    return Benchmark(
+        question="Everything is switched on: which of it is missed when it is left out?",
+        prediction=(
+            "Speed-ups that were measured one on top of the other need not add up. Kernels should be missed wherever "
+            "anything decodes, for they leave both fewer bytes and fewer launches; graphs where a step is shorter than "
+            "the host takes to launch it, so most by a single stream and hardly by a crowd; overlap where the host's "
+            "work grows with the number of sequences. The prefix cache and chunks change nothing unless prompts share "
+            "a beginning or are longer than a step's budget, and cost nothing then. On a CPU, where there are no "
+            "kernels, graphs or overlap to lose, only those two can show."
+        ),
+        tables=(
+            Table(
+                name="throughput",
+                title="One alone, many at once, and a crowd of mixed lengths",
+                axis="workload",
+                rows=tuple(_roomy(name, x) for x, name in enumerate(("one alone", "many alike", "a mixed crowd"))),
+                contenders=contenders,
+                columns=("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "peak_mb"),
+                against=FINAL,
+                scale="names",
+            ),
+            Table(
+                name="shared-prefix",
+                title="A long system prompt: a first request, then all the others at once",
+                axis="workload",
+                rows=(_roomy("system prompt"),),
+                contenders=contenders,
+                metric="ttft_ms",
+                columns=("ttft_ms_p99", "output_tok_s", "itl_ms", "hit"),
+                against=FINAL,
+            ),
+            Table(
+                name="interference",
+                title="Long prompts among steady decodes, with a budget that cuts them",
+                axis="workload",
+                rows=(_roomy("long prompts", token_budget=CUT),),
+                contenders=contenders,
+                metric="itl_ms_p99",
+                columns=("itl_ms", "itl_ms_p95", "ttft_ms_longest", "output_tok_s"),
+                against=FINAL,
+            ),
+        ),
+    )
+
+
+def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
+    """With as much cache as the real lengths need.
+
+    (As many times the longest as there are requests, for every contender at once, would be more than a GPU has.)
+    """
+    cache = {device: cache_for([work]) for device, work in WORK[name].items()}
+    return Row(name, x, WORK[name], cache_tokens=cache, token_budget=token_budget)
+
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+
+BATCHING = ("p03", "p04", "p05", "p06", "p09", FINAL)
+"""p03 to p06 pay for every operation's launch, so answers are short: a step is a step."""
+GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05), "cpu": Goal(ttft=10.0, tpot=0.5)}
+POOL = {"cuda": 16_384, "cpu": 1024}
+
+
+def matrix() -> Benchmark:
+    """Every kind of workload, for every phase that batches as a server would."""
+    return Benchmark(
+        question="What did each phase change, on the workloads that it was not made for as well?",
+        prediction=(
+            "Each optimization is made for one kind of workload and should leave the others as they are: pages for "
+            "memory that is short, the prefix cache for common beginnings, chunks for long prompts among decodes, "
+            "kernels for long contexts and many sequences, graphs and overlap for steps that are shorter than their "
+            "launch. What costs time where it does not help is a loss, and stands here as well."
+        ),
+        tables=(
+            _kind(
+                "single-stream",
+                "One user alone",
+                Row("one request", 0, {"cuda": single_stream(128, 96), "cpu": single_stream(32, 16)}),
+                "itl_ms",
+                ("output_tok_s", "ttft_ms", "itl_ms_p99", "host_us", "peak_mb"),
+            ),
+            _kind(
+                "burst",
+                "Everybody at once",
+                Row("burst", 0, {"cuda": burst(64, 256, 64), "cpu": burst(6, 48, 8)}),
+                "output_tok_s",
+                ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "peak_mb"),
+            ),
+            _kind(
+                "arrivals",
+                "Mixed lengths that arrive by chance",
+                Row("Poisson", 0, ARRIVALS, batch=32),
+                "ttft_ms",
+                ("ttft_ms_p99", "itl_ms", "itl_ms_p99", "output_tok_s", "goodput"),
+            ),
+            _kind(
+                "shared-prefix",
+                "One system prompt: a first request, then all the others at once",
+                Row("shared", 0, SHARED),
+                "ttft_ms",
+                ("ttft_ms_p99", "output_tok_s", "itl_ms", "hit"),
+            ),
+            _kind(
+                "long-prompts",
+                "Long prompts among steady decodes",
+                Row("long prompts", 0, AMONG_DECODES),
+                "itl_ms_p99",
+                ("itl_ms", "itl_ms_p95", "ttft_ms_longest", "output_tok_s"),
+            ),
+            _kind(
+                "memory-pressure",
+                "More than the cache holds, which is the same size for everyone",
+                Row("pressure", 0, PRESSURE, context={"cuda": 1024, "cpu": 256}, cache_tokens=POOL),
+                "output_tok_s",
+                ("ttft_ms", "e2e_ms_p99", "waste", "preemptions", "cache_mb"),
+            ),
+        ),
+    )
+
+
+ARRIVALS: Work = {"cuda": poisson(40, 24, (32, 512), (16, 64)), "cpu": poisson(6, 2, (16, 64), (4, 12))}
+SHARED: Work = {
+    "cuda": shared_prefix(33, math.inf, 1024, (32, 128), 32, lead=0.5),
+    "cpu": shared_prefix(5, math.inf, 128, (8, 24), 6, lead=1.5),
+}
+AMONG_DECODES: Work = {
+    "cuda": long_prompts(16, 200, 3, 6000, 0.06),
+    "cpu": long_prompts(4, 32, 2, 256, 0.6, output=4),
+}
+PRESSURE: Work = {
+    "cuda": memory_pressure(POOL["cuda"], 1.5, 336, 48),
+    "cpu": memory_pressure(POOL["cpu"], 1.5, 56, 12),
+}
+
+
+def _kind(name: str, title: str, row: Row, metric: str, columns: tuple[str, ...]) -> Table:
+    """A table of one workload, so that it can have the numbers that this kind is about."""
+    return Table(
+        name, title, "workload", (row,), BATCHING, metric, columns, against=BATCHING[0], scale="log", goals=GOALS
+    )
+
+
+SUITES: dict[str, Callable[[], Benchmark]] = {LADDER: ladder, ABLATION: ablation, MATRIX: matrix}

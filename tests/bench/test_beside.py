@@ -1,0 +1,189 @@
+"""Gradus beside another engine, in blocks: with a stand-in for vLLM that keeps to the protocol, or breaks it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus.bench import __main__ as plain
+from gradus.bench import beside, command, declaration, report, results
+from gradus.bench.beside import IN, OURS, THEIRS, Case, Target, benchmark_of, cases_of, reached, vllm_config
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.workloads import burst, single_stream
+from gradus.models import SHAPES, ModelConfig
+from tests.bench.test_suites import script
+
+CASES = (
+    Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.3, 2.5, 617)),
+    Case("tiny-llama", "batch 3", burst(3, 20, 6), Target(1.0, 1.25, 24_900, floor_percent=80)),
+    Case("tiny-llama", "prefill", burst(2, 24, 1), Target(0.9, 1.0, 38_600), metric=IN),
+)
+
+STAND_IN = """
+import json, os, sys
+from pathlib import Path
+
+asked = json.loads(Path(sys.argv[1]).read_text())
+described = json.loads((Path(asked["config"]) / "config.json").read_text())
+assert described["model_type"] == "llama" and os.environ["PYTHONPATH"].count("site") == 1
+cases = {}
+for case in asked["cases"]:
+    assert (case["temperature"] == 0) == (len(case["prompts"]) == 1)
+    assert all(0 <= token < described["vocab_size"] for prompt in case["prompts"] for token in prompt)
+    sample = dict(seconds=2.0, completed=len(case["prompts"]), output_tokens=sum(case["max_tokens"]),
+                  prompt_tokens=sum(len(prompt) for prompt in case["prompts"]))
+    cases[case["label"]] = dict(samples=[sample] * asked["repeats"])
+Path(sys.argv[2]).write_text(json.dumps(dict(version="0.26.0", cases=cases)))
+"""
+
+
+@pytest.fixture(scope="module")
+def driver():
+    return script("beside_vllm")
+
+
+@pytest.fixture
+def cases(monkeypatch):
+    monkeypatch.setattr(beside, "CASES", CASES)
+    monkeypatch.setattr(beside, "BENCHMARK", benchmark_of(CASES, {}))
+
+
+def compared(driver, tmp_path: Path, text: str) -> Run:
+    stand_in = tmp_path / "stand_in.py"
+    stand_in.write_text(text)
+    driver.Comparison(
+        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, vllm_block=stand_in
+    ).measure()
+    (run,) = results.read(results.path(tmp_path / "out", "cpu", declaration.BESIDE_VLLM)).runs
+    return run
+
+
+@pytest.mark.slow
+def test_three_blocks_bring_the_same_work_of_both_sides_and_the_report_shows_all_of_them(driver, cases, tmp_path):
+    run = compared(driver, tmp_path, STAND_IN)
+    assert [(cell.table, cell.row) for cell in run.cells] == [
+        ("tiny-llama", "batch 1"), ("tiny-llama", "batch 3"), ("tiny-llama-prefill", "prefill"),
+    ]  # fmt: skip
+    for cell in run.cells:
+        ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
+        assert [sample["block"] for sample in ours.samples] == ["A1"] * 3 + ["A2"] * 3
+        assert [sample["block"] for sample in theirs.samples] == ["B"] * 3
+        for sample in (*ours.samples, *theirs.samples):
+            assert sample["output_tokens"] == cell.workload["output_tokens"]
+            assert sample["prompt_tokens"] == cell.workload["prompt_tokens"]
+        assert ours.prediction["seconds"] > 0 and not ours.skipped and not theirs.skipped
+    assert run.fingerprint["versions"]["vllm"] == "0.26.0" and run.settings["commit"] == "abc"
+    out = tmp_path / "out"
+    assert driver.is_measured(out, "cpu", "tiny-llama", "float32", "abc")
+    assert not driver.is_measured(out, "cpu", "tiny-llama", "float32", "def")
+    assert command.report(out, say=lambda _: None) > 0
+    text = (out / "cpu" / declaration.BESIDE_VLLM / "report.md").read_text()
+    assert "A1 · A2" in text and "| tiny-llama | batch 3: " in text and "2.5×" in text and "1.25×, 80 %" in text
+    assert not list(report.outdated(out))
+
+
+@pytest.mark.slow
+def test_where_vllm_fails_our_samples_are_kept_with_its_reason(driver, cases, tmp_path):
+    run = compared(driver, tmp_path, "raise SystemExit('ModuleNotFoundError: No module named vllm._C')")
+    for cell in run.cells:
+        assert len(cell.entry(OURS).samples) == 6 and not cell.entry(THEIRS).samples
+        assert cell.entry(THEIRS).skipped == "exit code 1: ModuleNotFoundError: No module named vllm._C"
+    assert not driver.is_measured(tmp_path / "out", "cpu", "tiny-llama", "float32", "abc")
+    found = results.read(results.path(tmp_path / "out", "cpu", declaration.BESIDE_VLLM))
+    text = report.render(found, beside.BENCHMARK)
+    assert "tiny-llama, batch 1: vLLM was not measured: exit code 1: ModuleNotFoundError" in text
+
+
+def test_without_a_first_block_of_ours_there_is_nothing_to_compare(driver, cases, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(driver.ConfigError, match="tiny-llama: Gradus did not run: exit code 1"):
+        compared(driver, tmp_path, STAND_IN)
+
+
+def test_a_process_that_takes_too_long_is_ended_and_what_it_wrote_counts(driver, cases, tmp_path):
+    comparison = driver.Comparison("tiny-llama", tmp_path, tmp_path, "abc")
+    code = 'import sys, time, pathlib; pathlib.Path(sys.argv[2]).write_text(\'{"version": "1"}\'); time.sleep(60)'
+    found, why = comparison._block("B", [sys.executable, "-c", code], {}, tmp_path, {}, seconds=1)
+    assert (found, why) == ({"version": "1"}, "not done after 1 s")
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def sample(seconds: float, block: str, **more: object) -> dict:
+    return {"seconds": seconds, "output_tokens": 200, "prompt_tokens": 800, "completed": 1, "block": block, **more}
+
+
+def made() -> Results:
+    """Ours takes 1.0 s, then 1.2 s, theirs 2 s; the floor is 0.9 s."""
+    floor = {"seconds": 0.9, "prompt_tokens": 800, "output_tokens": 200, "ttft_p50": 0, "itl_p50": 0, "e2e_p50": 0}
+    ours = [sample(1.0, "A1", idle_us={"mean": 12.0}), sample(1.0, "A1"), sample(1.2, "A2"), sample(1.2, "A2")]
+    cells = [
+        Cell(case.table, case.label, 0, 1, {"what": "work", "digest": "d"}, [
+            Entry(THEIRS, None, [sample(2.0, "B")]), Entry(OURS, floor, [dict(one) for one in ours]),
+        ])
+        for case in CASES
+    ]  # fmt: skip
+    cells[1].entries[0] = Entry(THEIRS, None, skipped="not done after 300 s")
+    rates = {"read_gb_s": 1.0, "copy_gb_s": 1.0, "float32_tflop_s": 1.0, "bfloat16_tflop_s": 1.0, "launch_us": 1.0}
+    machine = {"hardware": {"gpu": "one"}, "rates": rates, "versions": {"torch": "2", "vllm": "0.26.0"}}
+    run = Run("random:tiny-llama", "bfloat16", "cuda", machine, {"commit": "abc", "quick": False}, cells)
+    return Results("h200", declaration.BESIDE_VLLM, [run])
+
+
+def test_one_table_says_who_is_faster_by_how_much_and_whether_that_was_asked_for(cases):
+    header, rows = beside.summary(made())
+    first, second, prefill = (dict(zip(header, row, strict=True)) for row in rows)
+    assert first["vLLM tok/s"] == "100" and first["Gradus tok/s"] == "183 (167–200)"
+    assert first["A1 · A2"] == "200 · 167"
+    assert first["ratio"] == "1.83×" and (first["must"], first["aim"], first["reached"]) == ("1.3×", "2.5×", "must")
+    assert first["of the floor"] == "82 %" and first["GPU idle µs"] == "12"
+    assert (second["vLLM tok/s"], second["ratio"], second["reached"]) == ("–", "", "")
+    assert prefill["vLLM tok/s"] == "400" and prefill["reached"] == "aim"
+    assert beside.skipped(made()) == ["tiny-llama, batch 3: vLLM was not measured: not done after 300 s."]
+
+
+def test_an_aim_that_names_a_share_of_the_floor_wants_both():
+    target = Target(must=1.0, aim=1.25, seen=1, floor_percent=80)
+    assert [reached(target, 1.3, 85), reached(target, 1.3, 70), reached(target, 0.9, 85)] == ["aim", "must", "no"]
+
+
+def test_a_page_shows_both_engines_in_one_table(cases, tmp_path, monkeypatch):
+    results.write(results.path(tmp_path, "h200", declaration.BESIDE_VLLM), made())
+    page = tmp_path / "README.md"
+    page.write_text(f"<!-- results:begin {declaration.BESIDE_VLLM} -->\n<!-- results:end -->\n")
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× |" in stale.text
+    page.write_text(page.read_text().replace(declaration.BESIDE_VLLM, "ablation"))
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    assert "Not measured yet: `gradus bench ablation`" in stale.text
+
+
+# -- what is declared --------------------------------------------------------------------------------------------------
+
+
+def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
+    for case in beside.CASES:
+        config = SHAPES[case.shape]
+        assert case.workload.longest <= min(beside.context_of(case.shape), config.context_length)
+        assert len(case.workload.jobs) <= beside.MAX_SEQUENCES
+        theirs = ModelConfig.from_hf(vllm_config(config))
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+            assert getattr(theirs, name) == getattr(config, name)
+        assert (theirs.head_dim, theirs.tie_embeddings) == (config.head_dim, config.tie_embeddings)
+        assert json.dumps(vllm_config(config))
+    assert all(cases_of(shape) for shape in {case.shape for case in beside.CASES})
+
+
+def test_gradus_bench_does_not_start_two_engines(capsys):
+    assert plain.main([declaration.BESIDE_VLLM, "--model", "random:tiny-llama"]) == 2
+    assert "is measured by benchmarks/beside_vllm.py" in capsys.readouterr().err
+
+
+def test_its_benchmark_is_complete():
+    benchmark = declaration.load(declaration.BESIDE_VLLM)
+    assert benchmark.question.endswith("?") and benchmark.prediction
+    for table in benchmark.tables:
+        assert table.contenders == (THEIRS, OURS) and table.against == THEIRS
+        assert len({row.label for row in table.rows}) == len(table.rows)
