@@ -79,8 +79,8 @@ BENCHMARK = Benchmark(
                 "{output-length/200/p01/speedup} times at two hundred tokens, {output-length/500/p01/speedup} at five "
                 "hundred, and growing. The time between tokens, {output-length/500/p01/itl_ms} ms, no longer depends "
                 "on the length of the answer, or of the prompt ({prompt-length/64/p01/itl_ms} ms behind the shortest, "
-                "{prompt-length/512/p01/itl_ms} behind the longest). The prompt itself costs what it did: the first token "
-                "behind the longest comes after {prompt-length/512/p01/ttft_ms} ms with the cache and "
+                "{prompt-length/512/p01/itl_ms} behind the longest). The prompt itself costs what it did: the first "
+                "token behind the longest comes after {prompt-length/512/p01/ttft_ms} ms with the cache and "
                 "{prompt-length/512/p00/ttft_ms} without."
             ),
             loses=(

@@ -80,16 +80,17 @@ BENCHMARK = Benchmark(
     accounts={
         "h200": Account(
             explains=(
-                "Whole, a prompt of eight thousand tokens takes a step of {interference/long prompts/p05/itl_ms_p99} ms, "
-                "and every decode waits for it; in chunks of two thousand the slowest gaps are "
+                "Whole, a prompt of eight thousand tokens takes a step of {interference/long prompts/p05/itl_ms_p99} "
+                "ms, and every decode waits for it; in chunks of two thousand the slowest gaps are "
                 "{interference/long prompts/p06/itl_ms_p99} ms, {interference/long prompts/p06/speedup} times shorter, "
                 "at the same tokens a second. Who pays is the prompt: its first token comes after "
                 "{interference/long prompts/p06/ttft_ms_longest} ms instead of "
-                "{interference/long prompts/p05/ttft_ms_longest}. The budget is the knob between the two. At half of the usual one the "
-                "gaps are shortest, {budget/1,024/p06/itl_ms_p99} ms. Below it there is nothing more to win: a step's "
-                "launches are all that is left of it, and since the prompt now takes twice as many of them, each with "
-                "its own reading of the weights and of what is in the cache already, more steps have a chunk in them "
-                "and the prompt's first token comes late, after {budget/256/p06/ttft_ms_longest} ms at the smallest."
+                "{interference/long prompts/p05/ttft_ms_longest}. The budget is the knob between the two. At half of "
+                "the usual one the gaps are shortest, {budget/1,024/p06/itl_ms_p99} ms. Below it there is nothing more "
+                "to win: a step's launches are all that is left of it, and since the prompt now takes twice as many of "
+                "them, each with its own reading of the weights and of what is in the cache already, more steps have a "
+                "chunk in them and the prompt's first token comes late, after {budget/256/p06/ttft_ms_longest} ms at "
+                "the smallest."
             ),
             loses=(
                 "Where nothing is long it brings nothing ({concurrent/concurrent/p06/speedup} times p03's tokens a "
