@@ -188,10 +188,15 @@ def test_a_request_can_be_cancelled_while_its_step_is_under_way(phase, victim, m
         engine.submit(request)
     for _ in range(moment):
         record(done, step(engine))
-    plan = engine.scheduler.schedule()
-    result = engine.runner.run(plan)
-    record(done, engine.cancel(victim))
-    record(done, engine.scheduler.commit(plan, result))
+    run_plan = engine.runner.run
+
+    def run_and_cancel(plan):
+        engine.runner.run = run_plan  # this once
+        result = run_plan(plan)
+        record(done, engine.cancel(victim))
+        return result
+
+    engine.runner.run = run_and_cancel
     while engine.has_work:
         record(done, step(engine))
     compare(SHAPE, crowd(), done)

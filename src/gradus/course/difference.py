@@ -23,6 +23,7 @@ ROLES = {
     "store": "storage",
     "sample": "sampler",
 }
+WIRING = ("phases.", "gradus.engine.build")  # the modules whose functions put parts together
 NOT_PARTS = {"__init__.py", "engine.py", "exercise.py", "benchmark.py"}
 
 
@@ -42,14 +43,19 @@ def difference(old: PhaseInfo, new: PhaseInfo) -> list[str]:
 
 
 def parts(phase: PhaseInfo) -> dict[str, type]:
-    """The classes that the phase's `build` calls or passes on, by their role."""
+    """The classes that the phase's `build` calls or passes on, by their role; of a class and its heir, the heir."""
     classes = list(_classes(phases.load(phase.name).build))
     classes.reverse()  # what `build` names itself comes last, and so replaces what others take by default
-    return {role: part for method, role in ROLES.items() for part in classes if hasattr(part, method)}
+    found: dict[str, type] = {}
+    for method, role in ROLES.items():
+        for part in classes:
+            if hasattr(part, method) and not (role in found and issubclass(found[role], part)):
+                found[role] = part
+    return found
 
 
 def _classes(function: FunctionType) -> Iterator[type]:
-    """Those that a function of the course calls, passes on or takes by default, itself or by calling another one."""
+    """Those that a function of the wiring calls, passes on or takes by default, itself or by calling another one."""
     tree = ast.parse(inspect.getsource(function))
     known = function.__globals__ | _imported(tree)
     named = [node for call in ast.walk(tree) if isinstance(call, ast.Call) for node in (call.func, *call.args)]
@@ -58,7 +64,7 @@ def _classes(function: FunctionType) -> Iterator[type]:
         found = known.get(name)
         if isinstance(found, type):
             yield found
-        elif isinstance(found, FunctionType) and found.__module__.startswith("phases."):
+        elif isinstance(found, FunctionType) and found.__module__.startswith(WIRING):
             yield from _classes(found)
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.course import figures_budget, figures_kernels, figures_paging, figures_prefix
+from gradus.course import (
+    figures_budget,
+    figures_graphs,
+    figures_kernels,
+    figures_paging,
+    figures_prefix,
+    figures_timeline,
+)
 from gradus.course.drawing import BOX, DEVICE, FREE, KEPT, NEW, WASTE, Drawing, Kind
 from gradus.course.exercise import repository
 
@@ -250,8 +257,13 @@ FIGURES = [
     Figure("phases/p09_triton_attention/figures/traffic.svg", figures_kernels.traffic),
     Figure("phases/p09_triton_attention/figures/items.svg", figures_kernels.items),
     Figure("phases/p09_triton_attention/figures/layer.svg", figures_kernels.layer),
+    Figure("phases/p10_cuda_graphs/figures/replay.svg", figures_graphs.replay),
+    Figure("phases/p10_cuda_graphs/figures/inside.svg", figures_graphs.inside),
+    Figure("phases/p10_cuda_graphs/figures/overlap.svg", figures_graphs.overlap),
     Figure("docs/figures/architecture.svg", architecture),
 ]
+if figures_timeline.recorded():  # on a GPU: without its recording there is nothing to draw
+    FIGURES.append(Figure("phases/p10_cuda_graphs/figures/timeline.svg", figures_timeline.steps))
 
 
 def write_all(root: Path) -> None:

@@ -1,0 +1,14 @@
+"""p10: p09 without waits. Steps of decodes are replayed from CUDA graphs, and planned while the one before runs."""
+
+from gradus.engine.build import EngineConfig
+from gradus.engine.build import build as compose
+from gradus.engine.engine import Engine
+from gradus.engine.options import EngineOptions
+from gradus.models import Model
+from phases.p06_chunked_prefill.engine import USES
+
+__all__ = ["USES", "build"]
+
+
+def build(model: Model, options: EngineOptions) -> Engine:
+    return compose(model, EngineConfig.of(options))

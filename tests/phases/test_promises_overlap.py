@@ -1,0 +1,191 @@
+"""What p10 promises, and every phase after it: a step is launched before the last one is known, and nobody can tell.
+
+The engine's own loop turns here, over a stand-in for the device that writes down what is launched and waited for.
+"""
+
+import pytest
+
+from gradus.engine.batch import Batch
+from gradus.engine.engine import Engine
+from gradus.engine.plan import UNKNOWN, Plan, Span
+from gradus.engine.request import Request, SamplingParams
+from gradus.engine.runner import lay_out
+from gradus.engine.sequence import SpanResult
+from tests.phases.test_promises import LIMITS, engine_of, since
+
+PROMPT = (5, 6, 7)
+
+
+def ask(name: str, max_tokens: int, stop: int | None = None) -> Request:
+    """stop: the token that ends it. The token at position p is 10 + p, so the first one after the prompt is 13."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, stop_token_ids=() if stop is None else (stop,))
+    return Request.create(name, PROMPT, params, LIMITS)
+
+
+class Device:
+    """Takes the runner's place. Keeps the plans, and the order of launches and waits: ["launch 1", "wait 1", …]."""
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.log: list[str] = []
+
+    def run(self, plan: Plan) -> "Launched":
+        self.plans.append(plan)
+        self.log.append(f"launch {len(self.plans)}")
+        return Launched(self, plan, len(self.plans))
+
+    @property
+    def spans(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(start, tokens) of every span so far."""
+        return [(span.start, tuple(span.tokens)) for plan in self.plans for span in plan.spans]
+
+
+class Launched:
+    rows = 0
+
+    def __init__(self, device: Device, plan: Plan, number: int) -> None:
+        self.device, self.plan, self.number = device, plan, number
+
+    def get(self) -> list[SpanResult]:
+        self.device.log.append(f"wait {self.number}")
+        return [SpanResult((10 + span.start + len(span.tokens),) * span.logits) for span in self.plan.spans]
+
+
+def driven(phase: str, *requests: Request, lag: int = 1, max_sequences: int = 2) -> tuple[Engine, Device]:
+    engine = engine_of(phase, *requests, max_sequences=max_sequences)
+    assert engine.lag == 1, "the next step is to be planned while one is under way"
+    engine.runner, engine.lag = Device(), lag
+    return engine, engine.runner
+
+
+def drain(engine: Engine) -> dict[str, list[int]]:
+    """Turn the loop until there is no work. Returns everybody's tokens."""
+    tokens: dict[str, list[int]] = {}
+    for _ in range(40):
+        if not engine.has_work:
+            return tokens
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.tokens)
+        scheduler, launched = engine.scheduler, len(engine.in_flight)
+        counted = scheduler.issued - scheduler.committed
+        assert counted == launched, f"steps under way: {launched}; by the scheduler's books {counted}"
+        scheduler.check()
+    raise AssertionError(f"after 40 steps there still is work, and {len(engine.in_flight)} steps are under way")
+
+
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+@since("p10")
+@pytest.mark.parametrize(
+    ("lag", "wanted"),
+    [
+        (1, "launch 1, launch 2, wait 1, launch 3, wait 2, launch 4, wait 3, wait 4"),
+        (0, "launch 1, wait 1, launch 2, wait 2, launch 3, wait 3, launch 4, wait 4"),
+        (2, "launch 1, launch 2, launch 3, wait 1, launch 4, wait 2, wait 3, wait 4"),
+    ],
+)
+def test_a_step_is_launched_before_the_one_before_is_waited_for(phase, lag, wanted):
+    engine, device = driven(phase, ask("a", max_tokens=4), lag=lag)
+    for _ in range(7):  # one step more than there are
+        engine.step()
+    did = ", ".join(device.log)
+    assert did == wanted, f"with a lag of {lag} four steps go like this: {wanted}; yours: {did}"
+
+
+# -- plans made ahead --------------------------------------------------------------------------------------------------
+
+
+@since("p10")
+@pytest.mark.parametrize("lag", [1, 2, 0])
+def test_a_token_that_nobody_has_seen_has_a_place_in_the_plan(phase, lag):
+    engine, device = driven(phase, ask("a", max_tokens=4), lag=lag)
+    drain(engine)
+    wanted = [(0, PROMPT), *((start, (10 + start,) if lag == 0 else (UNKNOWN,)) for start in (3, 4, 5))]
+    made = device.spans
+    assert made == wanted, f"with a lag of {lag} the spans (start, tokens) are {wanted}; yours are {made}"
+
+
+@since("p10")
+@pytest.mark.parametrize("lag", [1, 2])
+def test_nobody_is_planned_past_its_last_token(phase, lag):
+    engine, device = driven(phase, ask("a", max_tokens=1), ask("b", max_tokens=3), lag=lag)
+    tokens = drain(engine)
+    assert tokens == {"a": [13], "b": [13, 14, 15]}, f"a gets one token and b three; yours: {tokens}"
+    count = len(device.spans)
+    assert count == 4, f"four tokens take four spans, though the last ones were planned unseen; yours planned {count}"
+
+
+# -- what is seen late -------------------------------------------------------------------------------------------------
+
+
+@since("p10")
+@pytest.mark.parametrize("lag", [1, 2])
+def test_no_token_comes_after_a_stop_that_is_seen_late(phase, lag):
+    engine, _ = driven(phase, ask("a", max_tokens=9, stop=14), ask("b", max_tokens=6), lag=lag)
+    tokens = drain(engine)
+    assert tokens["a"] == [13, 14], f"a's answer ends with its stop token: [13, 14]; yours is {tokens['a']}"
+    assert tokens["b"] == [13, 14, 15, 16, 17, 18], f"b goes on for six tokens; yours got {tokens['b']}"
+
+
+@since("p10")
+def test_who_stops_makes_room_while_its_last_step_is_under_way(phase):
+    engine, device = driven(phase, ask("a", max_tokens=9, stop=14), ask("b", max_tokens=2), max_sequences=1)
+    tokens = drain(engine)
+    assert tokens == {"a": [13, 14], "b": [13, 14]}, f"each gets [13, 14]; yours: {tokens}"
+    count = len(device.plans)
+    assert count == 3 + 2, f"a runs twice and once in vain, b twice: 5 steps; yours took {count}"
+
+
+@since("p10")
+def test_a_step_under_way_is_work(phase):
+    engine, device = driven(phase, ask("a", max_tokens=9, stop=14))
+    while "wait 2" not in device.log:  # it brings the stop token, and step 3 was launched before
+        engine.step()
+    assert engine.has_work, "a has stopped, but step 3 is under way: that is work, or nobody would wait for it"
+    assert engine.step() == [], "step 3 was computed in vain: nothing comes out of it"
+    assert not engine.has_work, "all is done, and yours still has work"
+
+
+# -- on the device -----------------------------------------------------------------------------------------------------
+
+
+def filled(phase: str, *spans: Span, recorded: dict[int, int]) -> list[int]:
+    """The batch's token ids, after a step has sampled `recorded` (slot → token)."""
+    import torch
+
+    latest = engine_of(phase, max_sequences=4).runner.latest
+    latest.record([3], torch.tensor([73]))  # by a step before that one
+    latest.record(list(recorded), torch.tensor(list(recorded.values())))
+    plan = Plan(list(spans))
+    batch: Batch = lay_out(plan, torch.device("cpu"))
+    latest.fill_in(batch, plan)
+    return batch.token_ids.tolist()
+
+
+@since("p10")
+def test_a_token_is_recorded_and_found_by_slot(phase):
+    decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (0, 1, 2)]
+    found = filled(phase, *decodes, recorded={2: 72, 0: 70, 1: 71})
+    assert found == [70, 71, 72], f"slots 0, 1 and 2 sampled 70, 71 and 72, and start from these; yours: {found}"
+
+
+@since("p10")
+def test_a_step_leaves_the_tokens_of_other_slots_alone(phase):
+    decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (3, 1)]
+    found = filled(phase, *decodes, recorded={1: 71})
+    assert found == [73, 71], f"slot 3 sampled 73 a step ago and slot 1 sampled 71 since: [73, 71]; yours: {found}"
+
+
+@since("p10")
+def test_only_what_is_unknown_is_filled_in(phase):
+    spans = Span(None, 1, 0, (5, 6, 7), 1), Span(None, 2, 9, (UNKNOWN,), 1), Span(None, 0, 4, (8,), 1)
+    found = filled(phase, *spans, recorded={0: 70, 1: 71, 2: 72})
+    wanted = [5, 6, 7, 72, 8]
+    assert found == wanted, f"of a prompt, a decode with a hole and one without come {wanted}; yours: {found}"
+
+
+@since("p10")
+def test_where_all_is_known_nothing_is_filled_in(phase):
+    found = filled(phase, Span(None, 1, 0, (5, 6), 0), recorded={1: 71})
+    assert found == [5, 6], f"the prompt's own tokens stay, [5, 6]; yours: {found}"
