@@ -221,7 +221,7 @@ def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
 def batch_sizes(most: int) -> list[int]:
     """Padded batch sizes up to `most`, the last: so dense that at most 3 rows in 8 are padding (5 sequences in 8 rows).
 
-    A padding row costs its share of the products and nothing in attention; a size costs a capture, and its logits.
+    A padding row costs its share of the products and nothing in attention; a size costs a capture.
     """
     sizes = [1, 2, 4, 8, 12, 16, *range(24, 65, 8), *range(80, 257, 16), *range(288, 513, 32), *range(576, most, 64)]
     return [size for size in sizes if size < most] + [most]
