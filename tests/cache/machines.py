@@ -42,13 +42,13 @@ class PoolMachine(RuleBasedStateMachine):
     def free(self) -> set[int]:
         return set(range(1, self.pool.count + 1)) - set(+self.references) - set(self.idle)
 
-    @rule()
-    def take(self):
+    @rule(count=st.integers(1, 3))
+    def take(self, count):
         free = self.free
-        page = raised(None if free else PoolExhausted, self.pool.take)
-        if free:
-            assert page in free
-            self.references[page] = 1
+        pages = raised(None if count <= len(free) else PoolExhausted, self.pool.take, count)
+        if pages is not None:
+            assert len(set(pages)) == count and free.issuperset(pages)
+            self.references.update(pages)
 
     @rule(which=WHICH)
     def share(self, which):
@@ -92,13 +92,14 @@ class PoolMachine(RuleBasedStateMachine):
                 self.pool.drop(page)
             self.idle.append(page)
 
-    @rule()
-    def evict(self):
-        page = raised(None if self.idle else PoolExhausted, self.pool.oldest_idle)
+    @rule(count=st.integers(1, 3))
+    def evict(self, count):
+        pages = raised(None if self.idle else PoolExhausted, self.pool.oldest_idle, count)
         if self.idle:
-            assert page == self.idle.pop(0), "the least recently used"
-            self.indexed.discard(page)
-            self.pool.reclaim(page)
+            assert pages == self.idle[:count], "the least recently used"
+            self.indexed.difference_update(pages)
+            self.pool.reclaim(*pages)
+            del self.idle[:count]
 
     @rule(which=WHICH)
     def reclaim(self, which):

@@ -232,6 +232,21 @@ def test_a_window_page_is_evicted_alone_and_comes_back_when_it_is_computed_again
     assert cache.admit("e", [1] * 2 + [3]) == 2
 
 
+def test_a_large_pool_evicts_a_few_pages_of_a_path_ahead():
+    cache = PagedCache(1024, 1, index=PrefixIndex())
+    old, new = list(range(1024)), [-1]
+    for id, tokens in (("old", old), ("new", new)):
+        cache.admit(id, tokens)
+        assert cache.reserve(id, len(tokens))
+        cache.publish(id, tokens)
+        cache.check()
+        if id == "old":
+            cache.release(id)
+    usage = cache.usage()
+    assert (usage.evictions, usage.free, usage.idle) == (4, 3, 1020)
+    assert cache.admit("again", old) == 1020, "the path's end went, the rest is there"
+
+
 def test_a_place_lost_between_windows_is_not_published_past():
     """With windows alone nobody holds a path: it can be evicted under its sequence, and be another's afterwards."""
     cache = PagedCache(3, 2, windows=(1,), index=PrefixIndex())

@@ -7,9 +7,9 @@ from gradus.cache.pool import DoubleFree, FreePageUsed, PageInUse, PagePool, Poo
 
 def test_pages_are_numbered_from_one_and_page_zero_is_nobodys():
     pool = PagePool(3)
-    assert sorted(pool.take() for _ in range(3)) == [1, 2, 3]
-    with pytest.raises(PoolExhausted, match="all 3 pages"):
-        pool.take()
+    assert sorted(pool.take(3)) == [1, 2, 3]
+    with pytest.raises(PoolExhausted, match="1 pages are wanted, and 0 of 3 are free"):
+        pool.take(1)
     with pytest.raises(FreePageUsed):
         pool.share(0)
     with pytest.raises(DoubleFree):
@@ -18,7 +18,7 @@ def test_pages_are_numbered_from_one_and_page_zero_is_nobodys():
 
 def test_a_page_is_free_when_the_last_of_its_users_drops_it():
     pool = PagePool(1)
-    page = pool.take()
+    (page,) = pool.take(1)
     pool.share(page)
     pool.drop(page)
     assert (pool.held, pool.available) == (1, 0)
@@ -28,7 +28,7 @@ def test_a_page_is_free_when_the_last_of_its_users_drops_it():
 
 def test_dropping_a_page_twice_and_sharing_a_free_one_are_refused_and_change_nothing():
     pool = PagePool(2)
-    page = pool.take()
+    (page,) = pool.take(1)
     pool.drop(page)
     with pytest.raises(DoubleFree, match=f"page {page}"):
         pool.drop(page)
@@ -43,7 +43,7 @@ def test_dropping_a_page_twice_and_sharing_a_free_one_are_refused_and_change_not
 def test_an_indexed_page_turns_idle_and_a_hit_wakes_it():
     indexed = {1}
     pool = PagePool(2, indexed)
-    pool.drop(pool.take())
+    pool.drop(*pool.take(1))
     assert list(pool.idle) == [1] and pool.free == [2]
     pool.share(1)
     assert pool.held == 1 and not pool.idle
@@ -54,11 +54,10 @@ def test_an_indexed_page_turns_idle_and_a_hit_wakes_it():
 
 def test_the_page_idle_longest_goes_first_and_a_hit_makes_it_the_youngest():
     pool = PagePool(3, {1, 2, 3})
-    for page in [pool.take(), pool.take(), pool.take()]:
-        pool.drop(page)
+    pool.drop(*pool.take(3))
     pool.share(1)
     pool.drop(1)
-    assert list(pool.idle) == [2, 3, 1] and pool.oldest_idle() == 2
+    assert list(pool.idle) == [2, 3, 1] and pool.oldest_idle(2) == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_the_page_idle_longest_goes_first_and_a_hit_makes_it_the_youngest():
 )
 def test_check_finds_books_that_do_not_balance(spoil, complaint):
     pool = PagePool(4)
-    pool.take()
+    pool.take(1)
     pool.check()
     spoil(pool)
     with pytest.raises(AssertionError, match=complaint):
@@ -83,9 +82,7 @@ def test_check_finds_books_that_do_not_balance(spoil, complaint):
 def test_the_longest_free_run_counts_neighbors():
     pool = PagePool(8)
     assert pool.longest_free_run() == 8
-    for _ in range(8):
-        pool.take()
+    pool.take(8)
     assert pool.longest_free_run() == 0
-    for page in (2, 4, 5, 6, 8):
-        pool.drop(page)
+    pool.drop(2, 4, 5, 6, 8)
     assert pool.longest_free_run() == 3

@@ -1,5 +1,7 @@
 """The prefix index by hand, pages of two tokens."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,3 +196,38 @@ def test_agreeing_pages_are_counted_right(common, left, right):
         (i for i in range(len(left)) if left[: 3 * i + 3] != right[: 3 * i + 3] or len(left) < 3 * i + 3), 0
     )
     assert agreeing_pages(left, right, 3) == expected
+
+
+def idle_paths(windows, seed) -> tuple[PrefixIndex, list[int]]:
+    """Random paths that fork, and their pages as the pool has them when nobody holds them: longest idle first."""
+    draw, index, idle = random.Random(seed), PrefixIndex(), []
+    index.attach(SIZE, windows)
+    for number in range(6):
+        tokens = [draw.randrange(2) for _ in range(SIZE * draw.randint(1, 6))]
+        cursor, tables = index.match(tokens)
+        for group, table in enumerate(tables):
+            table += [100 * number + 10 * group + place + 1 for place in range(len(table), len(tokens) // SIZE)]
+        for group, place, page in index.insert(cursor, tokens, tables, len(tokens) // SIZE):
+            tables[group][place] = page
+        dropped = [page for entry in zip(*map(reversed, tables), strict=True) for page in entry if page]
+        idle = [page for page in idle if page not in dropped] + dropped
+    return index, idle
+
+
+@pytest.mark.parametrize("windows", [(None,), (4,), (None, 4)])
+@pytest.mark.parametrize("seed", range(20))
+def test_trimming_is_removing_one_by_one(windows, seed):
+    (trimmed, idle), (removed, _) = idle_paths(windows, seed), idle_paths(windows, seed)
+    while idle:
+        gone, one_by_one = trimmed.trim(idle[:5]), []
+        while len(one_by_one) < len(gone):
+            one_by_one += removed.remove(next(page for page in idle if page not in one_by_one))
+        assert gone == one_by_one
+        idle = [page for page in idle if page not in gone]
+        trimmed.check()
+
+
+def test_many_pages_of_a_path_are_trimmed_at_once(index):
+    enter(index, [1, 2, 3, 4, 5, 6, 7, 8], [10, 11, 12, 13])
+    assert index.trim([13, 12, 11, 99]) == [13, 12, 11]
+    assert hit(index, [1, 2, 3, 4]) == [10]

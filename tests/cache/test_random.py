@@ -44,7 +44,7 @@ def test_what_fits_runs_alone_to_its_end_in_any_spans(pages, size, windows, long
 # -- broken ones -----------------------------------------------------------------------------------------------------
 
 QUICKLY = settings(
-    max_examples=200,
+    max_examples=1000,
     derandomize=True,
     deadline=None,
     database=None,
@@ -54,45 +54,49 @@ QUICKLY = settings(
 )
 
 
-def twice_freed(self, page):
-    self.references[page] -= 1
-    if self.references[page] <= 0:
+def twice_freed(self, *pages):
+    for page in pages:
+        self.references[page] -= 1
+        if self.references[page] <= 0:
+            self.references[page] = 0
+            self.free.append(page)
+
+
+def shared_though_free(self, *pages):
+    for page in pages:
+        self.idle.pop(page, None)
+        self.references[page] += 1
+
+
+def taken_while_held(self, count, oldest=PagePool.oldest_idle):
+    return [max(self.indexed)] if self.indexed else oldest(self, count)
+
+
+def reclaimed_while_held(self, *pages):
+    for page in pages:
+        self.idle.pop(page, None)
         self.references[page] = 0
         self.free.append(page)
 
 
-def shared_though_free(self, page):
-    self.idle.pop(page, None)
-    self.references[page] += 1
+def never_idle(self, *pages):
+    for page in pages:
+        self.references[page] -= 1
+        if self.references[page] == 0 and page not in self.indexed:
+            self.free.append(page)
 
 
-def taken_while_held(self, oldest=PagePool.oldest_idle):
-    return max(self.indexed, default=None) or oldest(self)
+def first_in_first_out(self, *pages, drop=PagePool.drop):
+    for page in pages:
+        drop(self, page)
+        if page in self.idle:
+            self.idle.move_to_end(page, last=False)
 
 
-def reclaimed_while_held(self, page):
-    self.idle.pop(page, None)
-    self.references[page] = 0
-    self.free.append(page)
-
-
-def never_idle(self, page):
-    self.references[page] -= 1
-    if self.references[page] == 0 and page not in self.indexed:
-        self.free.append(page)
-
-
-def first_in_first_out(self, page, drop=PagePool.drop):
-    drop(self, page)
-    if page in self.idle:
-        self.idle.move_to_end(page, last=False)
-
-
-def idle_while_held(self, page, share=PagePool.share):
-    was_idle = page in self.idle
-    share(self, page)
-    if was_idle:
-        self.idle[page] = None
+def idle_while_held(self, *pages, share=PagePool.share):
+    were_idle = [page for page in pages if page in self.idle]
+    share(self, *pages)
+    self.idle.update(dict.fromkeys(were_idle))
 
 
 def last_page_lost(self, id, poisoned=False):

@@ -177,6 +177,13 @@ class KeepsTheTokenOfAStepThatIsOff(PagedBatching):
         sequence.planned += len(spans)
 
 
+class KeepsOldTables(PagedBatching):
+    def publish(self, sequence, end):
+        room = sequence.room
+        super().publish(sequence, end)
+        sequence.room = room
+
+
 class LosesLateTokens(PagedBatching):
     def commit(self, plan, result):
         late = [span for span in plan.spans if span.sequence.slot < 0 and span.sequence.finish_reason is None]
@@ -215,6 +222,7 @@ class CommitsWhatHasEnded(PagedBatching):
         (PlansPastTheEnd, "planned past its end"),
         (ResumesTooSoon, "planned too far|it decodes, and its prompt is not stored"),
         (KeepsTheTokenOfAStepThatIsOff, "planned too far|it decodes, and its prompt is not stored"),
+        (KeepsOldTables, "wrong token"),
         (LosesLateTokens, "planned too far"),
         (CommitsWhatHasEnded, "an output after the end|the queue's load is not what waits in it"),
     ],

@@ -9,6 +9,7 @@ their entries are 0.
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
@@ -16,6 +17,8 @@ from gradus.cache.usage import CacheUsage
 from gradus.cache.windows import first_page, most_pages
 
 NEVER = sys.maxsize
+EVICT_AHEAD = 1 / 256
+"""This part of all pages may be evicted before it is needed: several at a path's end cost little more than one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +26,8 @@ class Resident:
     """A sequence in the cache.
 
     tables: its block table, a list of pages a layer group, all equally long. first: the first entry of each that has
-    not been given back. stored: positions stored; room: positions that the tables have room for.
+    not been given back. stored: positions stored; room: positions that the tables have room for. Who grows within its
+    room may raise `stored` itself, where calls of `reserve` would cost more than the rest of a decode's plan.
     changed: the tables are not what `tables` last told. cursor: how far its pages are in the prefix index, if there is
     one; publish_at: once that many positions are stored, there is a full page more to publish.
     """
@@ -49,12 +53,14 @@ class PagedCache:
     ) -> None:
         self.page_size = page_size
         self.windows = tuple(windows)
+        self.sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
         self.index = index
         if index is not None:
             index.attach(page_size, windows)
         self.pool = PagePool(pages, indexed=() if index is None else index.owners)
         self.residents: dict[Hashable, Resident] = {}
         self.wiped: set[int] = set()
+        self._evict_ahead = int(pages * EVICT_AHEAD)
         self.queried_positions = self.hit_positions = self.evictions = self.refusals = 0
 
     # -- a sequence comes --------------------------------------------------------------------------------------------
@@ -77,17 +83,19 @@ class PagedCache:
         self.hit_positions += resident.stored
         return resident.stored
 
-    def _newcomer(self) -> Resident:
+    def _newcomer(self, cursor: Cursor | None = None) -> Resident:
         """A sequence without a page. Not admitted by its tokens, it shares with those that have no salt."""
-        cursor, publish_at = (None, NEVER) if self.index is None else (Cursor(None, self.index.root), self.page_size)
-        groups = len(self.windows)
-        return Resident([[] for _ in range(groups)], [0] * groups, 0, 0, cursor, publish_at)
+        if cursor is None and self.index is not None:
+            cursor = Cursor(None, self.index.root)
+        publish_at = NEVER if cursor is None else self.page_size
+        return Resident([[] for _ in self.windows], [0] * len(self.windows), 0, 0, cursor, publish_at)
 
     def _hit(self, index: PrefixIndex, tokens: list[int], salt: Hashable) -> Resident:
         cursor, tables = index.match(tokens, salt)
+        if not cursor.depth:
+            return self._newcomer(cursor)
         for table in tables:
-            for page in filter(None, table):
-                self.pool.share(page)
+            self.pool.share(*filter(None, table))
         hit = cursor.depth * self.page_size
         first = [first_page(hit, window, self.page_size) for window in self.windows]
         return Resident(tables, first, hit, hit, cursor, hit + self.page_size)
@@ -130,7 +138,7 @@ class PagedCache:
 
     def _give_back(self, resident: Resident) -> None:
         """Drop the window pages before what the next span's first query sees: its later ones see no further back."""
-        for group, window in enumerate(self.windows):
+        for group, window in self.sliding:
             first, seen = resident.first[group], first_page(resident.stored, window, self.page_size)
             table = resident.tables[group]
             for page in table[first:seen]:
@@ -140,16 +148,16 @@ class PagedCache:
             resident.first[group] = seen
 
     def _take(self, count: int) -> list[int]:
-        while len(self.pool.free) < count:
-            self._evict()
-        return [self.pool.take() for _ in range(count)]
+        while (missing := count - len(self.pool.free)) > 0:
+            self._evict(max(missing, self._evict_ahead))
+        return self.pool.take(count)
 
-    def _evict(self) -> None:
-        """Free the page that has been idle longest, with what is of no use without it."""
+    def _evict(self, count: int) -> None:
+        """Free the page that has been idle longest, with what is of no use without it; up to `count` if it is easy."""
         assert self.index is not None, "pages are idle only in an index"
-        for page in self.index.remove(self.pool.oldest_idle()):
-            self.pool.reclaim(page)
-            self.evictions += 1
+        evicted = self.index.trim(self.pool.oldest_idle(count))
+        self.pool.reclaim(*evicted)
+        self.evictions += len(evicted)
 
     def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...] | None:
         """The block tables, a tuple of pages a layer group: a snapshot. None if unchanged since last asked for."""
@@ -192,9 +200,9 @@ class PagedCache:
             return
         if poisoned:
             self._poison(resident)
-        for entry in zip(*map(reversed, resident.tables), strict=True):
-            for page in filter(None, entry):
-                self.pool.drop(page)
+        deepest_first = [reversed(table) for table in resident.tables]
+        pages = deepest_first[0] if len(deepest_first) == 1 else chain.from_iterable(zip(*deepest_first, strict=True))
+        self.pool.drop(*filter(None, pages))
 
     def _poison(self, resident: Resident) -> None:
         held = [page for table in resident.tables for page in filter(None, table)]
@@ -204,13 +212,12 @@ class PagedCache:
             if self.index is not None and page in self.index.owners:
                 gone = self.index.remove(page)
                 self.wiped.update(gone)
-                for idle in filter(self.pool.idle.__contains__, gone):  # others' ends of the path, and given-back ones
-                    self.pool.reclaim(idle)
+                self.pool.reclaim(*filter(self.pool.idle.__contains__, gone))  # others' ends, and given-back ones
 
     def forget(self) -> None:
         """Empty the index of all that nobody holds: what comes next finds the cache as it was at the start."""
         while self.pool.idle:
-            self._evict()
+            self._evict(len(self.pool.idle))
 
     def take_wiped(self) -> tuple[int, ...]:
         """Pages that the next plan must fill with zeros before it stores anything. They are told once."""

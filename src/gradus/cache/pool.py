@@ -9,6 +9,7 @@ The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Pa
 
 from collections import OrderedDict
 from collections.abc import Container
+from itertools import islice
 
 
 class PageError(RuntimeError):
@@ -55,48 +56,60 @@ class PagePool:
         """Pages that somebody refers to."""
         return self.count - self.available
 
-    def take(self) -> int:
-        """A free page, with one reference. Raises PoolExhausted if there is none: evict first, nobody waits here."""
-        if not self.free:
-            raise PoolExhausted(f"all {self.count} pages are in use")
-        page = self.free.pop()
-        self.references[page] = 1
-        return page
+    def take(self, count: int) -> list[int]:
+        """Free pages, with one reference each. Raises PoolExhausted if there are fewer: evict first, nobody waits."""
+        if count > len(self.free):
+            raise PoolExhausted(f"{count} pages are wanted, and {len(self.free)} of {self.count} are free")
+        pages = []
+        for _ in range(count):
+            page = self.free.pop()
+            self.references[page] = 1
+            pages.append(page)
+        return pages
 
-    def share(self, page: int) -> None:
-        """One more reference to a page that is held or idle; idle no more. Raises FreePageUsed for a free one."""
-        if self.references[page] == 0:
-            if page not in self.idle:
-                raise FreePageUsed(f"page {page} is free")
-            del self.idle[page]
-        self.references[page] += 1
+    def share(self, *pages: int) -> None:
+        """One more reference to pages held or idle; idle no more. Raises FreePageUsed at a free one."""
+        references = self.references
+        for page in pages:
+            if references[page] == 0:
+                if page not in self.idle:
+                    raise FreePageUsed(f"page {page} is free")
+                del self.idle[page]
+            references[page] += 1
 
-    def drop(self, page: int) -> None:
-        """One reference less. With the last one the page is idle, the most recently used, or free if not indexed.
+    def drop(self, *pages: int) -> None:
+        """One reference less. With the last one a page is idle, the most recently used, or free if not indexed.
 
-        Raises DoubleFree for a page that nobody holds.
+        Raises DoubleFree at a page that nobody holds.
         """
-        if self.references[page] == 0:
-            raise DoubleFree(f"nobody holds page {page}")
-        self.references[page] -= 1
-        if self.references[page] == 0:
-            if page in self.indexed:
-                self.idle[page] = None
-            else:
-                self.free.append(page)
+        references, indexed = self.references, self.indexed
+        for page in pages:
+            left = references[page] - 1
+            if left < 0:
+                raise DoubleFree(f"nobody holds page {page}")
+            references[page] = left
+            if left == 0:
+                if page in indexed:
+                    self.idle[page] = None
+                else:
+                    self.free.append(page)
 
-    def oldest_idle(self) -> int:
-        """The idle page that was used longest ago: the next to be evicted. Raises PoolExhausted if none is idle."""
+    def oldest_idle(self, count: int) -> list[int]:
+        """Up to `count` idle pages, the one first that was used longest ago: it is the next to be evicted.
+
+        Raises PoolExhausted if none is idle.
+        """
         if not self.idle:
             raise PoolExhausted("no page is idle")
-        return next(iter(self.idle))
+        return list(islice(self.idle, count))
 
-    def reclaim(self, page: int) -> None:
-        """An idle page that the index has given up is free. Raises PageInUse for one that is not idle."""
-        if page not in self.idle:
-            raise PageInUse(f"page {page} is not idle, it has {self.references[page]} references")
-        del self.idle[page]
-        self.free.append(page)
+    def reclaim(self, *pages: int) -> None:
+        """Idle pages that the index has given up are free. Raises PageInUse at one that is not idle."""
+        for page in pages:
+            if page not in self.idle:
+                raise PageInUse(f"page {page} is not idle, it has {self.references[page]} references")
+            del self.idle[page]
+            self.free.append(page)
 
     def longest_free_run(self) -> int:
         """The most free pages side by side: all that an allocator of adjacent room could hand out at once."""

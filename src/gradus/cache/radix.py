@@ -14,7 +14,7 @@ the next page is entered without walking the path again. The tree never counts r
 Layer groups with a sliding window keep pages in the same nodes, but lose them sooner: 0 stands for a page that is gone.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -35,14 +35,11 @@ class Node:
     parent: "Node | None"
     key: Key
     start: int
+    end: int
     tokens: list[int]
     pages: list[list[int]]
     children: dict[Key, "Node"] = field(default_factory=dict)
     shortened: bool = False
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.pages[0])
 
 
 @dataclass(slots=True)
@@ -77,7 +74,8 @@ class PrefixIndex:
         self.page_size = page_size
         self.windows = tuple(windows)
         self.sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
-        self.root = Node(None, (None, ()), 0, [], [[] for _ in windows])
+        self.all_sliding = len(self.sliding) == len(windows)
+        self.root = Node(None, (None, ()), 0, 0, [], [[] for _ in windows])
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -95,6 +93,8 @@ class PrefixIndex:
                 table += run[last - steps : last]
         hit = cursor.depth = self._usable(found)
         cursor.find()
+        if not hit:
+            return cursor, [[] for _ in self.windows]
         seen = [first_page(hit * self.page_size, window, self.page_size) for window in self.windows]
         return cursor, [[0] * first + table[first:hit] for first, table in zip(seen, found, strict=True)]
 
@@ -102,6 +102,8 @@ class PrefixIndex:
         """Move the cursor along one node while it agrees with `tokens`, up to page `end`. Returns the pages passed."""
         node, depth, size = cursor.node, cursor.depth, self.page_size
         if depth == node.end:
+            if not node.children:
+                return 0
             child = node.children.get((cursor.salt, tuple(tokens[depth * size : (depth + 1) * size])))
             if child is None:
                 return 0
@@ -165,9 +167,11 @@ class PrefixIndex:
             node.tokens += run
             for known, new in zip(node.pages, pages, strict=True):
                 known += new
+            node.end = end
         self._own(node, pages)
         cursor.node, cursor.depth = node, end
-        self._prune(node)
+        if self.all_sliding:
+            self._prune(node)
 
     def _split(self, node: Node, depth: int) -> Node:
         """Make two nodes of one, before page `depth`. Returns the upper, which is new: cursors `find` it."""
@@ -183,14 +187,16 @@ class PrefixIndex:
 
     def _add(self, parent: Node, salt: Hashable, tokens: list[int], pages: list[list[int]]) -> Node:
         key = salt, tuple(tokens[: self.page_size])
-        node = parent.children[key] = Node(parent, key, parent.end, tokens, pages)
+        node = parent.children[key] = Node(parent, key, parent.end, parent.end + len(pages[0]), tokens, pages)
         return node
 
-    def _own(self, node: Node, pages: Iterable[list[int]]) -> None:
+    def _own(self, node: Node, pages: list[list[int]]) -> None:
+        owners = self.owners
         for run in pages:
             for page in run:
-                self.owners[page] = node
-        self.owners.pop(0, None)  # 0 is no page
+                owners[page] = node
+        if self.sliding:
+            owners.pop(0, None)  # 0 is no page
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
@@ -208,6 +214,21 @@ class PrefixIndex:
         del self.owners[page]
         self._prune(node)
         return [page]
+
+    def trim(self, pages: list[int]) -> list[int]:
+        """Remove the first of some pages, and those after it as long as each ends the path that the last one ended.
+
+        Pages are given back deepest first, so it is many at a time. It does what as many calls of `remove` would.
+        """
+        node = self.owners[pages[0]]
+        if node.children or self.windows != (None,):
+            return self.remove(pages[0])
+        length = len(node.pages[0])
+        for page, last in zip(pages, reversed(node.pages[0]), strict=False):
+            if page != last:
+                break
+            length -= 1
+        return self._shorten(node, length)[::-1]
 
     def _locate(self, node: Node, page: int) -> tuple[int, int]:
         """The layer group of one of the node's pages, and its place in the run: nearly always the last."""
@@ -228,13 +249,14 @@ class PrefixIndex:
 
     def _shorten(self, node: Node, length: int) -> list[int]:
         """Leave a node `length` pages; with none, it leaves the tree."""
-        forgotten = [page for run in node.pages for page in run[length:] if page]
+        forgotten: list[int] = []
+        for run in node.pages:
+            forgotten += filter(None, run[length:])
+            del run[length:]
         for page in forgotten:
             del self.owners[page]
-        for run in node.pages:
-            del run[length:]
         del node.tokens[length * self.page_size :]
-        node.shortened = True
+        node.end, node.shortened = node.start + length, True
         if length == 0 and node.parent is not None:
             node.parent.children.pop(node.key, None)
         return forgotten
@@ -275,6 +297,7 @@ class PrefixIndex:
             assert parent is not None and parent.children[node.key] is node and node.start == parent.end
             assert tuple(node.tokens[: self.page_size]) == first and len(first) == self.page_size
             assert parent is self.root or parent.key[0] == salt, "salts never mix"
+            assert all(len(run) == node.end - node.start for run in node.pages)
             assert all(len(run) * self.page_size == len(node.tokens) for run in node.pages)
             for run, window in zip(node.pages, self.windows, strict=True):
                 assert window is not None or 0 not in run, "only a window's pages go alone"

@@ -56,6 +56,10 @@ class Deadlines:
         self._started = 0.0
         self._expiries = SequenceHeap()
 
+    def __bool__(self) -> bool:
+        """Whether anybody who lives has one."""
+        return self._expiries.head() is not None
+
     def watch(self, sequence: Sequence) -> None:
         """From now on `expired` names the sequence when its time is up."""
         timeout = sequence.request.scheduling.timeout

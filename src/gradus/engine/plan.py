@@ -56,7 +56,8 @@ def admit(sequence: Sequence, slot: int) -> Admission:
     sequence.slot = slot
     if sequence.scheduled is None:
         sequence.scheduled = sequence.clock()
-    return Admission(slot, sequence.request, sequence.index, tuple(sequence.tokens))
+    request, known = sequence.request, sequence.tokens
+    return Admission(slot, request, sequence.index, request.prompt if not sequence.generated else tuple(known))
 
 
 @dataclass(slots=True)

@@ -167,7 +167,9 @@ class Siblings:
 
     def take(self, request_id: str, count: int) -> list[Sequence]:
         """The first `count` that the request holds back, no longer held."""
-        held = self._held.pop(request_id, [])
+        if request_id not in self._held:
+            return []
+        held = self._held.pop(request_id)
         self._count -= len(held)
         self.hold(request_id, held[count:])
         return held[:count]

@@ -4,8 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gradus.engine.request import Request
+
+if TYPE_CHECKING:
+    from gradus.cache.paged import Resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +82,33 @@ class Sequence:
     planned: the length that it will have once every step planned so far has run. Steps under way sample the tokens
         from len(tokens) on, which nobody knows yet.
     resumes: preempted, it must not run again before so many plans are committed: some of those may hold its tokens.
+    newest: the token that was sampled last, on its own.
+    room: it decodes, and up to this length its plans need no page and nobody's leave. 0: ask first.
+    quiet: until it is so long, a token that is sampled cannot end it, unless it is one to stop at.
+    full: once so many positions are stored, there is a page more that others may share.
     """
+
+    # What every step reads stands first, side by side in memory: with hundreds of sequences the processor's cache is
+    # what a step waits for.
 
     request: Request
     index: int
     clock: Callable[[], float] = time.perf_counter
-    id: tuple[str, int] = field(init=False)  # what the cache manager knows it by
+    request_id: str = field(init=False)
     tokens: list[int] = field(init=False)
-    longest: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
     slot: int = -1
+    planned: int = field(init=False)
+    newest: tuple[int, ...] = ()
+    room: int = 0
+    quiet: int = 0
+    full: int = 0
+    resident: "Resident" = field(init=False)  # what the cache manager keeps of it
+
+    id: tuple[str, int] = field(init=False)  # what the cache manager knows it by
+    longest: int = field(init=False)
     order: tuple[float, int] = (0.0, 0)
     decoding: bool = False
-    planned: int = field(init=False)
     resumes: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
@@ -100,10 +119,12 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
+        self.request_id = request.id
         self.id = request.id, self.index
         self.tokens = list(request.prompt)
         self.planned = len(self.tokens)
         self.longest = request.longest
+        self.stop_ids = request.stop_ids
         self.arrived = self.clock()
         deadline = request.scheduling.deadline
         self.due = math.inf if deadline is None else self.arrived + deadline
@@ -118,7 +139,7 @@ class Sequence:
             return self.end("error", result.error)
         if self.first_token is None and result.tokens:
             self.first_token = self.clock()
-        known, request = self.tokens, self.request
+        known, request, self.newest = self.tokens, self.request, result.tokens[-1:]
         before = len(known)
         for token in result.tokens:
             known.append(token)
