@@ -16,6 +16,7 @@ from gradus.bench.workloads import Arrival
 from gradus.cache import CacheManager
 from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
+from gradus.engine.garbage import spare_what_stays
 from gradus.engine.memory import free_memory
 from gradus.engine.phase_options import options_for, used_by
 from gradus.engine.request import ModelLimits
@@ -135,6 +136,7 @@ class PhaseContender:
         before = allocated(self.bench.device)
         self.engine = self.bench.engine(self.name, self.room)
         self.own_bytes = allocated(self.bench.device) - before
+        spare_what_stays()  # as whoever runs an engine does
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
         assert self.engine is not None, "built before it runs"
@@ -155,6 +157,7 @@ class PhaseContender:
 
     def close(self) -> None:
         self.engine = None
+        gc.unfreeze()  # or what this engine was made of would never be let go
         release(self.bench.device)
 
 

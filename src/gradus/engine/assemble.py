@@ -8,6 +8,7 @@ import torch
 
 from gradus.engine.build import build as build_final
 from gradus.engine.engine import Engine
+from gradus.engine.garbage import spare_what_stays
 from gradus.engine.memory import ran_out
 from gradus.engine.options import EngineConfig, EngineOptions
 from gradus.engine.sizing import planned
@@ -43,7 +44,9 @@ def assemble(
 
         build = phases.load(phase).build
         with _enough_memory(options):
-            return build(load(), options), options
+            engine = build(load(), options)
+        spare_what_stays()
+        return engine, options
     assert isinstance(options, EngineConfig)
     plan = planned(checkpoint.config, options, device, precision)
     config = plan.applied(options)
@@ -52,6 +55,7 @@ def assemble(
     with _enough_memory(config):
         engine = build_final(load(), config, _capturing(progress))
         plan.check_room(device)
+    spare_what_stays()
     return engine, config
 
 

@@ -27,6 +27,8 @@ __all__ = ["EngineConfig", "build"]
 
 log = logging.getLogger(__name__)
 
+USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
+
 Report = Callable[[int, int], None]
 """Called with (done, total) as CUDA graphs are captured, first with 0."""
 
@@ -77,5 +79,5 @@ def kernel_runner(
     assert latest is not None
     runner = GraphRunner(view, fused(model, pdl=True), attention, sampler, latest, count)
     report(0, len(runner.sizes))
-    runner.capture(report)
+    runner.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
     return runner

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 BUFFERS = 3  # steps whose numbers may be on their way at once; more wait
 EARLY = 64  # rows of a step up to which it is tried whether launches should start while the ones before them drain
-REPLAYS, ROUNDS = 5, 3  # of each graph, to see which is faster
+REPLAYS, ROUNDS = 10, 4  # of each graph, to see which is faster
 
 
 class GraphAttention(AttentionBackend, Protocol):
@@ -99,14 +99,15 @@ class GraphRunner(ModelRunner):
     # -- once, at the start --------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def capture(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def capture(self, report: Callable[[int, int], None] = lambda done, total: None, *, length: int) -> None:
         """Record a graph for every size, largest first: the smaller ones then fit into the memory of the largest.
 
-        report(done, total) is called after each. Nothing else may run on the GPU meanwhile.
+        report(done, total) is called after each. length: of the sequences that graphs are tried out with, positions
+        that the block table of nobody has room for. Nothing else may run on the GPU meanwhile.
         """
         before = torch.cuda.memory_reserved(self.model.device)
         for number, size in enumerate(reversed(self.sizes), start=1):
-            self._fill([], size)
+            self._fill([(self.nobody, length, 0)] * size, size)
             candidates = [self._capture(size, early) for early in ((False, True) if size <= EARLY else (False,))]
             self.graphs[size] = fastest(candidates)
             report(number, len(self.sizes))

@@ -1,0 +1,14 @@
+"""Python's garbage collector, kept from pausing the engine.
+
+Now and then it looks through everything that lives. With torch loaded, and all it brings along, that is some 75 ms on
+a server's processor: in the middle of decodes that take five, the GPU runs dry and everybody waits. What is there when
+an engine has been built stays as long as the process, so it need not be looked through again.
+"""
+
+import gc
+
+
+def spare_what_stays() -> None:
+    """Collect once, then put all that is alive out of the collector's sight. (Reference counts still free it.)"""
+    gc.collect()
+    gc.freeze()
