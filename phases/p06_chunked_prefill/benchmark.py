@@ -100,6 +100,22 @@ BENCHMARK = Benchmark(
                 "{interference/long prompts/p06/itl_ms} ms)."
             ),
         ),
+        "cpu": Account(
+            explains=(
+                "A prompt of five hundred tokens is a step of {interference/long prompts/p05/itl_ms_p99} ms when it "
+                "comes whole. Cut in two, the slowest gap is {interference/long prompts/p06/itl_ms_p99} ms, and with "
+                "the smallest budget {budget/32/p06/itl_ms_p99}. A processor's steps grow with every row, so there is "
+                "no floor of launches to hit: the gap follows the budget all the way down. What stops it is the other "
+                "end of the bargain, the prompt's own first token: after "
+                "{interference/long prompts/p05/ttft_ms_longest} ms whole, {budget/32/p06/ttft_ms_longest} in the "
+                "smallest pieces."
+            ),
+            loses=(
+                "The thirty-two short prompts, which would all fit one step without a budget, are spread over several, "
+                "in which the first of them decode already: the slowest gap there is "
+                "{concurrent/concurrent/p06/itl_ms_p99} ms, against p03's {concurrent/concurrent/p03/itl_ms_p99}."
+            ),
+        ),
     },
     rungs={
         "cpu": Account(
