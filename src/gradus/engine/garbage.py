@@ -9,6 +9,10 @@ import gc
 
 
 def spare_what_stays() -> None:
-    """Collect once, then put all that is alive out of the collector's sight. (Reference counts still free it.)"""
+    """Collect once, then put all that is alive out of the collector's sight. (Reference counts still free it.)
+
+    What an earlier call put there is looked at again, so an engine that was replaced is let go of.
+    """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,0 +1,26 @@
+"""What an engine is made of is not looked through by Python's collector, and yet is let go of."""
+
+import gc
+import weakref
+
+from gradus.engine.garbage import spare_what_stays
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self  # which reference counts cannot free
+
+
+def test_what_is_there_is_spared_until_another_engine_is_built():
+    node = Node()
+    kept = weakref.ref(node)
+    try:
+        spare_what_stays()
+        assert gc.get_freeze_count() > 0
+        del node
+        gc.collect()
+        assert kept() is not None  # out of sight
+        spare_what_stays()
+        assert kept() is None
+    finally:
+        gc.unfreeze()
