@@ -1,6 +1,6 @@
 """What does attention cost that reads the pages itself, and what is left of a step when the small launches fuse?"""
 
-from gradus.bench.declaration import Benchmark, Goal, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import reusing
 from gradus.bench.workloads import burst, long_prompts, poisson, single_stream
 
@@ -72,4 +72,55 @@ BENCHMARK = Benchmark(
     ),
     profile=("p06", "p09"),
     profile_context=1024,
+    accounts={
+        "h200": Account(
+            explains=(
+                "With Llama-3.2-1B and up to four thousand tokens of prompt neither phase notices the context: p06 "
+                "takes {random:llama-3.2-1b, bfloat16: context/4,096/p06/itl_ms} ms a step and p09 "
+                "{random:llama-3.2-1b, bfloat16: context/4,096/p09/itl_ms}, nearly all of it the host's ("
+                "{random:llama-3.2-1b, bfloat16: context/4,096/p09/host_us} µs). So what shows there is the number of "
+                "launches alone, {random:llama-3.2-1b, bfloat16: context/1,024/p09/speedup} times. At sixteen thousand "
+                "p06's copies have outgrown the launches, by more than their bytes explain, while p09 reads the pages "
+                "where they lie and hides it all behind the host still: "
+                "{random:llama-3.2-1b, bfloat16: context/16,384/p09/itl_ms} ms instead of "
+                "{random:llama-3.2-1b, bfloat16: context/16,384/p06/itl_ms}, "
+                "{random:llama-3.2-1b, bfloat16: context/16,384/p09/speedup} times less. Qwen3-0.6B, of more layers, "
+                "says the same: {context/1,024/p09/speedup} times, then {context/16,384/p09/speedup}. Prompts gain "
+                "less, as predicted, but not nothing: the first token behind the longest comes after "
+                "{random:llama-3.2-1b, bfloat16: context/16,384/p09/ttft_ms} ms, not "
+                "{random:llama-3.2-1b, bfloat16: context/16,384/p06/ttft_ms}. Eight sequences at once are "
+                "{random:llama-3.2-1b, bfloat16: batch/8/p09/speedup} times as fast as p06's."
+            ),
+            loses=(
+                "A single stream. Behind a thousand tokens it is at "
+                "{random:llama-3.2-1b, bfloat16: context/1,024/p09/times_floor} times its floor with Llama-3.2-1B and "
+                "at {context/1,024/p09/times_floor} with Qwen3-0.6B: the GPU waits for the host. A third of the "
+                "launches does not make a third of the time, for Python takes longer to start one of Triton's than one "
+                "of torch's. Eight sequences take more host than one ("
+                "{random:llama-3.2-1b, bfloat16: batch/8/p09/host_us} µs a step against "
+                "{random:llama-3.2-1b, bfloat16: batch/1/p09/host_us}). Batches beyond eight, where reading in place "
+                "should show most, have no row here; a burst of sixty-four is in the matrix. The host of Qwen3's runs "
+                "was slow and unsteady: see the brackets."
+            ),
+        ),
+    },
+    rungs={
+        "h200": Account(
+            explains=(
+                "Fewer than half of the launches, and yet only {ladder/all/p09/speedup} times the baseline against "
+                "p06's {ladder/all/p06/speedup}. The host still starts every kernel, and one of Triton's takes it "
+                "longer from Python than an operation of torch's does; the bytes that reading pages in place saves are "
+                "few with sixteen short sequences. Llama-3.2-1B shows a little more: "
+                "{random:llama-3.2-1b, bfloat16: ladder/all/p09/itl_ms} ms between tokens instead of "
+                "{random:llama-3.2-1b, bfloat16: ladder/all/p06/itl_ms}. Prompts gain as well: the first token comes "
+                "after {random:llama-3.2-1b, bfloat16: ladder/all/p09/ttft_ms} ms instead of "
+                "{random:llama-3.2-1b, bfloat16: ladder/all/p06/ttft_ms}."
+            ),
+            loses=(
+                "Against what the bytes would allow, and most in bfloat16: "
+                "{random:gpt2-124m, bfloat16: ladder/all/p09/times_floor} times the floor. Nearly all of that is a GPU "
+                "that waits for its host."
+            ),
+        ),
+    },
 )

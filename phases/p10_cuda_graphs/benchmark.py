@@ -1,6 +1,6 @@
 """What is left of a step when nobody launches its kernels one by one, and nobody waits for its tokens?"""
 
-from gradus.bench.declaration import Benchmark, Goal, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import reusing
 from gradus.bench.workloads import burst, poisson, single_stream
 
@@ -16,7 +16,7 @@ def _together(batch: int) -> Row:
 
 
 def _padded(count: int) -> Row:
-    return Row(str(count), count, {"cuda": burst(count, 512, 128)}, batch=SLOTS, token_budget=BUDGET)
+    return Row(str(count), count, {"cuda": burst(count, 512, 128)}, slots=SLOTS, token_budget=BUDGET)
 
 
 BENCHMARK = Benchmark(
@@ -84,4 +84,51 @@ BENCHMARK = Benchmark(
     ),
     profile=("p09", "p10"),
     profile_context=1024,
+    accounts={
+        "h200": Account(
+            explains=(
+                "Alone, a step of Qwen3-0.6B falls from {alone/1/p09/itl_ms} ms to {alone/1/p10/itl_ms}, "
+                "{alone/1/p10/speedup} times: of p09's the host took {alone/1/p09/host_us} µs, and its kernels ran for "
+                "{profile/p09/device_ms} ms. What is left is {alone/1/p10/times_floor} times the floor, because a step "
+                "is {profile/p10/kernels} kernels that start, read a few megabytes each and drain, too short to stream "
+                "at the memory's speed. Llama-3.2-1B has fewer and longer ones: "
+                "{random:llama-3.2-1b, bfloat16: alone/1/p10/speedup} times as fast as p09, "
+                "{random:llama-3.2-1b, bfloat16: alone/1/p10/times_floor} times the floor. (In the profile p10's "
+                "kernels run for longer than the step takes: they start early, and wait for each other.) With the "
+                "batch the gain shrinks as predicted, to {batch/64/p10/speedup} times and {batch/256/p10/speedup}. "
+                "That the largest gains at all is the host's doing: it needs {batch/256/p09/host_us} µs for a step of "
+                "p09, longer than the GPU does. There p10 is at {batch/256/p10/times_floor} times the floor."
+            ),
+            loses=(
+                "With prompts, which are launched as before. Alone, the first token comes after {alone/1/p10/ttft_ms} "
+                "ms, p09's after {alone/1/p09/ttft_ms}. In the largest batch the slowest gaps, which have prompts in "
+                "them, are {batch/256/p10/itl_ms_p99} ms against {batch/256/p09/itl_ms_p99}. Among arrivals Qwen3's "
+                "slowest first tokens are later than p09's ({arrivals/16/s/p10/ttft_ms_p99} against "
+                "{arrivals/16/s/p09/ttft_ms_p99} ms), for a newcomer may wait for one more step, launched ahead; "
+                "Llama's are not. And what padding costs is not known: in its table there is next to none, because "
+                "each row's engine had room for just its own sequences, and the largest size is captured as it is."
+            ),
+        ),
+    },
+    rungs={
+        "h200": Account(
+            explains=(
+                "The rung that the others were waiting for. One call replays all the launches of a step, and meanwhile "
+                "the host plans the next: {ladder/all/p10/speedup} times the baseline against p09's "
+                "{ladder/all/p09/speedup}, in bfloat16 {random:gpt2-124m, bfloat16: ladder/all/p10/speedup}. A step is "
+                "as long as its kernels now, {random:gpt2-124m, bfloat16: ladder/all/p10/itl_ms} ms in bfloat16 and "
+                "{ladder/all/p10/itl_ms} in float32, which reads twice the bytes and multiplies without tensor cores. "
+                "Llama-3.2-1B, whose products are long enough to stream, is at "
+                "{random:llama-3.2-1b, bfloat16: ladder/all/p10/times_floor} times its floor, where p09 is at "
+                "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
+            ),
+            loses=(
+                "GPT-2's kernels are so short that starting and draining is most of them: "
+                "{random:gpt2-124m, bfloat16: ladder/all/p10/times_floor} times the floor. As sequences end the batch "
+                "falls between two captured sizes, and {ladder/all/p10/padding} of the rows are nobody's. And the "
+                "median first token is later than p09's ({ladder/all/p10/ttft_ms} against {ladder/all/p09/ttft_ms} "
+                "ms): the final engine's budget takes all the prompts in one step, for which everybody waits."
+            ),
+        ),
+    },
 )

@@ -105,6 +105,22 @@ def test_the_host_waits_where_the_gpu_is_the_slower_one(gpu_file):
     assert waits[0] < 10 and waits[1] > 500 and waits[2] > 500
 
 
+def test_a_disturbed_step_is_not_among_those_that_are_shown(gpu_file):
+    found = json.loads(gpu_file.read_text())
+    (p09,) = [each for each in found["recordings"] if each["engine"] == "p09"]
+    pause, times = 40_000, {"schedule", "schedule_end", "run", "run_end", "commit", "commit_end", "gpu", "gpu_end"}
+    for step in p09["steps"][3:]:
+        step[:] = [value + pause * (name in times) for name, value in zip(timeline.FIELDS, step, strict=True)]
+    gpu_file.write_text(json.dumps(found))
+    recorded = figures_timeline.recorded(gpu_file)["p09"]
+    assert recorded.period == 5150 and recorded.window[0] > pause
+
+
+def test_kernels_are_counted_only_where_they_do_not_overlap(gpu_file):
+    """A graph's may: their sum, 900 here, can exceed the step."""
+    assert re.findall(r"kernels run ([\d.]+) ms of it", figures_timeline.steps(gpu_file).svg()) == ["0.9"]
+
+
 @pytest.mark.parametrize(("least", "step"), [(0.7, 1), (1, 1), (1.2, 2), (21, 50), (5001, 10000)])
 def test_ticks_are_at_round_numbers(least, step):
     assert figures_timeline.round_step(least) == step

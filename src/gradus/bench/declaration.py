@@ -43,6 +43,7 @@ class Row:
     """One workload of a table.
 
     x: its place on the figure's axis. batch: most sequences at once (None: as many as the workload has requests).
+    slots: of the engine, where it has more than ever run at once (None: as many as run).
     workload: the same everywhere, or by device ("cpu", "cuda"); a device that is not named leaves the row out.
     context: tokens that a sequence may have (None: as many as the workload's longest). cache_tokens: positions of cache
     that every contender gets; one that reserves a whole context for each sequence then runs as many as that holds.
@@ -53,6 +54,7 @@ class Row:
     x: float
     workload: Workload | Mapping[str, Workload]
     batch: int | None = None
+    slots: int | None = None
     context: ByDevice = None
     cache_tokens: ByDevice = None
     token_budget: ByDevice = None

@@ -7,6 +7,7 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin p02/batch-size -->   one of them
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
+    <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
     <!-- results:end -->
 
 No torch here, and matplotlib only where a figure is really drawn.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, declaration, plots, results, scheduling
+from gradus.bench import beside, declaration, plots, results, scheduling, scripts
 from gradus.bench.declaration import BESIDE_VLLM, LADDER, Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
@@ -321,6 +322,9 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
 def block(wanted: str, root: Path, page: Path) -> str:
     """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
     name, _, only = wanted.partition("/")
+    if wanted in scripts.SCRIPTS:
+        written = scripts.parts(wanted, root.parent / "benchmarks", page)
+        return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
     if name not in declaration.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")

@@ -196,7 +196,7 @@ class Suite:
         here = row.on(self.bench.device.type)
         assert here is not None
         context = workload.longest if here.context is None or self.settings.quick else here.context
-        return Room(context, cell.batch, here.cache_tokens, here.token_budget)
+        return Room(context, row.slots or cell.batch, here.cache_tokens, here.token_budget)
 
     def _predict(self, contender: str, workload: Workload, room: Room) -> dict[str, Any] | None:
         policy = declaration.policy_of(contender)

@@ -13,6 +13,7 @@ from gradus.bench.declaration import (
     LADDER,
     MATRIX,
     PEERS,
+    Account,
     Benchmark,
     ByDevice,
     Goal,
@@ -133,6 +134,41 @@ def ablation() -> Benchmark:
                 against=FINAL,
             ),
         ),
+        accounts={
+            "h200": Account(
+                explains=(
+                    "Graphs are missed most, wherever anything decodes. Without them one alone has "
+                    "{throughput/one alone/p10-graphs/speedup} of the rate. Against the prediction the mixed crowd has "
+                    "no more than {throughput/a mixed crowd/p10-graphs/speedup} either: the host takes "
+                    "{throughput/a mixed crowd/p10-graphs/host_us} µs to launch a step that is "
+                    "{throughput/a mixed crowd/p10/itl_ms} ms when it is replayed. Without kernels too, about half of "
+                    "that is left ({throughput/one alone/p10-kernels-graphs/speedup} and "
+                    "{throughput/a mixed crowd/p10-kernels-graphs/speedup}), and shared prompts wait "
+                    "{shared-prefix/system prompt/p10-kernels-graphs/ttft_ms} ms for their first token, not "
+                    "{shared-prefix/system prompt/p10/ttft_ms}. Overlap is worth more the more sequences there are, as "
+                    "predicted: {throughput/one alone/p10-overlap/speedup} of the rate without it alone, "
+                    "{throughput/a mixed crowd/p10-overlap/speedup} in the crowd. The other two show where they are "
+                    "meant to: without the prefix cache shared prompts wait "
+                    "{shared-prefix/system prompt/p10-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside "
+                    "long prompts are {interference/long prompts/p10-chunked/itl_ms_p99} ms instead of "
+                    "{interference/long prompts/p10/itl_ms_p99}. Where nothing is shared or long, they cost nothing "
+                    "that shows."
+                ),
+                loses=(
+                    "Chunks cost what they protect: a long prompt's first token comes after "
+                    "{interference/long prompts/p10/ttft_ms_longest} ms, whole after "
+                    "{interference/long prompts/p10-chunked/ttft_ms_longest}, and all together get "
+                    "{interference/long prompts/p10/output_tok_s} tok/s, whole "
+                    "{interference/long prompts/p10-chunked/output_tok_s}. Graphs bring nothing to the slowest gaps "
+                    "beside long prompts ({interference/long prompts/p10-graphs/speedup} times without them), nor to a "
+                    "shared prompt's first token, which without overlap comes even a little earlier ("
+                    "{shared-prefix/system prompt/p10-overlap/ttft_ms} ms). And the host was slow in these runs: "
+                    "alone, a step without graphs takes {throughput/one alone/p10-graphs/itl_ms} ms, where p09's in "
+                    "the report of p10 takes less than two thirds of that. So what graphs are worth may be too high "
+                    "here. With one alone, a repeat in three was slower still: see the brackets."
+                ),
+            ),
+        },
     )
 
 
@@ -207,6 +243,38 @@ def matrix() -> Benchmark:
                 ("ttft_ms", "e2e_ms_p99", "waste", "preemptions", "cache_mb"),
             ),
         ),
+        accounts={
+            "h200": Account(
+                explains=(
+                    "Most phases show on the workload they were made for, the last two on all. Pages: where memory is "
+                    "short, {memory-pressure/pressure/p04/speedup} times p03's rate. Chunks: beside long prompts the "
+                    "slowest gaps are {long-prompts/long prompts/p06/itl_ms_p99} ms instead of p05's "
+                    "{long-prompts/long prompts/p05/itl_ms_p99}. The prefix cache finds {shared-prefix/shared/p05/hit} "
+                    "of the shared prompts' tokens, and yet their first token comes no earlier than p04's ("
+                    "{shared-prefix/shared/p05/ttft_ms} ms, {shared-prefix/shared/p04/ttft_ms}): torch attends to "
+                    "prompts one by one in every layer, and launches that as often as before. With kernels it comes "
+                    "after {shared-prefix/shared/p09/ttft_ms} ms; they also make p03's pace alone "
+                    "{single-stream/one request/p09/speedup} times as fast, and in a burst {burst/burst/p09/speedup}. "
+                    "Graphs and overlap bring most: {single-stream/one request/p10/speedup} times alone, "
+                    "{burst/burst/p10/speedup} in a burst, {memory-pressure/pressure/p10/speedup} under pressure. "
+                    "Arrivals have their first token {arrivals/Poisson/p10/speedup} times earlier."
+                ),
+                loses=(
+                    "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
+                    "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
+                    "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
+                    "everybody: {long-prompts/long prompts/p04/speedup} times. p10 is behind p09 in two medians: a "
+                    "shared prompt's first token ({shared-prefix/shared/p10/ttft_ms} against "
+                    "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts ("
+                    "{long-prompts/long prompts/p10/itl_ms_p99} against {long-prompts/long prompts/p09/itl_ms_p99}). "
+                    "Its budget is four times p09's, so prompts share one step, and all wait for it; in return the "
+                    "last of the first tokens is earlier ({shared-prefix/shared/p10/ttft_ms_p99} against "
+                    "{shared-prefix/shared/p09/ttft_ms_p99} ms). Among arrivals its slowest first token is later ("
+                    "{arrivals/Poisson/p10/ttft_ms_p99} against {arrivals/Poisson/p09/ttft_ms_p99}). With shared "
+                    "prompts the repeats of p05 to p10 lie far apart, as the brackets show."
+                ),
+            ),
+        },
     )
 
 

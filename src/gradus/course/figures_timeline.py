@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,12 @@ def recorded(file: Path = RECORDING) -> dict[str, Recorded]:
 def _recorded(each: dict[str, Any]) -> Recorded:
     steps = [dict(zip(each["fields"], step, strict=True)) for step in each["steps"]]
     starts = [step["schedule"] for step in steps]
-    # of all windows the one of the middle length: neither the luckiest nor the one in which the machine was disturbed
-    windows = sorted(zip(starts, starts[SHOWN:], strict=False), key=lambda window: window[1] - window[0])
-    return Recorded(each["engine"], each["kernels_us"], steps, windows[len(windows) // 2])
+    usual = median([following - start for start, following in pairwise(starts)])
+    # of all windows the most usual one: not the luckiest, and not the one in which the machine was disturbed; from the
+    # second step on, for what is still on the GPU when the first one begins was not recorded
+    windows = zip(starts[1:], starts[1 + SHOWN :], strict=False)
+    window = min(windows, key=lambda window: abs(window[1] - window[0] - SHOWN * usual))
+    return Recorded(each["engine"], each["kernels_us"], steps, window)
 
 
 # -- the drawing -------------------------------------------------------------------------------------------------------
@@ -113,8 +117,8 @@ def steps(file: Path = RECORDING) -> Drawing:
 def _engine(drawing: Drawing, top: float, each: Recorded) -> None:
     drawing.words(0, top + 17, NAMES[each.engine], bold=True)
     said = f"{_milliseconds(each.period)} a step"
-    if each.kernels is not None:
-        said += f", its kernels {_milliseconds(each.kernels)}"
+    if each.starved and each.kernels is not None:  # a graph's kernels overlap: their sum is more than they take
+        said += f", kernels run {_milliseconds(each.kernels)} of it"
     drawing.words(RIGHT, top + 17, said, anchor="end")
     drawing.words(0, top + 27 + 18, "host")
     _bars(drawing, top + 27, each, each.waits, FREE)
@@ -146,7 +150,7 @@ def _bars(
 def _axis(drawing: Drawing, y: float, each: Recorded) -> None:
     """Time from the window's start, with a tick at round numbers."""
     length = each.window[1] - each.window[0]
-    size = round_step(length / 6)
+    size = round_step(length / 8)
     drawing.arrow((LEFT, y), (RIGHT, y), head=False)
     for tick in range(math.floor(length / size) + 1):
         x = LEFT + (RIGHT - LEFT) * tick * size / length
