@@ -1,5 +1,7 @@
 """How full the cache is, and what of it is wasted: for reports and `/stats`."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -46,3 +48,21 @@ class CacheUsage:
     def hit_rate(self) -> float:
         """The part of the admitted tokens that needed no computing."""
         return self.hit_positions / self.queried_positions if self.queried_positions else 0.0
+
+
+AGE_S = 1.0
+
+
+class Snapshot:
+    """A usage that is looked at often and taken seldom, for taking one costs time with the number of pages."""
+
+    def __init__(self, take: Callable[[], CacheUsage], clock: Callable[[], float]) -> None:
+        self._take, self._clock = take, clock
+        self._taken, self._at = take(), -math.inf
+
+    def look(self, *, now: bool) -> CacheUsage:
+        """As it is now, or up to AGE_S seconds ago."""
+        time = self._clock()
+        if now or time - self._at > AGE_S:
+            self._taken, self._at = self._take(), time
+        return self._taken

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 from gradus.cache.paged import PagedCache
-from gradus.cache.usage import CacheUsage
+from gradus.cache.usage import CacheUsage, Snapshot
+from gradus.engine.books import check_books
 from gradus.engine.deadlines import Deadlines
 from gradus.engine.options import Policy
 from gradus.engine.plan import UNKNOWN, Plan, Result, Span
@@ -30,8 +31,6 @@ from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.errors import RequestError
 
 BY_ORDER = attrgetter("order")
-USAGE_AGE_S = 1.0
-"""How old a snapshot of the cache may be while sequences run: one takes time with the number of pages."""
 
 
 class PagedBatching(Scheduler):
@@ -70,8 +69,7 @@ class PagedBatching(Scheduler):
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one a layer group
         self._publish_every = cache.page_size if cache.index is not None else sys.maxsize  # positions; or never
         self._refused: tuple[Sequence | None, int] = (None, 0)  # who found no room, and the spare pages there were
-        self._usage = cache.usage()
-        self._usage_at = -math.inf
+        self._usage = Snapshot(cache.usage, clock)
 
     # -- a request comes -----------------------------------------------------------------------------------------------
 
@@ -389,30 +387,10 @@ class PagedBatching(Scheduler):
         return len(self.waiting) + len(self.siblings)
 
     def usage(self) -> CacheUsage:
-        """How full the cache is: now, if nothing runs; else at most a second ago."""
-        now = self.clock()
-        if not self.running or now - self._usage_at > USAGE_AGE_S:
-            self._usage, self._usage_at = self.cache.usage(), now
-        return self._usage
+        """How full the cache is: now, if nothing runs; else not long ago."""
+        return self._usage.look(now=not self.running)
 
     def check(self) -> None:
         """Assert the invariants of queue, slots, pages and books. Every live sample is in exactly one place."""
         super().check()
-        self.waiting.check()
-        taken = [sequence.slot for sequence in self.running]
-        assert sorted(taken + self.free_slots) == list(range(self.max_sequences)), "a slot is lost, or taken twice"
-        places = [*self.running, *self.waiting, *self.siblings]
-        live = [sequence for samples in self.requests.values() for sequence in samples.values()]
-        assert len(places) == len(live) == self.active_count + self.waiting_count
-        assert set(places) == set(live), "a sample is nowhere, or lives on after its end"
-        assert all(sequence.slot == -1 and not sequence.decoding for sequence in (*self.waiting, *self.siblings))
-        assert set(self.cache.residents) == {sequence.id for sequence in self.running}, "pages of who does not run"
-        assert self.committed <= self.issued
-        for sequence in self.running:
-            known, planned, stored = len(sequence.tokens), sequence.planned, self.cache.stored(sequence.id)
-            assert known <= planned <= min(sequence.longest, known + self.issued - self.committed), "planned too far"
-            if sequence.decoding and planned < sequence.longest:
-                assert (planned == known) == (self.issued == self.committed), "it decodes, and is not in every plan"
-            assert (stored == planned - 1) if sequence.decoding else (1 <= stored < known == planned), (
-                "it decodes, and its prompt is not stored"
-            )
+        check_books(self)
