@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gradus import phases
 from gradus.attention.reference import attend_causal
+from gradus.bench.fingerprint import commit, hardware_name
 from gradus.bench.statistics import significant
 from gradus.engine.build import EngineConfig, build
 from gradus.engine.engine import Engine
@@ -207,6 +208,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", choices=DTYPES)
     parser.add_argument("--prompts", type=int, default=2 * len(QUESTIONS))
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--commit", help="the commit that is tried; what is checked out when left out")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     checkpoint = open_checkpoint(options.model)
@@ -220,7 +222,14 @@ def main() -> int:
         f"other would have been beyond the bound of {verdict.bound}. {'Passed' if verdict.passed else 'FAILED'}"
     )
     if options.out:
-        about = {"model": Path(options.model).name, "device": str(device), "dtype": options.dtype}
+        about = {
+            "model": Path(options.model).name,
+            "device": str(device),
+            "dtype": options.dtype,
+            "hardware": hardware_name(device),
+            "torch": torch.__version__,
+            "commit": options.commit or commit(),
+        }
         found = about | asdict(verdict) | {"worst": verdict.worst, "passed": verdict.passed}
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if verdict.passed else 1
