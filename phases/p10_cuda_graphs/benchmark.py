@@ -105,8 +105,7 @@ BENCHMARK = Benchmark(
                 "them, are {batch/256/p10/itl_ms_p99} ms against {batch/256/p09/itl_ms_p99}. Among arrivals Qwen3's "
                 "slowest first tokens are later than p09's ({arrivals/16/s/p10/ttft_ms_p99} against "
                 "{arrivals/16/s/p09/ttft_ms_p99} ms), for a newcomer may wait for one more step, launched ahead; "
-                "Llama's are not. And what padding costs is not known: in its table there is next to none, because "
-                "each row's engine had room for just its own sequences, and the largest size is captured as it is."
+                "Llama's are not. What padding costs is not measured yet."
             ),
         ),
     },
