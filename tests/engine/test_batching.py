@@ -156,8 +156,9 @@ def test_requests_that_fit_alone_but_not_together_all_end_with_the_same_tokens()
 
 def test_what_can_never_fit_is_refused_and_leaves_nothing_behind():
     world = World(pages=4, budget=8)
-    with pytest.raises(RequestError, match="17 tokens are more than the cache can ever hold"):
+    with pytest.raises(RequestError, match="17 tokens are more than the cache can ever hold") as refused:
         world.engine.submit(ask("large", 10, 7, n=3))
+    assert refused.value.limit == "at most 16 tokens, with the prompt's"  # and just those are taken below
     assert not world.engine.has_work and not world.scheduler.requests
     world.add(ask("fits", 10, 6))
     world.drain()

@@ -14,7 +14,7 @@ from itertools import chain
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
 from gradus.cache.usage import CacheUsage
-from gradus.cache.windows import first_page, most_pages
+from gradus.cache.windows import first_page, longest_sequence, most_pages
 
 NEVER = sys.maxsize
 EVICT_AHEAD = 1 / 256
@@ -69,6 +69,10 @@ class PagedCache:
         """Whether a sequence of `length`, alone in the pool, could run in spans of at most `longest_span` positions."""
         needed = sum(most_pages(length, longest_span, window, self.page_size) for window in self.windows)
         return needed <= self.pool.count
+
+    def longest(self, longest_span: int | None, most: int) -> int:
+        """The longest sequence, up to `most`, that fits; longest_span: as in `fits`, None for a sequence in one."""
+        return longest_sequence(self.pool.count, self.windows, self.page_size, longest_span, most)
 
     def admit(self, id: Hashable, tokens: list[int], salt: Hashable = None) -> int:
         """Begin a sequence with what the index has of its tokens, under the same salt. Returns the positions hit.

@@ -3,6 +3,9 @@
 Page i of a sequence holds its positions [i * page_size, (i + 1) * page_size), whether its group has a window or not.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 
 def first_page(position: int, window: int | None, page_size: int) -> int:
     """The first page that the query at `position`, or any later one, can see. window: itself included; None is all."""
@@ -20,3 +23,15 @@ def most_pages(length: int, longest_span: int, window: int | None, page_size: in
         return pages
     seen = window - 1 + longest_span
     return min(pages, (seen - 2) // page_size + 2)  # that many positions, placed as badly as can be
+
+
+def longest_sequence(
+    pages: int, windows: Sequence[int | None], page_size: int, longest_span: int | None, most: int
+) -> int:
+    """The longest one, up to `most` positions, that so many pages hold, alone, in spans of at most `longest_span`."""
+
+    def needed(length: int) -> int:
+        span = min(length, longest_span or length)
+        return sum(most_pages(length, span, window, page_size) for window in windows)
+
+    return bisect_right(range(1, most + 1), pages, key=needed)

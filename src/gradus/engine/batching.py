@@ -105,6 +105,7 @@ class PagedBatching(Scheduler):
                 f"{longest} tokens are more than the cache can ever hold (prompt {len(request.prompt)}, max_tokens "
                 f"{request.max_tokens})",
                 param="max_tokens",
+                limit=f"at most {self.cache.longest(self.token_budget, longest)} tokens, with the prompt's",
                 got=longest,
             )
 

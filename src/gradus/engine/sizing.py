@@ -8,14 +8,13 @@ costs a few pages. The cache is one allocation, made once, so the device is as f
 two steps.
 """
 
-from bisect import bisect_right
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from gradus.cache.groups import layer_groups
-from gradus.cache.windows import most_pages
+from gradus.cache.windows import longest_sequence
 from gradus.engine.memory import PagePlan, dtypes, free_memory, readable, weight_bytes
 from gradus.engine.options import EngineConfig
 from gradus.errors import ConfigError
@@ -239,12 +238,8 @@ def fitting(config: ModelConfig, options: EngineConfig, itemsize: int, room: int
 def longest(config: ModelConfig, options: EngineConfig, budget: int | None) -> int:
     """Tokens of the longest sequence that the cache, empty, has room for (`PagedCache.fits`), up to context_length."""
     windows = [group.window for group in layer_groups(config.windows)]
-
-    def pages(length: int) -> int:
-        span = min(length, budget or length)
-        return sum(most_pages(length, span, window, options.page_size) for window in windows)
-
-    return bisect_right(range(1, options.limits.context_length + 1), options.cache_blocks * len(windows), key=pages)
+    pages = options.cache_blocks * len(windows)
+    return longest_sequence(pages, windows, options.page_size, budget, options.limits.context_length)
 
 
 def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> int:
