@@ -8,6 +8,8 @@ PYTHON ?=
 
 VENV   := .venv
 IN     := $(VENV)/bin/python -m
+# Whole files to a process: what a file sets up is set up once.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 GRADUS := $(IN) gradus
 
 # What each stamp stands for is reinstalled when the list of dependencies changes.
@@ -40,7 +42,7 @@ serve: $(SERVE_READY)
 	@$(GRADUS) serve --model "$(MODEL)" $(if $(PHASE),--phase $(PHASE)) $(ARGS)
 
 test: lint
-	$(IN) pytest --durations=15 $(ARGS)
+	$(IN) pytest $(PARALLEL) --durations=15 $(ARGS)
 
 lint: $(TEST_READY)
 	$(IN) ruff check .
