@@ -5,7 +5,7 @@ from gradus.bench.prediction import continuous
 from gradus.bench.workloads import Workload, burst, conversational
 
 CONTEXT = 1024  # what a server promises, whatever is really asked of it
-BATCHES = {"cuda": (1, 4, 16, 64, 256, 1024), "cpu": (1, 4, 8, 16)}
+BATCHES = {"cuda": (1, 4, 16, 64, 256, 1024, 2048), "cpu": (1, 4, 8, 16)}
 POOLS = {"cuda": (16_384, 65_536), "cpu": (4_096, 8_192)}
 GATHERED = {"cuda": (1, 8, 32, 128), "cpu": (1, 4, 16, 32)}
 
