@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.bench.declaration import FINAL, Account, Benchmark, Row, Table
+from gradus.bench.hugging_face import hugging_face_config
 from gradus.bench.metrics import shown, spread
 from gradus.bench.prose import speedup, times_floor
 from gradus.bench.results import Cell, Entry, Results, Run
@@ -97,42 +98,17 @@ def vllm_config(config: ModelConfig) -> dict[str, Any]:
     Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
     """
     names = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-    common: dict[str, Any] = {
+    common = hugging_face_config(config) | {
         "architectures": [names[config.family]],
         "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "bos_token_id": config.bos_token_id,
         "eos_token_id": config.eos_token_ids[0],
-        "tie_word_embeddings": config.tie_embeddings,
     }
     if config.family == "gpt2":
-        return common | {
-            "n_positions": config.context_length,
-            "n_ctx": config.context_length,
-            "n_embd": config.hidden_size,
-            "n_layer": config.num_layers,
-            "n_head": config.num_heads,
-            "activation_function": "gelu_new",
-            "layer_norm_epsilon": config.norm_eps,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-        }
+        dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return common | dropouts | {"n_ctx": config.context_length, "activation_function": "gelu_new"}
     assert config.rope is not None
-    return common | {
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.context_length,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope.theta,
-        "hidden_act": "silu",
-        "attention_bias": config.attention_bias,
-        "torch_dtype": "bfloat16",
-    }
+    del common["rope_parameters"]
+    return common | {"rope_theta": config.rope.theta, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 
 
 # -- as a benchmark, for reports ---------------------------------------------------------------------------------------
