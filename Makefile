@@ -50,7 +50,7 @@ lint: $(TEST_READY)
 	$(IN) mypy
 
 stress: $(TEST_READY)
-	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" --durations=15 $(ARGS)
+	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" $(PARALLEL) --timeout 3600 --durations=15 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,7 +20,6 @@ from typing import Any
 
 from gradus.bench import beside, results
 from gradus.bench.beside import OUR_BLOCKS, OURS, THEIR_BLOCK, THEIRS, Case
-from gradus.bench.declaration import BESIDE_VLLM
 from gradus.bench.results import Cell, Entry, Run
 from gradus.bench.suites import cache_for
 from gradus.bench.workloads import SEED, Workload
@@ -124,7 +123,7 @@ class Comparison:
         """Run one process. Returns what it wrote, as far as it came, and why it came no further."""
         question, answer = work / f"{block}-asked.json", work / f"{block}-found.json"
         question.write_text(json.dumps(asked))
-        log = self.out / "logs" / f"{BESIDE_VLLM}-{self.shape}-{block}.txt"
+        log = self.out / "logs" / f"{beside.NAME}-{self.shape}-{block}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         why: str | None = None
         with log.open("w") as said:
@@ -196,7 +195,7 @@ class Comparison:
             if not case.get("samples"):
                 entry.skipped = case.get("failed") or why or "its process ended before"
                 entry.skipped += f" (block {block})" if contender == OURS else ""
-        results.update(self.out, run.settings["hardware"], BESIDE_VLLM, run)
+        results.update(self.out, run.settings["hardware"], beside.NAME, run)
 
 
 def _last_line(log: Path) -> str:
@@ -208,7 +207,7 @@ def _last_line(log: Path) -> str:
 
 def is_measured(out: Path, hardware: str, shape: str, dtype: str, commit: str) -> bool:
     """Whether every case of the model has samples of all three blocks, of this commit."""
-    file = results.path(out, hardware, BESIDE_VLLM)
+    file = results.path(out, hardware, beside.NAME)
     run = results.read(file).run(f"random:{shape}", dtype) if file.exists() else None
     if run is None or run.settings["commit"] != commit:
         return False

@@ -24,11 +24,11 @@ from pathlib import Path
 import torch
 from beside_vllm import Comparison, is_measured  # beside this file
 
-from gradus.bench import results
+from gradus.bench import beside, results
 from gradus.bench.command import watcher
 from gradus.bench.contenders import Workbench
-from gradus.bench.declaration import ABLATION, BESIDE_VLLM, LADDER, MATRIX
 from gradus.bench.suite import Settings, Suite
+from gradus.bench.suites import ABLATION, LADDER, MATRIX
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ LLAMA_8B = "random:llama-3.1-8b"
 
 PARTS = (
     # the final engine beside vLLM
-    Part(BESIDE_VLLM, QWEN, "bfloat16"),
-    Part(BESIDE_VLLM, LLAMA, "bfloat16"),
-    Part(BESIDE_VLLM, LLAMA_8B, "bfloat16"),
-    Part(BESIDE_VLLM, GPT2, "bfloat16"),
+    Part(beside.NAME, QWEN, "bfloat16"),
+    Part(beside.NAME, LLAMA, "bfloat16"),
+    Part(beside.NAME, LLAMA_8B, "bfloat16"),
+    Part(beside.NAME, GPT2, "bfloat16"),
     # every phase on one workload
     Part(LADDER, QWEN, "bfloat16"),
     Part(LADDER, LLAMA, "bfloat16"),
@@ -145,7 +145,7 @@ class Bench:
     suite: Suite | None = None
 
     def run(self, part: Part) -> None:
-        if part.benchmark == BESIDE_VLLM:
+        if part.benchmark == beside.NAME:
             self._compare(part)
             return
         settings = Settings(

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gradus.bench.contenders import Room, Workbench, release
+from gradus.bench.contenders import Room, Workbench
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint
 from gradus.bench.measure import synchronize
+from gradus.bench.memory import release
 from gradus.bench.statistics import significant
 from gradus.bench.workloads import burst
 from gradus.engine.engine import Engine

@@ -52,6 +52,14 @@ class PhaseInfo:
     idea: str
     path: Path
 
+    def has(self, part: str) -> bool:
+        """Whether there is a module of that name in its folder: "engine", "exercise", "benchmark"."""
+        return (self.path / f"{part}.py").is_file()
+
+    def module(self, part: str) -> ModuleType:
+        """That module, imported."""
+        return import_module(f"phases.{self.folder}.{part}")
+
 
 def available() -> list[PhaseInfo]:
     """The phases of this installation, in the course's order; [] where the repository is not there."""
@@ -59,7 +67,7 @@ def available() -> list[PhaseInfo]:
     if root is None:
         return []
     found = [(int(match[1]), path) for path in root.iterdir() if (match := re.fullmatch(r"p(\d\d)_\w+", path.name))]
-    return [_info(number, path) for number, path in sorted(found) if (path / "engine.py").is_file()]
+    return [phase for number, path in sorted(found) if (phase := _info(number, path)).has("engine")]
 
 
 def highest() -> PhaseInfo:
@@ -84,7 +92,7 @@ def find(name: str) -> PhaseInfo:
 
 def load(name: str) -> ModuleType:
     """The engine module of a phase (see `find`), which has `build(model, options) -> Engine`."""
-    return import_module(f"phases.{find(name).folder}.engine")
+    return find(name).module("engine")
 
 
 def _root() -> Path | None:

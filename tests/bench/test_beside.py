@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import beside, command, declaration, report, results
+from gradus.bench import beside, command, registry, report, results
 from gradus.bench.beside import IN, OURS, THEIRS, Case, Target, benchmark_of, cases_of, reached, vllm_config
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import burst, single_stream
@@ -55,7 +55,7 @@ def compared(driver, tmp_path: Path, text: str) -> Run:
     driver.Comparison(
         "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, vllm_block=stand_in
     ).measure()
-    (run,) = results.read(results.path(tmp_path / "out", "cpu", declaration.BESIDE_VLLM)).runs
+    (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
     return run
 
 
@@ -78,7 +78,7 @@ def test_three_blocks_bring_the_same_work_of_both_sides_and_the_report_shows_all
     assert driver.is_measured(out, "cpu", "tiny-llama", "float32", "abc")
     assert not driver.is_measured(out, "cpu", "tiny-llama", "float32", "def")
     assert command.report(out, say=lambda _: None) > 0
-    text = (out / "cpu" / declaration.BESIDE_VLLM / "report.md").read_text()
+    text = (out / "cpu" / beside.NAME / "report.md").read_text()
     assert "A1 · A2" in text and "| tiny-llama | batch 3: " in text and "2.5×" in text and "1.25×, 80 %" in text
     assert not list(report.outdated(out))
 
@@ -90,7 +90,7 @@ def test_where_vllm_fails_our_samples_are_kept_with_its_reason(driver, cases, tm
         assert len(cell.entry(OURS).samples) == 6 and not cell.entry(THEIRS).samples
         assert cell.entry(THEIRS).skipped == "exit code 1: ModuleNotFoundError: No module named vllm._C"
     assert not driver.is_measured(tmp_path / "out", "cpu", "tiny-llama", "float32", "abc")
-    found = results.read(results.path(tmp_path / "out", "cpu", declaration.BESIDE_VLLM))
+    found = results.read(results.path(tmp_path / "out", "cpu", beside.NAME))
     text = report.render(found, beside.BENCHMARK)
     assert "tiny-llama, batch 1: vLLM was not measured: exit code 1: ModuleNotFoundError" in text
 
@@ -129,7 +129,7 @@ def made() -> Results:
     rates = {"read_gb_s": 1.0, "copy_gb_s": 1.0, "float32_tflop_s": 1.0, "bfloat16_tflop_s": 1.0, "launch_us": 1.0}
     machine = {"hardware": {"gpu": "one"}, "rates": rates, "versions": {"torch": "2", "vllm": "0.26.0"}}
     run = Run("random:tiny-llama", "bfloat16", "cuda", machine, {"commit": "abc", "quick": False}, cells)
-    return Results("h200", declaration.BESIDE_VLLM, [run])
+    return Results("h200", beside.NAME, [run])
 
 
 def test_one_table_says_who_is_faster_by_how_much_and_whether_that_was_asked_for(cases):
@@ -150,12 +150,12 @@ def test_an_aim_that_names_a_share_of_the_floor_wants_both():
 
 
 def test_a_page_shows_both_engines_in_one_table(cases, tmp_path, monkeypatch):
-    results.write(results.path(tmp_path, "h200", declaration.BESIDE_VLLM), made())
+    results.write(results.path(tmp_path, "h200", beside.NAME), made())
     page = tmp_path / "README.md"
-    page.write_text(f"<!-- results:begin {declaration.BESIDE_VLLM} -->\n<!-- results:end -->\n")
+    page.write_text(f"<!-- results:begin {beside.NAME} -->\n<!-- results:end -->\n")
     (stale,) = report.outdated_pages(tmp_path, [page])
     assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× |" in stale.text
-    page.write_text(page.read_text().replace(declaration.BESIDE_VLLM, "ablation"))
+    page.write_text(page.read_text().replace(beside.NAME, "ablation"))
     (stale,) = report.outdated_pages(tmp_path, [page])
     assert "Not measured yet: `gradus bench ablation`" in stale.text
 
@@ -177,12 +177,12 @@ def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
 
 
 def test_gradus_bench_does_not_start_two_engines(capsys):
-    assert plain.main([declaration.BESIDE_VLLM, "--model", "random:tiny-llama"]) == 2
+    assert plain.main([beside.NAME, "--model", "random:tiny-llama"]) == 2
     assert "is measured by benchmarks/beside_vllm.py" in capsys.readouterr().err
 
 
 def test_its_benchmark_is_complete():
-    benchmark = declaration.load(declaration.BESIDE_VLLM)
+    benchmark = registry.load(beside.NAME)
     assert benchmark.question.endswith("?") and benchmark.prediction
     for table in benchmark.tables:
         assert table.contenders == (THEIRS, OURS) and table.against == THEIRS

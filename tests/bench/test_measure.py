@@ -5,10 +5,11 @@ import time
 import pytest
 import torch
 
-from gradus.bench.contenders import Room, tensor_bytes
+from gradus.bench.contenders import Room
 from gradus.bench.declaration import Goal
 from gradus.bench.idle import IdleWatch, Step
 from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
+from gradus.bench.memory import tensor_bytes
 from gradus.bench.workloads import Arrival, burst, conversations, poisson, shared_prefix
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradus.bench import command, declaration, plots, report, results
-from gradus.bench.declaration import Benchmark, Row, Table
+from gradus.bench import command, plots, registry, report, results
+from gradus.bench.declaration import FIRST_ROW, Benchmark, Row, Table
 from gradus.bench.metrics import shown, spread
 from gradus.bench.prediction import cached
 from gradus.bench.prose import fill, loose_numbers
@@ -75,7 +75,7 @@ def made(quick: bool = False) -> Results:
 @pytest.fixture
 def reports(tmp_path, monkeypatch) -> Path:
     """A folder of reports with one results file, and the benchmark that it belongs to."""
-    monkeypatch.setattr(declaration, "load", lambda name: BENCHMARK)
+    monkeypatch.setattr(registry, "load", lambda name: BENCHMARK)
     results.write(results.path(tmp_path, "cpu", "p01"), made())
     return tmp_path
 
@@ -274,20 +274,20 @@ def test_the_committed_results_are_small_and_none_is_a_quick_look():
     assert not [run.title for found in results.find(ROOT / "reports") for run in found.runs if run.settings["quick"]]
 
 
-@pytest.mark.parametrize("name", declaration.reported())
+@pytest.mark.parametrize("name", registry.reported())
 def test_the_prose_of_a_benchmark_has_no_number_of_its_own(name):
-    benchmark = declaration.load(name)
+    benchmark = registry.load(name)
     accounts = [*benchmark.accounts.values(), *benchmark.rungs.values()]
     for text in [text for account in accounts for text in (account.explains, account.loses)]:
         assert not loose_numbers(text), text
 
 
-@pytest.mark.parametrize("name", declaration.names())
+@pytest.mark.parametrize("name", registry.names())
 def test_a_benchmark_is_complete(name):
-    benchmark = declaration.load(name)
+    benchmark = registry.load(name)
     assert benchmark.question.endswith("?") and benchmark.prediction
     assert len({table.name for table in benchmark.tables}) == len(benchmark.tables)
     for table in benchmark.tables:
-        assert all(declaration.policy_of(contender) for contender in table.contenders)
+        assert all(registry.policy_of(contender) for contender in table.contenders)
         assert len({row.label for row in table.rows}) == len(table.rows)
-        assert table.against in (None, declaration.FIRST_ROW, *table.contenders)
+        assert table.against in (None, FIRST_ROW, *table.contenders)

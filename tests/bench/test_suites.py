@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import declaration, fingerprint, results
+from gradus.bench import beside, fingerprint, registry, results
 from gradus.bench.contenders import Room
-from gradus.bench.declaration import ABLATION, FINAL, MATRIX, SWITCHES
+from gradus.bench.declaration import FINAL, SWITCHES
 from gradus.bench.prediction import continuous
-from gradus.bench.suites import cache_for
+from gradus.bench.suites import ABLATION, LADDER, MATRIX, cache_for
 from gradus.bench.workloads import burst
 from gradus.engine.options import SWITCHES as ENGINE_SWITCHES
 from gradus.errors import ConfigError
@@ -38,7 +38,7 @@ def test_every_switch_of_the_engine_has_a_name():
     ],
 )
 def test_a_title_says_what_is_switched_off(contender, title):
-    assert declaration.title_of(contender) == title
+    assert registry.title_of(contender) == title
 
 
 def test_the_engine_is_built_without_what_its_name_switches_off(bench):
@@ -51,8 +51,8 @@ def test_the_engine_is_built_without_what_its_name_switches_off(bench):
 
 
 def test_without_the_prefix_cache_nothing_is_expected_of_it():
-    assert declaration.policy_of(f"{FINAL}-prefix_cache") is continuous
-    assert declaration.policy_of(f"{FINAL}-graphs") is declaration.load(FINAL).policy
+    assert registry.policy_of(f"{FINAL}-prefix_cache") is continuous
+    assert registry.policy_of(f"{FINAL}-graphs") is registry.load(FINAL).policy
 
 
 @pytest.mark.parametrize("contender", [f"{FINAL}-nothing", "p03-overlap"])
@@ -75,26 +75,26 @@ def test_a_suite_runs_on_a_cpu_and_every_contender_brings_samples(name, table, t
     monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: found)
     assert plain.main([name, "--quick", "--repeats", "1", "--table", table, "--out", str(tmp_path), *TINY]) == 0
     (run,) = results.read(results.path(tmp_path, "cpu", name)).runs
-    contenders = declaration.load(name).table(table).contenders
+    contenders = registry.load(name).table(table).contenders
     for cell in run.cells:
         assert [entry.contender for entry in cell.entries] == list(contenders)
         assert all(entry.samples and entry.prediction and not entry.skipped for entry in cell.entries)
     text = (tmp_path / "cpu" / name / "report.md").read_text()
-    assert text.startswith(f"# {declaration.title_of(name)}, measured on CPU")
+    assert text.startswith(f"# {registry.title_of(name)}, measured on CPU")
     assert (f"{FINAL} without kernels and graphs" in text) == (name == ABLATION)
 
 
 @pytest.mark.parametrize("name", [ABLATION, MATRIX])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_row_of_a_suite_is_there_on_both_devices(name, device):
-    for table in declaration.load(name).tables:
+    for table in registry.load(name).tables:
         assert all(row.on(device) for row in table.rows)
 
 
 def test_contenders_of_the_ablation_fit_side_by_side_on_one_gpu():
     """Qwen3-0.6B's cache at bfloat16, for all six, in four fifths of an H200 less the weights."""
     bytes_a_position = 2 * 28 * 8 * 128 * 2
-    for table in declaration.load(ABLATION).tables:
+    for table in registry.load(ABLATION).tables:
         for row in table.rows:
             assert len(table.contenders) * row.on("cuda").cache_tokens * bytes_a_position < 0.8 * 138e9
 
@@ -102,13 +102,13 @@ def test_contenders_of_the_ablation_fit_side_by_side_on_one_gpu():
 def test_long_prompts_come_while_the_others_still_decode():
     """Even where a step of sixteen takes no more than a millisecond."""
     for name, table in ((ABLATION, "interference"), (MATRIX, "long-prompts")):
-        (row,) = declaration.load(name).table(table).rows
+        (row,) = registry.load(name).table(table).rows
         work = row.on("cuda").workload
         assert work.last_arrival <= 1e-3 * max(job.output for job in work.jobs) + 0.1
 
 
 def test_memory_is_short_in_the_matrix_and_a_slot_is_longer_than_a_sequence():
-    (row,) = declaration.load(MATRIX).table("memory-pressure").rows
+    (row,) = registry.load(MATRIX).table("memory-pressure").rows
     for device in ("cpu", "cuda"):
         here = row.on(device)
         assert here.cache_tokens < cache_for([here.workload])
@@ -141,11 +141,11 @@ def script(name: str):
 
 def test_every_part_asks_for_what_there_is_and_what_matters_most_comes_first(h200):
     for part in h200.PARTS:
-        benchmark = declaration.load(part.benchmark)
+        benchmark = registry.load(part.benchmark)
         assert set(part.tables) <= {*(table.name for table in benchmark.tables), "profile"}
         assert set(part.contenders) <= {name for table in benchmark.tables for name in table.contenders}
     order = list(dict.fromkeys(part.benchmark for part in h200.PARTS))
-    assert order[:4] == [declaration.BESIDE_VLLM, declaration.LADDER, ABLATION, MATRIX]
+    assert order[:4] == [beside.NAME, LADDER, ABLATION, MATRIX]
     assert {"p09", FINAL} <= set(order)
 
 

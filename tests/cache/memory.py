@@ -60,7 +60,7 @@ class Sequence:
         """Run a span of up to `count` tokens; one more token is sampled when all are stored. False: no room."""
         start = self.stored
         end = min(start + count, len(self.tokens))
-        if not self.cache.reserve(self.id, end):
+        if not self._find_room(start, end):
             return False
         assert self.stored == end
         tables = self.cache.tables(self.id)
@@ -75,6 +75,12 @@ class Sequence:
         if publish:
             self.cache.publish(self.id, self.tokens)
         return True
+
+    def _find_room(self, start: int, end: int) -> bool:
+        """A decode tries the short way first."""
+        if end - start == 1 and self.cache.next_page(self.cache.residents[self.id], end):
+            return True
+        return self.cache.reserve(self.id, end)
 
     def release(self, poisoned: bool = False) -> None:
         self.cache.release(self.id, poisoned)

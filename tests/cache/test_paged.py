@@ -44,6 +44,34 @@ def test_tables_are_told_once_and_again_when_they_change():
     assert cache.tables("a") is None
 
 
+def test_the_next_page_is_taken_as_reserve_would_take_it():
+    short, long = PagedCache(pages=4, page_size=2, windows=(None, None)), PagedCache(4, 2, (None, None))
+    for cache in (short, long):
+        cache.reserve("a", 2)
+        cache.tables("a")
+    assert short.next_page(short.residents["a"], 3) and long.reserve("a", 3)
+    assert short.stored("a") == long.stored("a") == 3 and short.tables("a") == long.tables("a") is not None
+    short.check()
+
+
+def test_the_next_page_is_left_to_reserve_where_there_is_more_to_it():
+    full, windowed, index = PagedCache(2, 2), PagedCache(2, 2, (2,)), PrefixIndex()
+    for cache in (full, windowed):
+        assert cache.reserve("a", 2)
+        resident = cache.residents["a"]
+        assert not cache.next_page(resident, 2) and not cache.next_page(resident, 4), "it does not enter a page"
+    assert not windowed.next_page(windowed.residents["a"], 3), "a page is to be given back first"
+    assert full.reserve("b", 1) and not full.next_page(full.residents["a"], 3), "no page is free"
+    idle = PagedCache(2, 2, index=index)
+    run(idle, "gone", [1, 2])
+    idle.release("gone")
+    run(idle, "a", [3, 4])
+    assert not idle.next_page(idle.residents["a"], 3) and idle.reserve("a", 3), "one has to be evicted"
+    assert full.stored("a") == windowed.stored("a") == 2 and full.usage().refusals == 0
+    for cache in (full, windowed, idle):
+        cache.check()
+
+
 def test_reserve_is_all_or_nothing():
     cache = PagedCache(pages=4, page_size=2, windows=(None, None))
     assert cache.reserve("a", 2)

@@ -24,7 +24,7 @@ def exercises() -> list:
     return [
         pytest.param(phase.name, exercise, id=f"{phase.name} {exercise.file_name}")
         for phase in phases.available()
-        if (phase.path / "exercise.py").is_file()  # that each has one is a test of its own
+        if phase.has("exercise")  # that each has one is a test of its own
         for exercise in exercises_of(phase)
     ]
 
@@ -77,6 +77,7 @@ def run_pytest(arguments: list[str], cwd: Path, env: dict, output: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(cwd)
+    os.environ.clear()  # what the server was started with must not decide here
     os.environ.update(env)
     sys.path.insert(0, str(cwd))
     sys.dont_write_bytecode = True

@@ -11,7 +11,7 @@ from gradus.models import gemma3 as gemma3_module
 from gradus.models.gemma3 import Gemma3
 from gradus.models.heads import Heads
 from gradus.models.rope import rotate
-from gradus.models.weights import OnePlus, Stored
+from gradus.models.source import OnePlus, Stored
 from tests.models.conftest import NaiveAttention, Reference, loaded, reference, run
 
 TOLERANCE = 1e-4

@@ -76,8 +76,7 @@ def pytest_exception_interact(node, call, report):
 
 
 def facts_of(node, error: BaseException, report) -> dict:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = bare(error)
     return {
         "claim": claim(node),
         "kind": type(error).__name__,
@@ -87,6 +86,17 @@ def facts_of(node, error: BaseException, report) -> dict:
         "test_line": report.location[1] + 1,
         "printed": report.capstdout,
     }
+
+
+def bare(error: BaseException) -> BaseException:
+    """What really happened: hypothesis packs what came but once into a group, and a timeout in there once more."""
+    while True:
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        elif error.__traceback__ is None and error.__cause__ is not None:
+            error = error.__cause__
+        else:
+            return error
 
 
 def claim(node) -> str:

@@ -29,20 +29,14 @@ def attend_causal(
     if softcap is not None:
         visible = causal_mask(n, m, start, window, q.device)[None]
         return attend_masked(q[None], keys[None], values[None], visible, scale=scale, softcap=softcap)[0]
+    if n == 1:
+        return _attend(q, keys, values, scale)
     sees_all = window is None or window >= m
-    if q.is_cuda and start > 0 and n > 1 and sees_all:
+    if sees_all and start == 0:
+        return _attend(q, keys, values, scale, is_causal=True)  # torch's own causal mask begins where the keys do
+    if sees_all and q.is_cuda:
         return _attend_to_the_end(q, keys, values, scale)
-    aligned = start == 0 and sees_all  # then torch's own causal mask is the right one
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
-        keys.unsqueeze(0),
-        values.unsqueeze(0),
-        attn_mask=None if aligned or n == 1 else causal_mask(n, m, start, window, q.device),
-        is_causal=aligned and n > 1,
-        scale=scale,
-        enable_gqa=q.shape[1] != keys.shape[0],
-    )
-    return out.squeeze(0).transpose(0, 1)
+    return _attend(q, keys, values, scale, mask=causal_mask(n, m, start, window, q.device))
 
 
 def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -54,11 +48,19 @@ def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) ->
     group = q.shape[1] // keys.shape[0]
     if group > 1 and q.dtype == torch.float32:  # its kernel for float32 wants a key head for each query head
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    return _attend(q, keys, values, scale, mask=causal_lower_right(q.shape[0], keys.shape[1]))
+
+
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, *, mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    """torch's fused attention, in the shapes of `attend_causal`."""
     out = F.scaled_dot_product_attention(
-        q.transpose(0, 1).unsqueeze(0),
+        q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
         keys.unsqueeze(0),
         values.unsqueeze(0),
-        attn_mask=causal_lower_right(q.shape[0], keys.shape[1]),
+        attn_mask=mask,
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=q.shape[1] != keys.shape[0],
     )

@@ -7,7 +7,9 @@ Read in this order:
     prediction.py    a workload played through a phase's schedule, with the roofline as its clock
     declaration.py   what a phase's benchmark.py says: question, tables, contenders, prose
     suites.py        the same of what spans phases: ladder, ablation, matrix;  beside.py: of the final engine and vLLM
+    registry.py      every benchmark by its name; how a contender is predicted, and what people call it
     measure.py       a workload driven through an engine, every token timed; repeats, interleaved
+    memory.py        how much of it a contender takes
     idle.py          whether the GPU waits for the host between steps
     contenders.py    a phase's engine as a contender;  peers.py: transformers as one;  block.py: a process of its own
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows

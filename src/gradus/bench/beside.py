@@ -17,6 +17,7 @@ from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import Workload, burst, single_stream
 from gradus.models.config import ModelConfig
 
+NAME = "beside-vllm"
 OURS, THEIRS = f"{FINAL}-prefix_cache", "vllm"
 OUR_BLOCKS, THEIR_BLOCK = ("A1", "A2"), "B"
 MAX_SEQUENCES = 256

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.contenders import PhaseContender, Room, Workbench
-from gradus.bench.declaration import policy_of
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.idle import idle_watch
 from gradus.bench.measure import ContenderFailed
 from gradus.bench.metrics import prediction_json
 from gradus.bench.prediction import predict
+from gradus.bench.registry import policy_of
 from gradus.bench.statistics import distribution, significant
 from gradus.bench.workloads import Arrival, Job, Workload
 

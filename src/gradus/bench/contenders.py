@@ -1,19 +1,18 @@
 """A model on a device, and every contender that can be had for it: the phases, and the peers that are installed."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradus import phases
 from gradus.bench.declaration import PEERS, switched
-from gradus.bench.measure import Contender, ContenderFailed, Run, drive, synchronize
+from gradus.bench.measure import Contender, ContenderFailed, Run, drive
+from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
+from gradus.bench.peers import Transformers
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
-from gradus.cache import CacheManager
 from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.engine.garbage import spare_what_stays
@@ -61,14 +60,12 @@ class Workbench:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.model.parameters(), *self.model.buffers()))
+        return model_bytes(self.model)
 
     def contender(self, name: str, room: "Room") -> Contender:
         """name: a phase, the final one without some of its switches, or a peer."""
         if name in PEERS:
-            from gradus.bench.peers import Transformers
-
-            return Transformers(name, self, room.batch)
+            return Transformers(name, self.checkpoint, self.model, room.batch)
         return PhaseContender(name, self, room)
 
     def engine(self, contender: str, room: "Room") -> Engine:
@@ -146,7 +143,7 @@ class PhaseContender:
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
             before = allocated(device)
-        watch = _MemoryWatch(self.engine, self.bench.bytes_a_position, tensors=not cuda)
+        watch = MemoryWatch(self.engine, self.bench.bytes_a_position, tensors=not cuda)
         run = drive(self.engine, arrivals, device, **({"after_step": watch.look} if watch_memory else {}))
         run.cache_bytes, run.cache_waste = watch.cache_bytes, watch.cache_waste
         if cuda:
@@ -165,74 +162,3 @@ def forget_prefixes(engine: Engine) -> None:
     """Empty what a prefix cache keeps of requests that are over."""
     if isinstance(engine.scheduler.cache, PagedCache):
         engine.scheduler.cache.forget()
-
-
-class _MemoryWatch:
-    """The most memory that was in use, of all the times when it was looked at.
-
-    tensor_bytes: of the tensors that live from step to step. (A CPU keeps no account of what is allocated.)
-    cache_bytes: what sequences held of the cache. cache_waste: percent of it that stored nothing, over all looks.
-    """
-
-    def __init__(self, engine: Engine, bytes_a_position: int, *, tensors: bool) -> None:
-        self.cache, self.bytes_a_position = engine.scheduler.cache, bytes_a_position
-        self.attention = getattr(engine.runner, "attention", None) if tensors else None
-        self.tensor_bytes = 0
-        self._most_held = self._held = self._stored = 0  # positions; the last two summed over all looks
-
-    def look(self) -> None:
-        self.tensor_bytes = max(self.tensor_bytes, tensor_bytes(self.attention))
-        held, stored = positions_held(self.cache)
-        self._most_held = max(self._most_held, held)
-        self._held += held
-        self._stored += stored
-
-    @property
-    def cache_bytes(self) -> int | None:
-        return self._most_held * self.bytes_a_position or None
-
-    @property
-    def cache_waste(self) -> float | None:
-        return 100 * (1 - self._stored / self._held) if self._held else None
-
-
-def positions_held(cache: CacheManager) -> tuple[int, int]:
-    """How many positions sequences hold of a cache, and how many of those store something; (0, 0) without a cache.
-
-    A slot is held whole by whoever is in it; of pages only those that somebody needed.
-    """
-    if isinstance(cache, PagedCache):
-        usage = cache.usage()
-        groups = len(cache.windows)
-        return usage.held * cache.page_size // groups, usage.stored_positions
-    lengths = getattr(cache, "lengths", {})
-    return len(lengths) * getattr(cache, "capacity", 0), sum(lengths.values())
-
-
-def allocated(device: torch.device) -> int:
-    """Bytes that tensors hold on a GPU now; 0 on a CPU, where nobody counts."""
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def release(device: torch.device) -> None:
-    """Let go of what nobody holds any more, so that the next contender finds the memory as this one did."""
-    gc.collect()
-    if device.type == "cuda":
-        synchronize(device)
-        torch.cuda.empty_cache()
-
-
-def tensor_bytes(owner: Any) -> int:
-    """Memory of all tensors that an object holds, in its attributes, lists, tuples and dicts; each storage once."""
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(owner, 4)}
-    return sum(storages.values())
-
-
-def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
-        own = vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, type) else ()
-        for item in (*inner, *own):
-            yield from _tensors(item, depth - 1)

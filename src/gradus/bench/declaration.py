@@ -5,21 +5,12 @@ field, as in `{output-length/200/p01/output_tok_s}`: it is filled in from result
 measurement. No torch here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 
-from gradus import phases
 from gradus.bench.prediction import Policy, cached, continuous
 from gradus.bench.workloads import Workload
 from gradus.errors import ConfigError
-
-LADDER, ABLATION, MATRIX = "ladder", "ablation", "matrix"
-SUITES = (LADDER, ABLATION, MATRIX)
-"""Benchmarks of more than one phase: suites.py declares them."""
-BESIDE_VLLM = "beside-vllm"
-"""Two engines that never share a process: beside.py declares it, benchmarks/beside_vllm.py measures it."""
 
 FINAL = "p10"
 """The phase whose engine is the final one, with a switch for each optimization."""
@@ -142,29 +133,7 @@ class Benchmark:
         return next(table for table in self.tables if table.name == name)
 
 
-# -- finding them ------------------------------------------------------------------------------------------------------
-
-
-def names() -> list[str]:
-    """Everything that `gradus bench` can run: the phases that have a benchmark.py, and what spans several of them."""
-    return [*_phases(), *SUITES]
-
-
-def reported() -> list[str]:
-    """Everything that a report can be made of."""
-    return [*names(), BESIDE_VLLM]
-
-
-def load(name: str) -> Benchmark:
-    """The benchmark of a phase ("p01"), or of that name. Raises ConfigError for a name that does not exist."""
-    if name in SUITES:
-        return import_module("gradus.bench.suites").SUITES[name]()
-    if name == BESIDE_VLLM:
-        return import_module("gradus.bench.beside").BENCHMARK
-    modules = _phases()
-    if name not in modules:
-        raise ConfigError(f"benchmark must be one of {', '.join([*names(), 'all'])}, got {name!r}")
-    return import_module(modules[name]).BENCHMARK
+# -- the name of a contender -------------------------------------------------------------------------------------------
 
 
 def switched(contender: str) -> tuple[str, tuple[str, ...]]:
@@ -180,43 +149,3 @@ def switched(contender: str) -> tuple[str, tuple[str, ...]]:
                 f"as in {FINAL}-overlap"
             )
     return phase, tuple(off)
-
-
-def policy_of(contender: str) -> Policy | None:
-    """How a contender schedules, as far as its prediction is concerned."""
-    if contender in PEERS:
-        return PEERS[contender]
-    phase, off = switched(contender)
-    return continuous if "prefix_cache" in off else load(phase).policy
-
-
-def title_of(contender: str) -> str:
-    """A contender's name, or a benchmark's, for people: "p01 KV cache", "p10 without overlap", "The ladder"."""
-    named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
-    if contender in named:
-        return named[contender]
-    phase, *off = contender.split("-")
-    missing = [SWITCHES[switch] for switch in off if switch in SWITCHES]
-    return f"{phase} without {' and '.join(missing)}" if missing else contender
-
-
-TITLES = {
-    "transformers": "transformers generate",
-    "transformers-batch": "transformers generate_batch",
-    "vllm": "vLLM",
-    LADDER: "The ladder",
-    ABLATION: "The final engine, one switch off at a time",
-    MATRIX: "Every kind of workload",
-    BESIDE_VLLM: "Beside vLLM",
-}
-
-
-def rungs() -> Iterator[tuple[str, Benchmark]]:
-    for name in _phases():
-        yield name, load(name)
-
-
-def _phases() -> dict[str, str]:
-    """Phase → the module of its benchmark, in the course's order."""
-    modules = {phase.name: f"phases.{phase.folder}.benchmark" for phase in phases.available()}
-    return {name: module for name, module in modules.items() if find_spec(module)}

@@ -9,28 +9,29 @@ import inspect
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from gradus.bench.hugging_face import hugging_face_config
 from gradus.bench.measure import ContenderFailed, Run, synchronize
+from gradus.bench.memory import model_bytes, release
 from gradus.bench.workloads import Arrival
 from gradus.loading import Checkpoint
-from gradus.models import ModelConfig
-
-if TYPE_CHECKING:
-    from gradus.bench.contenders import Workbench
+from gradus.models import Model, ModelConfig
 
 RESULT_TIMEOUT = 300.0  # seconds without any result, after which the peer counts as stuck
 
 
 class Transformers:
-    """One request at a time through `generate`, or all through continuous batching. Greedy, no end-of-sequence."""
+    """One request at a time through `generate`, or all through continuous batching. Greedy, no end-of-sequence.
 
-    def __init__(self, name: str, bench: "Workbench", batch: int) -> None:
-        self.name, self.bench, self.batch = name, bench, batch
-        self.needed_bytes = bench.weight_bytes  # its own copy of the weights
+    ours: the same checkpoint as our model, which says what shape, number type and device it is to have.
+    """
+
+    def __init__(self, name: str, checkpoint: Checkpoint, ours: Model, batch: int) -> None:
+        self.name, self.checkpoint, self.ours, self.batch = name, checkpoint, ours, batch
+        self.needed_bytes = model_bytes(ours)  # its own copy of the weights
         self.model: Any = None
 
     def build(self) -> None:
@@ -40,12 +41,11 @@ class Transformers:
             raise ContenderFailed("transformers is not installed") from error
         transformers.logging.set_verbosity_error()
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
-        bench = self.bench
         # A CPU's bfloat16 weights with float32 activations are ours alone: the peer gets the activations' type.
-        self.model = build_model(bench.checkpoint, bench.model.config, bench.model.dtype, bench.device)
+        self.model = build_model(self.checkpoint, self.ours.config, self.ours.dtype, self.ours.device)
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
-        device = self.bench.device
+        device = self.ours.device
         before = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -53,15 +53,13 @@ class Transformers:
         synchronize(device)
         run = self._batched(arrivals) if self.name == "transformers-batch" else self._one_by_one(arrivals)
         if device.type == "cuda":
-            run.peak_bytes = self.bench.weight_bytes + torch.cuda.max_memory_allocated(device) - before
+            run.peak_bytes = self.needed_bytes + torch.cuda.max_memory_allocated(device) - before
         run.check()
         return run
 
     def close(self) -> None:
-        from gradus.bench.contenders import release
-
         self.model = None
-        release(self.bench.device)
+        release(self.ours.device)
 
     def _one_by_one(self, arrivals: Sequence[Arrival]) -> Run:
         from transformers import GenerationConfig
@@ -78,7 +76,7 @@ class Transformers:
                 use_cache=True,
                 pad_token_id=0,
             )
-            prompt = torch.tensor([arrival.prompt], device=self.bench.device)
+            prompt = torch.tensor([arrival.prompt], device=self.ours.device)
             self.model.generate(
                 prompt, attention_mask=torch.ones_like(prompt), generation_config=config,
                 streamer=_TokenClock(start, times[index]),

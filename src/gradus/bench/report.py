@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, declaration, plots, results, scheduling, scripts
-from gradus.bench.declaration import BESIDE_VLLM, LADDER, Account, Benchmark, Table
+from gradus.bench import beside, plots, registry, results, scheduling, scripts, suites
+from gradus.bench.declaration import Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
 from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
@@ -54,7 +54,7 @@ def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
             if _read(folder / "report.md") != text:
                 yield Outdated(folder / "report.md", text)
             continue
-        benchmark = declaration.load(found.benchmark)
+        benchmark = registry.load(found.benchmark)
         text = render(found, benchmark, with_prose=with_prose)
         if _read(folder / "report.md") != text:
             yield Outdated(folder / "report.md", text)
@@ -95,10 +95,10 @@ def _read(file: Path) -> str:
 
 def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
     """report.md: the question, the prediction, and for each model every table with what is to be said about it."""
-    name = declaration.title_of(found.benchmark)
+    name = registry.title_of(found.benchmark)
     parts = [f"# {name}, measured on {hardware_title(found.hardware)}", benchmark.question, "## Predicted"]
     parts.append(benchmark.prediction)
-    if found.benchmark == BESIDE_VLLM:
+    if found.benchmark == beside.NAME:
         parts += ["## Measured", *_beside(found), beside.how()]
     parts.append(HOW_TO_READ)
     for run in found.runs:
@@ -142,15 +142,15 @@ QUICK = (
 
 
 def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
-    if found.benchmark == LADDER:
-        rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in declaration.rungs()]
+    if found.benchmark == suites.LADDER:
+        rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in registry.rungs()]
         return [part for name, account in rungs if account for part in _account(account, found, benchmark, name)]
     account = benchmark.accounts.get(found.hardware)
     return _account(account, found, benchmark) if account else []
 
 
 def _account(account: Account, found: Results, benchmark: Benchmark, rung: str = "") -> list[str]:
-    heading = f"{declaration.title_of(rung)}: " if rung else ""
+    heading = f"{registry.title_of(rung)}: " if rung else ""
     return [
         f"## {heading}{'what' if heading else 'What'} explains it",
         fill(account.explains, found, benchmark),
@@ -165,7 +165,7 @@ def _facts(run: Run) -> str:
 
 def _again(found: Results) -> str:
     device = "cpu" if found.hardware == "cpu" else "cuda"
-    if found.benchmark == BESIDE_VLLM:
+    if found.benchmark == beside.NAME:
         script = (
             "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
         )
@@ -200,7 +200,7 @@ def table_of(run: Run, table: Table) -> str:
         for entry in cell.entries
     ]
     notes = [
-        f"{declaration.title_of(entry.contender)}, {cell.row}: not measured, {entry.skipped}."
+        f"{registry.title_of(entry.contender)}, {cell.row}: not measured, {entry.skipped}."
         for cell in cells
         for entry in cell.entries
         if entry.skipped
@@ -210,7 +210,7 @@ def table_of(run: Run, table: Table) -> str:
 
 
 def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
-    name = declaration.title_of(entry.contender)
+    name = registry.title_of(entry.contender)
     measured = spread(entry.samples, table.metric)
     if measured is None:
         return [
@@ -241,7 +241,7 @@ def profile_table(run: Run) -> str:
     for profile in run.profiles:
         name, share, _ = profile["top"][0] if profile["top"] else ("", 0.0, 0)
         rows.append([
-            declaration.title_of(profile["contender"]),
+            registry.title_of(profile["contender"]),
             str(profile["context"]),
             shown(profile["step_ms"]),
             shown(profile["device_ms"]),
@@ -313,7 +313,7 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
             floor = predicted(entry, table)
             points.append((_x(index, cell, table), measured.median, measured.low, measured.high, floor))
     columns = [list(column) for column in zip(*points, strict=True)] or [[], [], [], [], []]
-    return Series(declaration.title_of(contender), *columns)
+    return Series(registry.title_of(contender), *columns)
 
 
 # -- blocks in pages ---------------------------------------------------------------------------------------------------
@@ -325,13 +325,13 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
-    if name not in declaration.reported():
+    if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
         raise ConfigError(
-            f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(declaration.reported())}"
+            f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(registry.reported())}"
         )
-    benchmark = declaration.load(name)
+    benchmark = registry.load(name)
     if only and only not in {table.name for table in benchmark.tables}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
     parts = [
@@ -341,7 +341,7 @@ def block(wanted: str, root: Path, page: Path) -> str:
         for part in _of_hardware(found, benchmark, only, root, page)
     ]
     if not parts:
-        return NOT_YET.format(command=BESIDE_COMMAND if name == BESIDE_VLLM else f"gradus bench {name}")
+        return NOT_YET.format(command=BESIDE_COMMAND if name == beside.NAME else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
@@ -359,7 +359,7 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
         f"**{hardware_title(found.hardware)}**, {run.title}{others}. Reads {shown(rates['read_gb_s'])} GB/s. "
         f"[Report]({where}/report.md), [samples]({where}/results.json)."
     )
-    if found.benchmark == BESIDE_VLLM and not only:
+    if found.benchmark == beside.NAME and not only:
         yield from _beside(found)
         return
     for table in benchmark.tables:

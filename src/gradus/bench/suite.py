@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from gradus.bench import declaration, results
+from gradus.bench import beside, registry, results
 from gradus.bench.contenders import Room, Workbench
-from gradus.bench.declaration import Benchmark, Row, Table
+from gradus.bench.declaration import PEERS, Benchmark, Row, Table
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.measure import ContenderFailed, Repeats, compare
@@ -75,7 +75,7 @@ class Suite:
 
     def measure(self, name: str) -> Path:
         """Run the benchmark of that name; its results file is written after every cell. Returns the file."""
-        benchmark = declaration.load(name)
+        benchmark = registry.load(name)
         file = results.path(self.out, self.hardware, name)
         run = self._begin(results.read(file) if file.exists() else Results(self.hardware, name))
         for table in benchmark.tables:
@@ -159,7 +159,7 @@ class Suite:
         return here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
 
     def _contenders(self, table: Table) -> list[str]:
-        names = [name for name in table.contenders if self.settings.peers or name not in declaration.PEERS]
+        names = [name for name in table.contenders if self.settings.peers or name not in PEERS]
         return [name for name in names if name in (self.settings.contenders or names)]
 
     # -- one cell ------------------------------------------------------------------------------------------------------
@@ -199,10 +199,10 @@ class Suite:
         return Room(context, row.slots or cell.batch, here.cache_tokens, here.token_budget)
 
     def _predict(self, contender: str, workload: Workload, room: Room) -> dict[str, Any] | None:
-        policy = declaration.policy_of(contender)
+        policy = registry.policy_of(contender)
         if policy is None:
             return None
-        if contender not in declaration.PEERS:
+        if contender not in PEERS:
             with suppress(ContenderFailed):  # it will fail again, and say so, when it is built
                 room = room.of(contender)
         config, widths = self.bench.model.config, self.bench.widths
@@ -259,16 +259,16 @@ def _is_measured(run: Run, cell: Cell) -> bool:
 def targets(name: str) -> list[str]:
     """ "all" is every benchmark. Raises ConfigError for a name that does not exist."""
     if name == "all":
-        return declaration.names()
-    if name == declaration.BESIDE_VLLM:
+        return registry.names()
+    if name == beside.NAME:
         raise ConfigError(f"{name} is measured by benchmarks/beside_vllm.py, which starts both engines in turn")
-    declaration.load(name)
+    registry.load(name)
     return [name]
 
 
 def _check_names(wanted: Sequence[str], settings: Settings) -> None:
     """Raises ConfigError for a table or a contender that none of the benchmarks has."""
-    tables = [table for name in wanted for table in declaration.load(name).tables]
+    tables = [table for name in wanted for table in registry.load(name).tables]
     for kind, asked, known in (
         ("table", settings.tables, {*(table.name for table in tables), PROFILE}),
         ("contender", settings.contenders, {name for table in tables for name in table.contenders}),

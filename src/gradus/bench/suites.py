@@ -6,21 +6,9 @@ Each has a size for a GPU and a smaller one for a CPU. No torch here.
 import math
 from collections.abc import Callable, Iterable
 
+from gradus import phases
 from gradus.bench import workloads
-from gradus.bench.declaration import (
-    ABLATION,
-    FINAL,
-    LADDER,
-    MATRIX,
-    PEERS,
-    Account,
-    Benchmark,
-    ByDevice,
-    Goal,
-    Row,
-    Table,
-    rungs,
-)
+from gradus.bench.declaration import FINAL, PEERS, Account, Benchmark, ByDevice, Goal, Row, Table
 from gradus.bench.workloads import (
     Workload,
     burst,
@@ -30,6 +18,8 @@ from gradus.bench.workloads import (
     shared_prefix,
     single_stream,
 )
+
+LADDER, ABLATION, MATRIX = "ladder", "ablation", "matrix"
 
 PAGE = 16  # positions: a sequence's last page is half empty on average, never more than whole
 
@@ -48,7 +38,7 @@ def cache_for(works: Iterable[Workload]) -> int:
 
 def ladder() -> Benchmark:
     """One workload, every phase and every peer: what each optimization has brought so far."""
-    contenders = tuple(name for name, _ in rungs())
+    contenders = tuple(phase.name for phase in phases.available() if phase.has("benchmark"))
     row = Row("all", 0, {device: workloads.ladder(device) for device in ("cpu", "cuda")})
     return Benchmark(
         question="The same 16 requests, one phase after the other: what did each step bring?",

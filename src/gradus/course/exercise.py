@@ -1,8 +1,6 @@
 """What a phase asks the student to write, declared in its `exercise.py`."""
 
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from gradus.errors import ConfigError
@@ -40,10 +38,9 @@ class Exercise:
 
 def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
     """The phase's `EXERCISE`, or its `EXERCISES`: one a file. Raises ConfigError if the phase has none."""
-    name = f"phases.{phase.folder}.exercise"
-    if find_spec(name) is None:
+    if not phase.has("exercise"):
         raise ConfigError(f"{phase.name} has no exercise: phases/{phase.folder}/exercise.py is not there")
-    module = import_module(name)
+    module = phase.module("exercise")
     exercises: tuple[Exercise, ...] = module.EXERCISES if hasattr(module, "EXERCISES") else (module.EXERCISE,)
     return exercises
 

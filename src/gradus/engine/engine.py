@@ -111,7 +111,7 @@ class Engine:
         """The two parts of the loop; where a timeline is kept, it stands before both."""
         if self.timeline is None:
             return self.scheduler, self.runner
-        watched = self.timeline.watch(self)
+        watched = self.timeline.watch(self.scheduler, self.runner.run, self.in_flight)
         return watched, watched
 
     def submit(self, request: Request) -> None:
@@ -152,17 +152,17 @@ class Engine:
         totals.batch_total += len(plan.spans)
         totals.max_batch = max(totals.max_batch, len(plan.spans))
         totals.rows += result.rows
-        totals.padding_rows += result.rows - sum(len(span.tokens) for span in plan.spans)
-        totals.generated_tokens += sum(len(output.tokens) for output in outputs)
+        totals.padding_rows += result.rows - sum([len(span.tokens) for span in plan.spans])
+        totals.generated_tokens += sum([len(output.tokens) for output in outputs])
         self._count_endings(outputs)
 
     def _count_endings(self, outputs: Iterable[Output]) -> None:
-        for output in outputs:
-            if output.finish_reason in ("stop", "length"):
+        for reason in [output.finish_reason for output in outputs if output.finish_reason is not None]:
+            if reason in ("stop", "length"):
                 self._totals.completed += 1
-            elif output.finish_reason == "error":
+            elif reason == "error":
                 self._totals.failed += 1
-            elif output.finish_reason == "deadline":
+            elif reason == "deadline":
                 self._totals.deadline_misses += 1
-            elif output.finish_reason is not None:
+            else:
                 self._totals.cancelled += 1

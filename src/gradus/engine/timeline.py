@@ -13,19 +13,16 @@ intervals and not in them; without a timeline, the loop pays a comparison with N
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from gradus.cache import CacheManager
 from gradus.cache.paged import PagedCache
 from gradus.engine.plan import Plan, Result, Span
+from gradus.engine.scheduler import Scheduler
 from gradus.engine.sequence import Output, SpanResult
-
-if TYPE_CHECKING:
-    from gradus.engine.engine import Engine
 
 Interval = tuple[float, float]
 """Start and end, in seconds since the timeline's beginning."""
@@ -76,21 +73,24 @@ class Timeline:
         self._launched: deque[_Launched] = deque()  # and not committed, in their order
         self._scheduled: Interval = (0.0, 0.0)
 
-    def watch(self, engine: "Engine") -> "Timeline":
-        """Stand in for its scheduler and its runner during its next step."""
-        self._engine = engine
+    def watch(self, scheduler: Scheduler, run: Callable[[Plan], Result], in_flight: Sized) -> "Timeline":
+        """Stand in for the scheduler, and for the runner that has `run`, during an engine's next step.
+
+        in_flight: the engine's, of steps that are launched and not committed.
+        """
+        self._scheduler, self._run, self._in_flight = scheduler, run, in_flight
         return self
 
     def schedule(self) -> Plan | None:
         start = self._now()
-        plan = self._engine.scheduler.schedule()
+        plan = self._scheduler.schedule()
         self._scheduled = start, self._now()
         return plan
 
     def run(self, plan: Plan) -> Result:
         before = self._gpu.mark() if self._gpu else None
         start = self._now()
-        result = self._engine.runner.run(plan)
+        result = self._run(plan)
         ran = start, self._now()
         after = self._gpu.mark() if self._gpu else None
         self._launched.append(_Launched(plan, self._record(plan, result, ran), before, after))
@@ -99,7 +99,7 @@ class Timeline:
     def commit(self, plan: Plan, result: Result) -> list[Output]:
         waiting = _Waiting(result)
         start = self._now()
-        outputs = self._engine.scheduler.commit(plan, waiting)
+        outputs = self._scheduler.commit(plan, waiting)
         end = self._now()
         if (launched := self._take(plan)) is not None:
             self._keep(launched, (start, end), waiting.seconds)
@@ -116,13 +116,13 @@ class Timeline:
             decodes += is_decode(span)
         return StepRecord(
             number=number,
-            under_way=len(self._engine.in_flight),
+            under_way=len(self._in_flight),
             prefills=len(plan.spans) - decodes,
             decodes=decodes,
             tokens=tokens,
             rows=result.rows,
-            pages=pages_held(self._engine.scheduler.cache),
-            waiting=self._engine.scheduler.waiting_count,
+            pages=pages_held(self._scheduler.cache),
+            waiting=self._scheduler.waiting_count,
             schedule=self._scheduled,
             run=ran,
         )

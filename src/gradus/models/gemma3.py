@@ -16,7 +16,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
-from gradus.models.weights import OnePlus, Source
+from gradus.models.source import OnePlus, Source
 
 # Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, here, as the file is read.
 WEIGHTS: dict[str, Source] = {

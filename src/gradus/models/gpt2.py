@@ -15,7 +15,7 @@ from gradus.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Embedding, LinearFactory, Model
-from gradus.models.weights import Source, Transposed
+from gradus.models.source import Source, Transposed
 
 # GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as everybody else's.
 WEIGHTS: dict[str, Source] = {

@@ -5,7 +5,7 @@ allocated but not initialized; `gradus.models.weights` fills them from a checkpo
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from torch.nn import functional as F
 
 from gradus.attention import Attention
 from gradus.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from gradus.models.weights import Source
+from gradus.models.source import Source
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -171,7 +169,7 @@ class Model(nn.Module):
     dtype: torch.dtype  # of activations, and so of keys and values
     device: torch.device
 
-    weights: ClassVar[Mapping[str, "Source"]]  # our parameter → the checkpoint's tensors, `{}` being the layer
+    weights: ClassVar[Mapping[str, Source]]  # our parameter → the checkpoint's tensors, `{}` being the layer
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()  # other beginnings of names → those in `weights`
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)  # patterns of tensors nobody needs
 

@@ -14,7 +14,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
-from gradus.models.weights import Source
+from gradus.models.source import Source
 
 WEIGHTS: dict[str, Source] = {
     "embedding.weight": "model.embed_tokens.weight",

@@ -10,7 +10,7 @@ from gradus.models import llama
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import LinearFactory, RMSNorm
-from gradus.models.weights import Source
+from gradus.models.source import Source
 
 WEIGHTS: dict[str, Source] = llama.WEIGHTS | {
     "layers.{}.heads.q_norm.weight": "model.layers.{}.self_attn.q_norm.weight",

@@ -1,12 +1,7 @@
 """From a checkpoint's tensors to a model's: checked first, all of them, then copied one by one.
 
-A checkpoint names and cuts its tensors in its own way; each model file says how in a table, our parameter → theirs:
-
-    "layers.{}.qkv.weight": ("model.layers.{}.self_attn.q_proj.weight", …k_proj…, …v_proj…)   several, one above another
-    "layers.{}.qkv.weight": Transposed("h.{}.attn.c_attn.weight")                             [in, out] in the file
-
-`{}` is the layer. Nothing is written before every name and shape has been seen to fit, and one tensor at a time is
-read, so loading needs little more memory than the model itself.
+Nothing is written before every name and shape has been seen to fit, and one tensor at a time is read, so loading needs
+little more memory than the model itself. Which tensor belongs where, each model file says (source.py).
 """
 
 import re
@@ -19,8 +14,7 @@ from torch import Tensor, nn
 
 from gradus.errors import CheckpointError
 from gradus.models.layers import Linear, Model
-
-Shape = tuple[int, ...]
+from gradus.models.source import Shape, Source, Stored
 
 
 class TensorSource(Protocol):
@@ -35,42 +29,6 @@ class TensorSource(Protocol):
 
     def where(self, name: str) -> str:
         """The file that holds it, for messages."""
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of the checkpoint, taken as it is."""
-
-    name: str
-
-    def file_shape(self, shape: Shape) -> Shape:
-        """The shape that it has in the file when it has `shape` here."""
-        return shape
-
-    def convert(self, value: Tensor) -> Tensor:
-        return value
-
-
-@dataclass(frozen=True)
-class Transposed(Stored):
-    """[in, out] in the file: GPT-2's matrices."""
-
-    def file_shape(self, shape: Shape) -> Shape:
-        return shape[::-1]
-
-    def convert(self, value: Tensor) -> Tensor:
-        return value.T
-
-
-@dataclass(frozen=True)
-class OnePlus(Stored):
-    """Scales that the file keeps as their distance from one: Gemma's norms."""
-
-    def convert(self, value: Tensor) -> Tensor:
-        return 1.0 + value.float()
-
-
-Source = str | tuple[str, ...] | Stored
 
 
 @dataclass(frozen=True)

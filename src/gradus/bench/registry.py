@@ -1,0 +1,73 @@
+"""Every benchmark by its name, and every contender by its own: how it is predicted, and what people call it.
+
+What a benchmark is, declaration.py says; here all are found, those of the phases at run time. No torch here.
+"""
+
+from collections.abc import Iterator
+
+from gradus import phases
+from gradus.bench import beside, suites
+from gradus.bench.declaration import PEERS, SWITCHES, Benchmark, switched
+from gradus.bench.prediction import Policy, continuous
+from gradus.errors import ConfigError
+
+TITLES = {
+    "transformers": "transformers generate",
+    "transformers-batch": "transformers generate_batch",
+    "vllm": "vLLM",
+    suites.LADDER: "The ladder",
+    suites.ABLATION: "The final engine, one switch off at a time",
+    suites.MATRIX: "Every kind of workload",
+    beside.NAME: "Beside vLLM",
+}
+
+
+def names() -> list[str]:
+    """Everything that `gradus bench` can run: the phases that have a benchmark.py, and what spans several of them."""
+    return [*_phases(), *suites.SUITES]
+
+
+def reported() -> list[str]:
+    """Everything that a report can be made of."""
+    return [*names(), beside.NAME]
+
+
+def load(name: str) -> Benchmark:
+    """The benchmark of a phase ("p01"), or of that name. Raises ConfigError for a name that does not exist."""
+    if name in suites.SUITES:
+        return suites.SUITES[name]()
+    if name == beside.NAME:
+        return beside.BENCHMARK
+    found = _phases()
+    if name not in found:
+        raise ConfigError(f"benchmark must be one of {', '.join([*names(), 'all'])}, got {name!r}")
+    return found[name].module("benchmark").BENCHMARK
+
+
+def rungs() -> Iterator[tuple[str, Benchmark]]:
+    """The phases that are on the ladder, each with its benchmark."""
+    for name in _phases():
+        yield name, load(name)
+
+
+def policy_of(contender: str) -> Policy | None:
+    """How a contender schedules, as far as its prediction is concerned."""
+    if contender in PEERS:
+        return PEERS[contender]
+    phase, off = switched(contender)
+    return continuous if "prefix_cache" in off else load(phase).policy
+
+
+def title_of(contender: str) -> str:
+    """A contender's name, or a benchmark's, for people: "p01 KV cache", "p10 without overlap", "The ladder"."""
+    named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
+    if contender in named:
+        return named[contender]
+    phase, *off = contender.split("-")
+    missing = [SWITCHES[switch] for switch in off if switch in SWITCHES]
+    return f"{phase} without {' and '.join(missing)}" if missing else contender
+
+
+def _phases() -> dict[str, phases.PhaseInfo]:
+    """Those that have a benchmark.py, by name, in the course's order."""
+    return {phase.name: phase for phase in phases.available() if phase.has("benchmark")}

@@ -1,0 +1,51 @@
+"""Where a parameter comes from: which tensors of a checkpoint, and how they are stored there.
+
+A checkpoint names and cuts its tensors in its own way; each model file says how in a table, our parameter → theirs:
+
+    "layers.{}.qkv.weight": ("model.layers.{}.self_attn.q_proj.weight", …k_proj…, …v_proj…)   several, one above another
+    "layers.{}.qkv.weight": Transposed("h.{}.attn.c_attn.weight")                             [in, out] in the file
+
+`{}` is the layer.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the checkpoint, taken as it is."""
+
+    name: str
+
+    def file_shape(self, shape: Shape) -> Shape:
+        """The shape that it has in the file when it has `shape` here."""
+        return shape
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value
+
+
+@dataclass(frozen=True)
+class Transposed(Stored):
+    """[in, out] in the file: GPT-2's matrices."""
+
+    def file_shape(self, shape: Shape) -> Shape:
+        return shape[::-1]
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value.T
+
+
+@dataclass(frozen=True)
+class OnePlus(Stored):
+    """Scales that the file keeps as their distance from one: Gemma's norms."""
+
+    def convert(self, value: Tensor) -> Tensor:
+        return 1.0 + value.float()
+
+
+Source = str | tuple[str, ...] | Stored
