@@ -66,6 +66,17 @@ def test_splits_of_every_kind(spans):
     assert_close(Step(spans, heads=8, group=2, head_dim=128, dtype=torch.bfloat16, device="cuda"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group, head_dim, norms", [(1, 64, False), (4, 64, True), (3, 48, True), (2, 128, True)])
+def test_decodes_turn_their_heads_and_store_what_is_new(group, head_dim, norms, dtype):
+    spans = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
+    step = Step(spans, group=group, head_dim=head_dim, dtype=dtype, device="cuda")
+    launch = launches(head_dim, dtype, group)[0]
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for found, expected in step.attend_to_new_tokens(launch, norms):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 def test_the_same_step_gives_the_same_bits():
     step = Step(SPANS, heads=8, group=2, head_dim=128, dtype=torch.bfloat16, device="cuda")
     first = attended(step)

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from gradus.kernels.attention_work import Launch, Work
+from gradus.kernels.decode_inputs import places_reference
+from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.paged_attention_reference import paged_attention_reference
+from gradus.kernels.rope_store import rope_store_reference
 from gradus.kernels.split_attention import Partials
 
 
@@ -89,3 +92,29 @@ class Step:
             *exact, self.tables, self.slots, self.query_start, self.lengths,
             scale=0.3, window=self.window, softcap=self.softcap,
         )  # fmt: skip
+
+    def attend_to_new_tokens(self, launch: Launch, norms: bool) -> list[tuple[Tensor, Tensor]]:
+        """Of decodes whose qkv product is noise: (found, expected) of the result, of all keys and of all values."""
+        tokens, device = len(self.spans), self.device
+        width = (self.group + 2) * self.heads * self.head_dim
+        qkv = torch.randn(tokens, width).to(device, self.dtype)
+        angles = 6 * torch.rand(max(self.lengths), self.head_dim // 2)
+        rotary = torch.cat((angles.cos(), angles.sin()), 1).to(device, self.dtype)
+        gains = tuple(torch.randn(2, self.head_dim).to(device, self.dtype)) if norms else None
+        work, out = self.work(launch), torch.full_like(self.q, float("nan"))
+        partials = Partials([launch], kv_heads=self.heads, head_dim=self.head_dim, device=self.q.device)
+        keys, values = self.keys.clone(), self.values.clone()
+        paged_attention(
+            qkv, keys, values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
+            turning=Turning(rotary, gains, 1e-5),
+        )  # fmt: skip
+
+        positions = torch.tensor([length - 1 for length in self.lengths])
+        rows = places_reference(
+            torch.tensor(self.slots), positions + 1, self.tables[None].cpu(), self.page
+        )[0].where(positions >= 0, -1)  # fmt: skip
+        self.q = rope_store_reference(
+            qkv, self.keys, self.values, rows.to(device), table=rotary, positions=positions.clamp(min=0).to(device),
+            norms=gains, eps=1e-5,
+        )  # fmt: skip
+        return [(out, self.expected()), (keys, self.keys), (values, self.values)]

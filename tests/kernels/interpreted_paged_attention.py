@@ -38,6 +38,23 @@ def test_the_kernels_attend_as_torch_does(step):
     assert (found.double() - expected).norm() <= tolerance * expected.norm()
 
 
+DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first token, one at the start of a page
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize(
+    "step",
+    [Step(DECODES), Step(DECODES, window=16, group=3, head_dim=24), Step(DECODES, softcap=1.5, dtype=torch.float16)],
+    ids=["plain", "window, odd group and width", "softcap, float16"],
+)
+def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
+    tolerance = 1e-5 if step.dtype == torch.float32 else 3e-3
+    for found, expected in step.attend_to_new_tokens(SMALL, norms):
+        torch.testing.assert_close(
+            found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("window", [None, 40])
 def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     step = Step([(1, 300), (9, 9), (1, 20), (0, 0), (30, 150)], heads=1, window=window)

@@ -16,7 +16,7 @@ from tests.kernels.sm90 import SHARED_LIMIT, compile_for_h200
 HERE = Path(__file__).parent
 TYPES = {
     "sums": "*fp32", "peaks": "*fp32", "totals": "*fp32", "tickets": "*i32", "tables": "*i64", "items": "*i32",
-    "q_stride": "i32:16", "table_stride": "i32:16", "scale": "fp32", "softcap": "fp32",
+    "q_stride": "i32:16", "table_stride": "i32:16", "scale": "fp32", "softcap": "fp32", "eps": "fp32",
 }  # fmt: skip
 
 
@@ -28,22 +28,29 @@ def test_the_kernels_are_right_when_interpreted():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def compiled(head_dim: int, group: int, launch: attention_work.Launch, tokens: int):
+def compiled(head_dim: int, group: int, launch: attention_work.Launch, tokens: int, turns: bool = False):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
     constants = paged_attention.constants(launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False) | {
-        "PDL": True
+        "PDL": True,
+        "TURNS": turns,
+        "rotary": None,
+        "q_gain": None,
+        "k_gain": None,
     }
     values = dict.fromkeys(("out", "q", "keys", "values"), "*bf16")
+    if turns:
+        del constants["rotary"]
+        values["rotary"] = "*bf16"
     assert constants["WIDTH"] == width
     return compile_for_h200(kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)
 
 
 # (head dim, group): of Qwen3-0.6B and Llama-3.2-1B; most registers that a thread may take for four decodes to run at
 # once on a multiprocessor
-@pytest.mark.parametrize("head_dim, group", [(128, 2), (64, 4)])
-def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group):
+@pytest.mark.parametrize("head_dim, group, turns", [(128, 2, False), (64, 4, False), (64, 4, True)])
+def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group, turns):
     launch = launches(head_dim, torch.bfloat16, group)[0]
-    found = compiled(head_dim, group, launch, tokens=1)
+    found = compiled(head_dim, group, launch, tokens=1, turns=turns)
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * 4 <= 65536
     assert found.shared * 4 <= SHARED_LIMIT

@@ -1,10 +1,13 @@
 """The one seam between the model and everything that this project is about: how keys and values are kept and read."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from gradus.engine.batch import Batch
+
+if TYPE_CHECKING:
+    from gradus.kernels.new_token import Turning
 
 
 class Attention(Protocol):
@@ -19,7 +22,12 @@ class Attention(Protocol):
 
 
 class PagesAttention(Attention, Protocol):
-    """`attend` in two halves, for a model that stores its keys and values itself, with a kernel that makes them."""
+    """`attend` in two halves, for a model that stores its keys and values itself, with a kernel that makes them.
+
+    turns: this step needs no first half. Each sequence has but one new token, and attention stores it itself.
+    """
+
+    turns: bool
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
@@ -27,8 +35,11 @@ class PagesAttention(Attention, Protocol):
         Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch.
         """
 
-    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
-        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh]."""
+    def attend_stored(self, layer: int, q: Tensor, turning: "Turning | None" = None) -> Tensor:
+        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh].
+
+        Or, with `turning`, the qkv product [N, (Hq + 2 Hkv) Dh] of a step that `turns`.
+        """
 
 
 class AttentionBackend(Attention, Protocol):

@@ -32,6 +32,7 @@ class GraphPagedAttention(TritonPagedAttention):
         pdl: whether attention starts while the launch before it drains (`gradus.kernels.overlap`).
         """
         rows = len(slots)
-        self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
         self.plan(slots, self._counting[: rows + 1], lengths, [1] * rows)
+        if not self.turns:  # who stores for itself finds the place in the block table
+            self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
         self.pdl = pdl

@@ -16,15 +16,21 @@ from gradus.attention.storage import PagedStorage
 from gradus.engine.batch import Batch
 from gradus.engine.transfer import upload
 from gradus.kernels.attention_work import Launch, Work, launches
+from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
 from gradus.models.config import ModelConfig
+
+# Up to this width of heads attention turns and stores those of decodes itself: a launch less in each layer (on an H200
+# 1 to 9 % of a step). Wider ones would take so many registers that fewer programs run at once, which costs more.
+TURNING_WIDTH = 64
 
 
 class TritonPagedAttention(PagedAttention):
     """slots: how many sequences run at once. The storage is on a CUDA GPU; or on a CPU, for Triton's interpreter."""
 
     pdl: bool  # of this step's attention: see `gradus.kernels.overlap`
+    turns: bool  # of this step: whether attention turns and stores heads itself (`gradus.kernels.new_token`)
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
@@ -51,6 +57,7 @@ class TritonPagedAttention(PagedAttention):
         counts: each span's new tokens, on the host. Launches depend on nothing else, so a captured step may be replayed
         with other slots and lengths.
         """
+        self.turns = max(counts) == 1 and self.config.head_dim <= TURNING_WIDTH
         self.works: dict[int | None, list[Work]] = {group.window: [] for group in self.storage.groups}
         fewest = 1
         for launch in self.launches:
@@ -85,14 +92,17 @@ class TritonPagedAttention(PagedAttention):
         self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         return self.attend_stored(layer, q)
 
-    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
-        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh]."""
+    def attend_stored(self, layer: int, q: Tensor, turning: Turning | None = None) -> Tensor:
+        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh].
+
+        Or, where it `turns`, the qkv product [N, (Hq + 2 Hkv) Dh], and what its heads still have to pass.
+        """
         group, index = self.storage.place(layer)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(len(q), self.config.num_heads, self.config.head_dim, dtype=q.dtype, device=q.device)
         for work in self.works[self.config.windows[layer]]:
             paged_attention(
                 q, *self._pages[index], self.tables[group], work, self.partials, out,
-                scale=self.config.attention_scale, softcap=self.config.attention_softcap, pdl=self.pdl,
+                scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning, pdl=self.pdl,
             )  # fmt: skip
         return out
 

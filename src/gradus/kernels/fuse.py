@@ -6,7 +6,8 @@ view of a model in which each of those parts is a twin: an object with the very 
 costs no memory, and the model that it views stays what it was.
 
 A layer then takes nine launches where torch takes more than twenty: four products, two norms, the activation, one from
-qkv to the pages, and attention. With one row the activation vanishes into a product, and so do a small model's norms.
+qkv to the pages, and attention. With one row the activation vanishes into a product, and so do a small model's norms;
+in a step of decodes the way to the pages vanishes into attention, where heads are narrow.
 Nothing here waits for the GPU or allocates by what it finds there: a step may be captured in a CUDA graph.
 
 A matrix that is no plain `Linear` (quantized, sharded) keeps its own forward, and what stands around it is fused.
@@ -21,6 +22,7 @@ from gradus.attention import Attention, PagesAttention
 from gradus.kernels.activation import activation, gated_activation
 from gradus.kernels.gemv import Norm
 from gradus.kernels.linear import fused_gemv, linear
+from gradus.kernels.new_token import Turning
 from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.rope_store import rope_store
 from gradus.models import gemma3
@@ -124,17 +126,19 @@ class FusedRotaryTable(RotaryTable):
 
 
 class FusedHeads(Heads):
-    """Norms, rotation and the storing of keys and values in one launch, then attention."""
+    """Norms, rotation and the storing of keys and values in one launch, then attention; or attention does it all."""
 
     pdl: bool
 
     def forward(self, qkv: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
         pages = cast(PagesAttention, attention)
-        keys, values, rows = pages.destination(self.layer)
         table, positions = rotation or (None, None)
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+        if pages.turns:
+            return pages.attend_stored(self.layer, qkv, Turning(table, norms, eps)).flatten(1)
+        keys, values, rows = pages.destination(self.layer)
         q = rope_store(
             qkv, keys, values, rows, table=table, positions=positions, norms=norms, eps=eps, pdl=self.pdl
         )  # fmt: skip

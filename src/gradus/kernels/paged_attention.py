@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.attention_work import ITEM, Launch, Work
+from gradus.kernels.new_token import Turning, loaded, turned
 from gradus.kernels.overlap import let_next_start, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
 
@@ -46,19 +47,23 @@ def paged_attention(
     *,
     scale: float,
     softcap: float | None = None,
+    turning: Turning | None = None,
     pdl: bool = False,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
-    The keys of this step's own tokens must be stored already. One launch, and nothing is read back. pdl: see `overlap`.
+    The keys of this step's own tokens must be stored already. Or `turning` is given, every span is a decode, and q is
+    the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is read back. pdl: see `overlap`.
     """
     page, heads, head_dim = keys.shape[1:]
-    launch, group = work.launch, q.shape[1] // heads
+    launch, group = work.launch, out.shape[1] // heads
     shape = constants(launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None)
+    rotary, norms, eps = turning or (None, None, 0.0)
+    q_gain, k_gain = norms or (None, None)
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
-        q.stride(0), tables.stride(0), scale, softcap or 1.0,
-        **shape, PDL=pdl, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=pdl,
+        rotary, q_gain, k_gain, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
+        **shape, TURNS=turning is not None, PDL=pdl, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -78,10 +83,11 @@ def constants(
 @triton.jit
 def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
-    values: tensor, tables: tensor, items: tensor, q_stride: int, table_stride: int, scale: float, softcap: float,
+    values: tensor, tables: tensor, items: tensor, rotary: tensor, q_gain: tensor, k_gain: tensor, q_stride: int,
+    table_stride: int, scale: float, softcap: float, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, TAKEN: constexpr, SPLITS: constexpr,
-    PDL: constexpr,
+    TURNS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -103,12 +109,28 @@ def _attend(
     token = row // GROUP
     there = ((row < ROWS // GROUP * GROUP) & (token < tokens))[:, None] & (d < HEAD_DIM)[None, :]
     head_d = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + d[None, :]
-    queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
+    keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
 
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
-    keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
+    if TURNS:
+        # all that the new token brings is asked for before the loop, and its key and value used behind it
+        product, wide, inside = q + first.to(tl.int64) * q_stride, d[None, :], (d < HEAD_DIM)[None, :]
+        angles = None
+        if rotary is not None:
+            angles = rotary + tl.maximum(position, 0) * HEAD_DIM
+        mine = product + ((head * GROUP + row % GROUP) * HEAD_DIM)[:, None]
+        value, partner = loaded(mine, wide, there, HEAD_DIM)
+        new = product + (HEADS * GROUP + head) * HEAD_DIM + tl.zeros([1, 1], tl.int32)
+        key, key_partner = loaded(new, wide, inside, HEAD_DIM)
+        new_value = tl.load(new + HEADS * HEAD_DIM + wide, mask=inside, other=0.0)
+        last = (split == splits - 1) & (position >= 0)
+        page = tl.load(table + position // PAGE, mask=last, other=0).to(tl.int64)
+        queries = turned(value, partner, q_gain, angles, wide, eps, HEAD_DIM)
+        high = tl.minimum(high, position)
+    else:
+        queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
     # Long tiles spend nearly all their time on keys that every row sees. A decode has only its last few that it may not
     # see, and a window moves with the row: there one loop does it all.
     if UNMASKED:
@@ -122,6 +144,22 @@ def _attend(
         seen, total, peak, queries, keys, values, table, low, high, high, position + token, scale, softcap,
         True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
     )  # fmt: skip
+
+    if TURNS:
+        key = turned(key, key_partner, k_gain, angles, wide, eps, HEAD_DIM)
+        home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + wide
+        tl.store(keys + home, key, mask=inside & last)
+        tl.store(values + home, new_value, mask=inside & last)
+        score = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+        if SOFTCAP:
+            score = capped(score, softcap)
+        score = tl.where(last, score * LOG2_E, float("-inf"))
+        new_peak = tl.maximum(peak, score)
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight, shrink = tl.exp2(score - base), tl.exp2(peak - base)
+        total = total * shrink + weight
+        seen = seen * shrink[:, None] + weight[:, None] * new_value.to(tl.float32)
+        peak = new_peak
 
     out += first.to(tl.int64) * (HEADS * GROUP * HEAD_DIM)
     if splits == 1:
@@ -143,6 +181,12 @@ def _attend(
 
 
 @triton.jit
+def capped(score: tensor, softcap: float) -> tensor:
+    """softcap · tanh(score / softcap): tanh(x) = 2 sigmoid(2 x) - 1 cannot overflow."""
+    return softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+
+
+@triton.jit
 def _sweep(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, table: tensor,
     low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
@@ -159,11 +203,11 @@ def _sweep(
         inside = (d < HEAD_DIM)[None, :]
         k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0.0)
         score = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale
-        if SOFTCAP:  # tanh(x) = 2 sigmoid(2 x) - 1, which cannot overflow
-            score = softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+        if SOFTCAP:
+            score = capped(score, softcap)
         score *= LOG2_E
         if MASKED:
-            visible = key[None, :] <= position[:, None]
+            visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
             if WINDOW:
                 visible = visible & (key[None, :] > position[:, None] - WINDOW)
             score = tl.where(visible, score, float("-inf"))
