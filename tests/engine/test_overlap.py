@@ -141,18 +141,6 @@ def test_pages_enter_the_index_only_when_the_step_that_filled_them_was_seen():
     world.drain()
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_decode_asks_the_cache_once_a_page(monkeypatch, lag, shared):
-    world, entered = ahead(lag, shared=shared), []
-    enter_page = world.scheduler.enter_page
-    monkeypatch.setattr(world.scheduler, "enter_page", lambda *args: entered.append(args[1]) or enter_page(*args))
-    world.add(ask("a", 4, 13))
-    world.drain()
-    decodes = [end for end in entered if end < 4 + 13]  # those beyond are of steps that its length forbids
-    assert decodes == [5, 9, 13], "it is about to store its positions 4, 8 and 12"
-
-
 @pytest.mark.parametrize("lag", [1, 2])
 def test_numbers_that_are_not_finite_end_their_sequence_alone(lag):
     world = ahead(lag, shared=True)

@@ -8,13 +8,16 @@ from tests.engine.replica import ask
 from tests.engine.world import World
 
 
-def test_the_cache_is_asked_for_a_page_only_when_a_decode_enters_one():
-    world = World(pages=32)
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_cache_is_asked_for_a_page_only_when_a_decode_enters_one(monkeypatch, lag, shared):
+    world = World(pages=32, shared=shared, lag=lag)
     for name in ("a", "b"):
         world.add(ask(name, 4, 14))
     world.step()
-    asked, reserve = [], world.cache.reserve
-    world.cache.reserve = lambda id, end: asked.append(end) or reserve(id, end)
+    asked, reserve, next_page = [], world.cache.reserve, world.cache.next_page
+    monkeypatch.setattr(world.cache, "reserve", lambda id, end: asked.append(end) or reserve(id, end))
+    monkeypatch.setattr(world.cache, "next_page", lambda who, end: asked.append(end) or next_page(who, end))
     for end in range(5, 17):
         world.step()
         assert world.cache.stored(("a", 0)) == end, "what is stored is known at any time"

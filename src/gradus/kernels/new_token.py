@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.online_softmax import LOG2_E, capped
+
 
 class Turning(NamedTuple):
     """What queries and keys pass before they attend.
@@ -57,3 +59,21 @@ def turned(
         sin = tl.load(angles + HALF + d % HALF, mask=inside, other=0.0).to(tl.float32)
         x = x * cos + tl.where(d < HALF, -partner, partner) * sin
     return x.to(value.dtype)
+
+
+@triton.jit
+def taken_in(
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, value: tensor, counts: tensor,
+    scale: float, softcap: float, SOFTCAP: constexpr,
+) -> tensor:  # fmt: skip
+    """What a tile has seen, with one key and value more, [1, Dh] each, if it `counts`: a step of `sweep`."""
+    score = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+    if SOFTCAP:
+        score = capped(score, softcap)
+    score = tl.where(counts, score * LOG2_E, float("-inf"))
+    new_peak = tl.maximum(peak, score)
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weight, shrink = tl.exp2(score - base), tl.exp2(peak - base)
+    total = total * shrink + weight
+    seen = seen * shrink[:, None] + weight[:, None] * value.to(tl.float32)
+    return seen, total, new_peak

@@ -1,9 +1,8 @@
 """Attention that reads keys and values where they lie: in pages, through the block table.
 
 One kernel for every kind of step. A decode is a tile of one token, a verification of k + 1, a prefill or a chunk of it
-is many tiles; what a tile does is the same: go over its keys once, some tens at a time, and keep for each row the
-greatest score so far, the sum of exponentials and the weighted sum of values, rescaled when a greater score turns up
-(online softmax: Milakov & Gimelshein 2018; FlashAttention: Dao et al. 2022). Three ideas carry it:
+is many tiles; what a tile does is the same: go over its keys once, some tens at a time (`online_softmax`). Three ideas
+carry it:
 
 - Query heads that share a key head are rows of one tile, next to each other: keys are read once for all of them. The
   matrix units want 16 rows at least, so a lone token of a group of 2 leaves 14 empty. That costs nothing: a decode
@@ -28,12 +27,12 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.attention_work import ITEM, Launch, Work
-from gradus.kernels.new_token import Turning, loaded, turned
+from gradus.kernels.new_token import Turning, loaded, taken_in, turned
+from gradus.kernels.online_softmax import sweep
 from gradus.kernels.overlap import let_next_start, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
 
 MERGED_A_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
-LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
 def paged_attention(
@@ -135,12 +134,12 @@ def _attend(
     # see, and a window moves with the row: there one loop does it all.
     if UNMASKED:
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
-        seen, total, peak = _sweep(
+        seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, table, low, middle, high, position + token, scale, softcap,
             False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
         )  # fmt: skip
         low = middle
-    seen, total, peak = _sweep(
+    seen, total, peak = sweep(
         seen, total, peak, queries, keys, values, table, low, high, high, position + token, scale, softcap,
         True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
     )  # fmt: skip
@@ -150,16 +149,9 @@ def _attend(
         home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + wide
         tl.store(keys + home, key, mask=inside & last)
         tl.store(values + home, new_value, mask=inside & last)
-        score = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
-        if SOFTCAP:
-            score = capped(score, softcap)
-        score = tl.where(last, score * LOG2_E, float("-inf"))
-        new_peak = tl.maximum(peak, score)
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weight, shrink = tl.exp2(score - base), tl.exp2(peak - base)
-        total = total * shrink + weight
-        seen = seen * shrink[:, None] + weight[:, None] * new_value.to(tl.float32)
-        peak = new_peak
+        seen, total, peak = taken_in(
+            seen, total, peak, queries, key, new_value, last, scale, softcap, SOFTCAP
+        )  # fmt: skip
 
     out += first.to(tl.int64) * (HEADS * GROUP * HEAD_DIM)
     if splits == 1:
@@ -178,49 +170,3 @@ def _attend(
             m = tl.arange(0, TAKEN)
             place = (m // GROUP * (HEADS * GROUP) + head * GROUP + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
             tl.store(out + place, merged, mask=(m // GROUP < tokens)[:, None] & (d < HEAD_DIM)[None, :])
-
-
-@triton.jit
-def capped(score: tensor, softcap: float) -> tensor:
-    """softcap · tanh(score / softcap): tanh(x) = 2 sigmoid(2 x) - 1 cannot overflow."""
-    return softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
-
-
-@triton.jit
-def _sweep(
-    seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, table: tensor,
-    low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
-    MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
-    KEYS: constexpr, WIDTH: constexpr,
-) -> tensor:  # fmt: skip
-    """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them."""
-    d = tl.arange(0, WIDTH)
-    for start in tl.range(low, stop, KEYS):
-        key = start + tl.arange(0, KEYS)
-        page = tl.load(table + key // PAGE, mask=key < high, other=0) if MASKED else tl.load(table + key // PAGE)
-        # 64 bits: a cache of this GPU's size has more than 2³¹ values
-        at = (page.to(tl.int64) * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM) + d[None, :]
-        inside = (d < HEAD_DIM)[None, :]
-        k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0.0)
-        score = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale
-        if SOFTCAP:
-            score = capped(score, softcap)
-        score *= LOG2_E
-        if MASKED:
-            visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
-            if WINDOW:
-                visible = visible & (key[None, :] > position[:, None] - WINDOW)
-            score = tl.where(visible, score, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(score, 1))
-        # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-        weight = tl.exp2(score - base[:, None])
-        shrink = tl.exp2(peak - base)
-        total = total * shrink + tl.sum(weight, 1)
-        if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
-            v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0.0)
-        else:
-            v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0.0)
-        seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
-        peak = new_peak
-    return seen, total, peak

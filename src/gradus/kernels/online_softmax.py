@@ -1,0 +1,58 @@
+"""The loop of paged attention: over keys and values in pages, once, with a softmax that is finished as it goes.
+
+A tile of queries keeps for each row the greatest score so far, the sum of exponentials and the weighted sum of values;
+a greater score rescales both sums (Milakov & Gimelshein 2018; FlashAttention: Dao et al. 2022). So no score is ever
+written to memory, and any keys can be taken in at any time: `sweep` takes what lies in pages.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+
+LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
+
+
+@triton.jit
+def capped(score: tensor, softcap: float) -> tensor:
+    """softcap · tanh(score / softcap): tanh(x) = 2 sigmoid(2 x) - 1 cannot overflow."""
+    return softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+
+
+@triton.jit
+def sweep(
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, table: tensor,
+    low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
+    MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+    KEYS: constexpr, WIDTH: constexpr,
+) -> tensor:  # fmt: skip
+    """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them."""
+    d = tl.arange(0, WIDTH)
+    for start in tl.range(low, stop, KEYS):
+        key = start + tl.arange(0, KEYS)
+        page = tl.load(table + key // PAGE, mask=key < high, other=0) if MASKED else tl.load(table + key // PAGE)
+        # 64 bits: a cache of this GPU's size has more than 2³¹ values
+        at = (page.to(tl.int64) * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM) + d[None, :]
+        inside = (d < HEAD_DIM)[None, :]
+        k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0.0)
+        score = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale
+        if SOFTCAP:
+            score = capped(score, softcap)
+        score *= LOG2_E
+        if MASKED:
+            visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
+            if WINDOW:
+                visible = visible & (key[None, :] > position[:, None] - WINDOW)
+            score = tl.where(visible, score, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(score, 1))
+        # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+        weight = tl.exp2(score - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weight, 1)
+        if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
+            v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0.0)
+        else:
+            v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0.0)
+        seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
+        peak = new_peak
+    return seen, total, peak
