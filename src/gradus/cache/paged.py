@@ -23,13 +23,13 @@ EVICT_AHEAD = 1 / 256
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A sequence in the cache.
+    """A sequence in the cache. Whoever runs it may keep this: at every step, that is less work than to look it up.
 
     tables: its block table, a list of pages a layer group, all equally long. first: the first entry of each that has
     not been given back. stored: positions stored; room: positions that the tables have room for. Who grows within its
     room may raise `stored` itself, where calls of `reserve` would cost more than the rest of a decode's plan.
-    changed: the tables are not what `tables` last told. cursor: how far its pages are in the prefix index, if there is
-    one; publish_at: once that many positions are stored, there is a full page more to publish.
+    changed: the tables are not what `snapshot` last told. cursor: how far its pages are in the prefix index, if there
+    is one; publish_at: once that many positions are stored, there is a full page more to publish.
     """
 
     tables: list[list[int]]
@@ -39,6 +39,13 @@ class Resident:
     cursor: Cursor | None
     publish_at: int
     changed: bool = True
+
+    def snapshot(self) -> tuple[tuple[int, ...], ...] | None:
+        """The block tables, a tuple of pages a layer group. None if unchanged since last asked for."""
+        if not self.changed:
+            return None
+        self.changed = False
+        return tuple(map(tuple, self.tables))
 
 
 class PagedCache:
@@ -127,6 +134,20 @@ class PagedCache:
         resident.stored = end
         return True
 
+    def next_page(self, resident: Resident, end: int) -> bool:
+        """What `reserve` does for who decodes, made short for the usual case: a page more, in groups without windows.
+
+        False, with nothing done, where there is more to it: position `end` - 1 begins no page, or none is free.
+        """
+        pool, tables = self.pool, resident.tables
+        if end != resident.room + 1 or self.sliding or len(pool.free) < len(tables):
+            return False
+        for table in tables:
+            table += pool.take(1)
+        resident.stored, resident.changed = end, True
+        resident.room += self.page_size
+        return True
+
     def _extend(self, resident: Resident, end: int) -> bool:
         """Lengthen every table until position `end` - 1 has a page. False, and no page more, if there is no room."""
         self._give_back(resident)
@@ -165,11 +186,7 @@ class PagedCache:
 
     def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...] | None:
         """The block tables, a tuple of pages a layer group: a snapshot. None if unchanged since last asked for."""
-        resident = self.residents[id]
-        if not resident.changed:
-            return None
-        resident.changed = False
-        return tuple(map(tuple, resident.tables))
+        return self.residents[id].snapshot()
 
     # -- others may share --------------------------------------------------------------------------------------------
 
@@ -177,15 +194,22 @@ class PagedCache:
         """A step has run: every full page of `tokens` that is stored enters the index, for others to hit.
 
         end: only pages of positions below it; what later steps, now under way, store has not been seen to be good.
+        A sequence never seen has none.
+        """
+        resident = self.residents.get(id)
+        if resident is not None:
+            self.index_pages(resident, tokens, min(len(tokens), resident.stored, end))
+
+    def index_pages(self, resident: Resident, tokens: list[int], end: int) -> None:
+        """Enter the full pages of positions [0, end), all of them stored, into the index, if there is one.
+
         Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
         keep their snapshots, so they never notice.
         """
-        resident = self.residents.get(id)
-        if resident is None or resident.stored < resident.publish_at:
+        if end < resident.publish_at:
             return
         assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
-        full = min(len(tokens), resident.stored, end) // self.page_size
-        for group, place, page in self.index.insert(resident.cursor, tokens, resident.tables, full):
+        for group, place, page in self.index.insert(resident.cursor, tokens, resident.tables, end // self.page_size):
             self.pool.share(page)
             self.pool.drop(resident.tables[group][place])
             resident.tables[group][place] = page

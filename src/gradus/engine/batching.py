@@ -79,8 +79,7 @@ class PagedBatching(Scheduler):
         Raises RequestError, keeping nothing, for an id that is in use and for what an empty cache could not hold. A
         request that cannot meet its deadline ends here, before it cost anything.
         """
-        sequences = list(sequences)
-        first = sequences[0]
+        first, *_ = sequences = list(sequences)
         self._refuse_impossible(first)
         rank = RANKS[self.policy](first)
         for sequence in sequences:
@@ -134,10 +133,9 @@ class PagedBatching(Scheduler):
         self.deadlines.step_started(now)
         for sequence, reason in self.deadlines.expired(now):
             self.ended.append(self.end(sequence, reason))
-        if self.deadlines:
-            for sequence in [other for other in self.running if other.due != math.inf]:
-                if self.deadlines.too_late(sequence, now):
-                    self.ended.append(self.end(sequence, "deadline"))
+        for sequence in [other for other in self.running if other.due != math.inf] if self.deadlines else ():
+            if self.deadlines.too_late(sequence, now):
+                self.ended.append(self.end(sequence, "deadline"))
 
     def decode(self) -> None:
         """A token for everybody who decodes: what `place` does, made short for the case that most spans are.
@@ -149,19 +147,20 @@ class PagedBatching(Scheduler):
         new = object.__new__  # without Span's __init__ here, and Output's in `commit`, a step takes a tenth less
         unknown = None if self.issued == self.committed else (UNKNOWN,)  # who decodes is in every plan under way
         for sequence in tuple(self.running):
-            slot, end, pages = sequence.slot, sequence.planned, None
+            slot, end, resident, pages = sequence.slot, sequence.planned, sequence.resident, None
             if slot < 0:
                 continue  # sent back for the sake of one before it
+            start = resident.stored
             if end <= sequence.room:
-                sequence.resident.stored = end
+                resident.stored = end
             elif self.enter_page(sequence, end):
-                pages = self.cache.tables(sequence.id)
+                pages = resident.snapshot()
             else:
                 continue
             span = new(Span)
             span.sequence = sequence
             span.slot = slot
-            span.start = end - 1
+            span.start = start
             span.tokens = unknown or sequence.newest
             span.logits = 1
             span.pages = pages
@@ -174,10 +173,11 @@ class PagedBatching(Scheduler):
 
         Nobody is planned past the length at which it ends, whatever the steps under way will sample.
         """
-        if not sequence.decoding or end >= sequence.longest or not self.make_room(sequence, end):
-            return False
-        sequence.room = min(sequence.resident.room, sequence.longest - 1)
-        return True
+        may = sequence.decoding and end < sequence.longest
+        if may and (self.cache.next_page(sequence.resident, end) or self.make_room(sequence, end)):
+            sequence.room = min(sequence.resident.room, sequence.longest - 1)
+            return True
+        return False
 
     def ready(self) -> list[Sequence]:
         """The prompts under way, best first."""
@@ -290,10 +290,10 @@ class PagedBatching(Scheduler):
         outputs, publish_every = [], self._publish_every
         new = object.__new__  # as in `decode`
         for span, sampled in zip(plan.spans, result.get(), strict=True):
-            sequence, tokens, stored = span.sequence, sampled.tokens, span.start + 1
+            sequence, tokens, start = span.sequence, sampled.tokens, span.start
             assert sequence is not None
-            if stored < sequence.quiet and len(tokens) == 1 and tokens[0] not in sequence.stop_ids:  # the usual
-                sequence.tokens.append(tokens[0])
+            if start < sequence.quiet and len(tokens) == 1 and (token := tokens[0]) not in sequence.stop_ids:  # usual
+                sequence.tokens.append(token)
                 sequence.newest = tokens
                 output = new(Output)
                 output.request_id = sequence.request_id
@@ -303,8 +303,8 @@ class PagedBatching(Scheduler):
                 output.finish_reason = output.stop_reason = output.error = output.timings = None
                 output.cached_tokens = 0
                 outputs.append(output)
-                if stored >= sequence.full:
-                    self.publish(sequence, stored)
+                if start >= sequence.full:
+                    self.publish(sequence, start + 1)
                 continue
 
             if sequence.finish_reason is not None:  # it ended while its step was under way
@@ -335,13 +335,16 @@ class PagedBatching(Scheduler):
                 self.release(sequence, poisoned=sampled.poisoned)
             self.forget(sequence)
         elif span.logits and sequence.decoding:
-            sequence.quiet = sequence.longest - 1
+            sequence.quiet = sequence.longest - 2
 
     def publish(self, sequence: Sequence, end: int) -> None:
-        """Positions [0, end) of it are stored: others may share the pages that they fill."""
-        self.cache.publish(sequence.id, sequence.tokens, end)
-        sequence.full = (end // self._publish_every + 1) * self._publish_every
-        sequence.room = 0  # its next plan asks for its tables: they may have changed
+        """Positions [0, end) of it are stored: others may share the pages that they fill, if it still has them."""
+        if sequence.slot < 0:
+            return  # preempted while the step was under way
+        self.cache.index_pages(sequence.resident, sequence.tokens, end)
+        sequence.full = (end // self._publish_every + 1) * self._publish_every - 1
+        if sequence.resident.changed:
+            sequence.room = 0  # its next plan asks for its tables
 
     # -- endings -------------------------------------------------------------------------------------------------------
 

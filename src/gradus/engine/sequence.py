@@ -84,8 +84,8 @@ class Sequence:
     resumes: preempted, it must not run again before so many plans are committed: some of those may hold its tokens.
     newest: the token that was sampled last, on its own.
     room: it decodes, and up to this length its plans need no page and nobody's leave. 0: ask first.
-    quiet: until it is so long, a token that is sampled cannot end it, unless it is one to stop at.
-    full: once so many positions are stored, there is a page more that others may share.
+    quiet: a token sampled from a position before this one cannot end it, unless it is one to stop at.
+    full: the last position of a page. Once it is stored, there is a page more that others may share.
     """
 
     # What every step reads stands first, side by side in memory: with hundreds of sequences the processor's cache is
