@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from dataclasses import replace
+
 import pytest
 
 from gradus.bench import __main__ as plain
@@ -15,9 +17,9 @@ from gradus.models import SHAPES, ModelConfig
 from tests.bench.test_suites import script
 
 CASES = (
-    Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.3, 2.5, 617)),
-    Case("tiny-llama", "batch 3", burst(3, 20, 6), Target(1.0, 1.25, 24_900, floor_percent=80)),
-    Case("tiny-llama", "prefill", burst(2, 24, 1), Target(0.9, 1.0, 38_600), metric=IN),
+    Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.3, 2.5, 90)),
+    Case("tiny-llama", "batch 3", burst(3, 20, 6), Target(1.0, 1.25, 100, floor_percent=80)),
+    Case("tiny-llama", "prefill", burst(2, 24, 1), Target(0.9, 1.0, 380), metric=IN),
 )
 
 STAND_IN = """
@@ -138,14 +140,23 @@ def test_one_table_says_who_is_faster_by_how_much_and_whether_that_was_asked_for
     assert first["vLLM tok/s"] == "100" and first["Gradus tok/s"] == "183 (167–200)"
     assert first["A1 · A2"] == "200 · 167"
     assert first["ratio"] == "1.83×" and (first["must"], first["aim"], first["reached"]) == ("1.3×", "2.5×", "must")
+    assert first["to its best"] == "1.83×" and first["vLLM's best"] == "90"
     assert first["of the floor"] == "82 %" and first["GPU idle µs"] == "12"
     assert (second["vLLM tok/s"], second["ratio"], second["reached"]) == ("–", "", "")
     assert prefill["vLLM tok/s"] == "400" and prefill["reached"] == "aim"
     assert beside.skipped(made()) == ["tiny-llama, batch 3: vLLM was not measured: not done after 300 s."]
 
 
+def test_what_is_reached_counts_against_the_best_that_vllm_has_ever_shown(cases, monkeypatch):
+    better = replace(beside.CASES[0], target=Target(must=1.3, aim=1.8, best=150))
+    monkeypatch.setattr(beside, "CASES", (better, *beside.CASES[1:]))
+    header, (row, *_) = beside.summary(made())
+    first = dict(zip(header, row, strict=True))
+    assert (first["ratio"], first["to its best"], first["reached"]) == ("1.83×", "1.22×", "no")
+
+
 def test_an_aim_that_names_a_share_of_the_floor_wants_both():
-    target = Target(must=1.0, aim=1.25, seen=1, floor_percent=80)
+    target = Target(must=1.0, aim=1.25, best=1, floor_percent=80)
     assert [reached(target, 1.3, 85), reached(target, 1.3, 70), reached(target, 0.9, 85)] == ["aim", "must", "no"]
 
 
@@ -154,7 +165,7 @@ def test_a_page_shows_both_engines_in_one_table(cases, tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     page.write_text(f"<!-- results:begin {beside.NAME} -->\n<!-- results:end -->\n")
     (stale,) = report.outdated_pages(tmp_path, [page])
-    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× |" in stale.text
+    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× | 1.83× |" in stale.text
     page.write_text(page.read_text().replace(beside.NAME, "ablation"))
     (stale,) = report.outdated_pages(tmp_path, [page])
     assert "Not measured yet: `gradus bench ablation`" in stale.text

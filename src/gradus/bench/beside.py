@@ -31,12 +31,13 @@ IN, OUT = "prompt_tok_s", "output_tok_s"
 class Target:
     """What is asked for. must, aim: how many times vLLM's rate, measured beside it. floor_percent: aimed at as well.
 
-    seen: vLLM 0.26.0's rate on an H200 before, in tokens a second: should it be slower beside us, something is wrong.
+    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens a second. Hosts differ, and a slow one slows vLLM
+    more than us where a step is short; so what is reached counts against the better of this and what is beside us.
     """
 
     must: float
     aim: float
-    seen: float
+    best: float
     floor_percent: float | None = None
 
 
@@ -68,17 +69,17 @@ GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "lla
 MIXED = (100, 1024)
 
 CASES = (
-    Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.0, 1.25, 24_900, floor_percent=80)),
-    Case(QWEN, "batch 1", single_stream(32, 512), Target(1.3, 2.5, 617)),
-    Case(LLAMA_1B, "batch 1", single_stream(32, 512), Target(1.3, 1.8, 813, floor_percent=80)),
-    Case(LLAMA_1B, "batch 64", burst(64, 512, 256), Target(0.95, 1.15, 24_700)),
-    Case(LLAMA_1B, "batch 256", burst(256, 1024, 128), Target(0.95, 1.15, 20_400)),
-    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.0, 1.2, 206)),
-    Case(LLAMA_8B, "batch 64", burst(64, 512, 256), Target(1.0, 1.1, 6_640)),
+    Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.0, 1.25, 24_940, floor_percent=80)),
+    Case(QWEN, "batch 1", single_stream(32, 512), Target(1.3, 2.5, 675)),
+    Case(LLAMA_1B, "batch 1", single_stream(32, 512), Target(1.3, 1.8, 822, floor_percent=80)),
+    Case(LLAMA_1B, "batch 64", burst(64, 512, 256), Target(0.95, 1.15, 27_693)),
+    Case(LLAMA_1B, "batch 256", burst(256, 1024, 128), Target(0.95, 1.15, 21_493)),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.0, 1.2, 211)),
+    Case(LLAMA_8B, "batch 64", burst(64, 512, 256), Target(1.0, 1.1, 6_657)),
     Case(LLAMA_8B, "prefill", burst(8, 8192, 1), Target(0.9, 1.0, 38_600), metric=IN),
-    Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 842)),
-    Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 29_500)),
-    Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 69_300)),
+    Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 942)),
+    Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 38_274)),
+    Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 77_661)),
 )
 
 MOST_IDLE_US, AIM_IDLE_US = 100, 20
@@ -152,7 +153,9 @@ ACCOUNTS: dict[str, Account] = {
         explains=(
             "Every must is reached, and two aims: GPT-2's sixty-four and two hundred and fifty-six at once run at "
             "{random:gpt2-124m, bfloat16: gpt2-124m/batch 64/p10-prefix_cache/speedup} and "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/speedup} times vLLM's rate. One request "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/speedup} times vLLM's rate. These "
+            "ratios flatter us where a step is short: the host of these runs was a slow one, and vLLM, whose steps "
+            "wait for it, has done better elsewhere (*to its best*, by which is judged what is reached). One request "
             "alone gains most where a step has the fewest bytes, as predicted: "
             "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/p10-prefix_cache/speedup} times with GPT-2, "
             "{qwen3-0.6b/batch 1/p10-prefix_cache/speedup} with Qwen3-0.6B, "
@@ -174,13 +177,15 @@ ACCOUNTS: dict[str, Account] = {
             "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' products, "
             "which we leave to cuBLAS. Prompts alone are slower than vLLM's, "
             "{random:llama-3.1-8b, bfloat16: llama-3.1-8b-prefill/prefill/p10-prefix_cache/speedup} times its rate: "
-            "attention in Triton and cuBLAS's products, against kernels written by hand for this GPU. *GPU idle* is "
-            "over what was asked in two crowds ({qwen3-0.6b/256 mixed/p10-prefix_cache/idle_us} and "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/p10-prefix_cache/idle_us} µs): a single step of "
-            "each run, paused by Python's garbage collector; before ninety-nine steps of a hundred the GPU does not "
-            "wait at all. The engine keeps it away since (`src/gradus/engine/garbage.py`), which was not measured "
-            "again beside vLLM. GPT-2's {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/idle_us} µs "
-            "are something else: about a millisecond, in fewer than one step of ten."
+            "attention in Triton and cuBLAS's products, against kernels written by hand for this GPU. What the GPU "
+            "waits for its host is nothing with two hundred and fifty-six sequences of Qwen3 and Llama "
+            "({qwen3-0.6b/256 mixed/p10-prefix_cache/idle_us} and "
+            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/p10-prefix_cache/idle_us} µs), and too much with "
+            "as many of GPT-2: a step takes {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/itl_ms} "
+            "ms, of which this host needs {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/host_us} "
+            "µs to plan, to launch and to record, and then the benchmark notes every token. It was late for more than "
+            "half of the steps, by {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/idle_us} µs on "
+            "average at most."
         ),
     ),
 }
@@ -194,7 +199,9 @@ HOW_IT_IS_MEASURED = (
     "ids and output lengths on both sides; one request is greedy, many are sampled at temperature {temperature}; "
     "end-of-sequence ignored, prefix cache off. vLLM has its own best settings for throughput: CUDA graphs and "
     "torch.compile on, {memory} of the memory. *GPU idle* is how long the GPU waits for the host at most before a full "
-    "step of decodes, on average: at {most} sequences at most {must} µs are asked for, {aim} are the aim."
+    "step of decodes, on average: at {most} sequences at most {must} µs are asked for, {aim} are the aim. *vLLM's "
+    "best* is the highest median that it showed on such a GPU before, on whatever host; *to its best* is our rate over "
+    "the better of its two, and that is what *reached* goes by."
 )
 
 Rows = tuple[list[str], list[list[str]]]
@@ -217,12 +224,13 @@ def summary(found: Results) -> Rows:
         "Gradus tok/s",
         "A1 · A2",
         "ratio",
+        "to its best",
         "must",
         "aim",
         "reached",
         "of the floor",
     ]
-    header += ["GPU idle µs", "vLLM seen before"]
+    header += ["GPU idle µs", "vLLM's best"]
     runs = {run.model.removeprefix("random:"): run for run in found.runs}
     rows = [
         _row(case, cell, runs[case.shape])
@@ -251,6 +259,7 @@ def _row(case: Case, cell: Cell, run: Run) -> list[str]:
     share = times_floor(ours, table) if ours else None
     percent = 100 / share if share else None
     target = case.target
+    to_best = None if ratio is None else ratio * min(1.0, _median(theirs, case.metric) / target.best)
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
     idle = spread(ours.samples, "idle_us") if ours else None
     return [
@@ -260,12 +269,13 @@ def _row(case: Case, cell: Cell, run: Run) -> list[str]:
         _rate(ours, case.metric),
         " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
         "" if ratio is None else f"{ratio:.2f}×",
+        "" if to_best is None else f"{to_best:.2f}×",
         f"{target.must:g}×",
         aim,
-        "" if ratio is None else reached(target, ratio, percent),
+        "" if to_best is None else reached(target, to_best, percent),
         "" if percent is None else f"{percent:.0f} %",
         "" if idle is None else shown(idle.median),
-        shown(target.seen),
+        shown(target.best),
     ]
 
 
@@ -273,6 +283,11 @@ def reached(target: Target, ratio: float, percent: float | None) -> str:
     """ "aim", "must" or "no"; an aim that names a share of the floor wants both."""
     floor = target.floor_percent is None or (percent is not None and percent >= target.floor_percent)
     return "aim" if ratio >= target.aim and floor else "must" if ratio >= target.must else "no"
+
+
+def _median(entry: Entry | None, metric: str) -> float:
+    measured = spread(entry.samples, metric) if entry else None
+    return measured.median if measured else 0.0
 
 
 def _rate(entry: Entry | None, metric: str) -> str:
