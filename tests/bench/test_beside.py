@@ -2,9 +2,8 @@
 
 import json
 import sys
-from pathlib import Path
-
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
