@@ -122,5 +122,12 @@ BENCHMARK = Benchmark(
                 "that waits for its host."
             ),
         ),
+        "cpu": Account(
+            explains=(
+                "Without a GPU this phase is p06, and says so: {ladder/all/p09/speedup} times the baseline against "
+                "{ladder/all/p06/speedup} is how far two runs of the same lie apart on this machine."
+            ),
+            loses="Where p06 does.",
+        ),
     },
 )

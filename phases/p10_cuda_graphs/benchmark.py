@@ -131,5 +131,18 @@ BENCHMARK = Benchmark(
                 "ms): the final engine's budget takes all the prompts in one step, for which everybody waits."
             ),
         ),
+        "cpu": Account(
+            explains=(
+                "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step is "
+                "the one that computes this one. {ladder/all/p10/speedup} times the baseline, as before. Tokens are "
+                "told a step late, so a step that reads prompts delays first tokens where it stood between first and "
+                "second ones: the slowest gaps are {ladder/all/p10/itl_ms_p99} ms, not p06's "
+                "{ladder/all/p06/itl_ms_p99}."
+            ),
+            loses=(
+                "The first token comes after {ladder/all/p10/ttft_ms} ms, p06's after {ladder/all/p06/ttft_ms}: the "
+                "same step, seen from the other side."
+            ),
+        ),
     },
 )
