@@ -21,8 +21,8 @@ from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
 from gradus.models.config import ModelConfig
 
-# Up to this width of heads attention turns and stores those of decodes itself: a launch less in each layer (on an H200
-# 1 to 9 % of a step). Wider ones would take so many registers that fewer programs run at once, which costs more.
+# Up to this width of heads attention turns and stores those of decodes itself: a launch less in each layer. Wider ones
+# would take so many registers that fewer programs run at once, which costs more (both tried on an H200).
 TURNING_WIDTH = 64
 
 

@@ -151,8 +151,8 @@ def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
 ACCOUNTS: dict[str, Account] = {
     "h200": Account(
         explains=(
-            "Every must is reached, and two aims: GPT-2's sixty-four and two hundred and fifty-six at once run at "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 64/p10-prefix_cache/speedup} and "
+            "Every rate that must be reached is, and two aims are: GPT-2's sixty-four and two hundred and fifty-six at "
+            "once run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/p10-prefix_cache/speedup} and "
             "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/speedup} times vLLM's rate. These "
             "ratios flatter us where a step is short: the host of these runs was a slow one, and vLLM, whose steps "
             "wait for it, has done better elsewhere (*to its best*, by which is judged what is reached). One request "

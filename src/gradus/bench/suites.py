@@ -153,8 +153,8 @@ def ablation() -> Benchmark:
                     "beside long prompts ({interference/long prompts/p10-graphs/speedup} times without them), nor to a "
                     "shared prompt's first token, which without overlap comes even a little earlier ("
                     "{shared-prefix/system prompt/p10-overlap/ttft_ms} ms). And the host was slow in these runs: "
-                    "alone, a step without graphs takes {throughput/one alone/p10-graphs/itl_ms} ms, where p09's in "
-                    "the report of p10 takes less than two thirds of that. So what graphs are worth may be too high "
+                    "alone, a step without graphs takes {throughput/one alone/p10-graphs/itl_ms} ms, longer than "
+                    "p09's in the report of p10, which plans no step ahead. So what graphs are worth may be too high "
                     "here. With one alone, a repeat in three was slower still: see the brackets."
                 ),
             ),

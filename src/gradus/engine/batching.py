@@ -13,7 +13,6 @@ needs is a length, and that is known: `sequence.planned`. No torch here.
 
 import heapq
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -79,7 +78,8 @@ class PagedBatching(Scheduler):
         Raises RequestError, keeping nothing, for an id that is in use and for what an empty cache could not hold. A
         request that cannot meet its deadline ends here, before it cost anything.
         """
-        first, *_ = sequences = list(sequences)
+        sequences = list(sequences)
+        first = sequences[0]
         self._refuse_impossible(first)
         rank = RANKS[self.policy](first)
         for sequence in sequences:
@@ -133,9 +133,8 @@ class PagedBatching(Scheduler):
         self.deadlines.step_started(now)
         for sequence, reason in self.deadlines.expired(now):
             self.ended.append(self.end(sequence, reason))
-        for sequence in [other for other in self.running if other.due != math.inf] if self.deadlines else ():
-            if self.deadlines.too_late(sequence, now):
-                self.ended.append(self.end(sequence, "deadline"))
+        for sequence in self.deadlines.hopeless(self.running, now):
+            self.ended.append(self.end(sequence, "deadline"))
 
     def decode(self) -> None:
         """A token for everybody who decodes: what `place` does, made short for the case that most spans are.

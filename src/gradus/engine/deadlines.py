@@ -1,7 +1,7 @@
 """Whether there is time left: how long a step takes, and who must be done when. No torch here."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gradus.engine.queue import SequenceHeap
 from gradus.engine.sequence import Sequence
@@ -83,6 +83,10 @@ class Deadlines:
             return False
         steps = steps_ahead + sequence.longest - sequence.planned
         return now + steps * self._step_time.seconds(now) > sequence.due
+
+    def hopeless(self, running: Iterable[Sequence], now: float) -> list[Sequence]:
+        """Who of them is `too_late` already. Costs nothing while nobody has a deadline."""
+        return [sequence for sequence in running if self.too_late(sequence, now)] if self else []
 
     def step_started(self, now: float) -> None:
         self._started = now

@@ -1,9 +1,9 @@
 """What a decode does before it attends, by the program that attends: turn its queries, store its key and value.
 
-Idea: `rope_store` is a launch of two microseconds that moves a few kilobytes, and attention's first step is to read
-them again. With one new token a sequence both fit into one launch. Whoever attends for a key head turns that head's
-queries for itself, straight from the qkv product, and begins its sum with the new key and value out of registers; the
-program that has the last of the earlier keys also writes the new ones into their page, where later steps read them.
+Idea: `rope_store` is a launch that moves a few kilobytes, and attention's first step is to read them again. With one
+new token a sequence both fit into one launch. Whoever attends for a key head turns that head's queries for itself,
+straight from the qkv product. The program that has the last of the earlier keys takes in the new key and value behind
+them, out of registers, and writes both into their page, where later steps read them.
 
 Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side. With a prompt this does not work: there, most
 tokens attend to keys that other programs would still have to store.
