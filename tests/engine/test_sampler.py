@@ -22,7 +22,7 @@ def sampler_with(*params: SamplingParams, prompt=(5, 6), output=()) -> Sampler:
     sampler = Sampler(VOCAB, torch.device("cpu"))
     for slot, p in enumerate(params):
         request = Request.create(f"r{slot}", prompt, p, LIMITS)
-        sampler.admit(Admission(slot, request, 0, (*prompt, *output)))
+        sampler.admit([Admission(slot, request, 0, (*prompt, *output))])
     return sampler
 
 
@@ -165,7 +165,7 @@ def test_a_slot_remembers_nothing_of_its_predecessor():
     logits = torch.zeros(1, VOCAB)
     logits[0, 7] = 1.0
     first = tokens(sample(sampler, logits.clone()))
-    sampler.admit(Admission(0, Request.create("b", [1], SamplingParams(presence_penalty=2.0), LIMITS), 0, (1,)))
+    sampler.admit([Admission(0, Request.create("b", [1], SamplingParams(presence_penalty=2.0), LIMITS), 0, (1,))])
     assert tokens(sample(sampler, logits.clone())) == first == [7]
 
 
@@ -254,6 +254,6 @@ def test_a_row_that_is_not_finite_ends_in_an_error_and_its_neighbors_do_not(pois
 def test_a_row_with_nothing_left_to_choose_ends_in_an_error():
     limits = ModelLimits(vocab_size=2, context_length=8, eos_token_ids=(0, 1))
     sampler = Sampler(2, torch.device("cpu"))
-    sampler.admit(Admission(0, Request.create("r", [1], SamplingParams(min_tokens=1), limits), 0, (1,)))
+    sampler.admit([Admission(0, Request.create("r", [1], SamplingParams(min_tokens=1), limits), 0, (1,))])
     (result,) = sampler.sample(torch.zeros(1, 2), [Row(0, 1)]).get()
     assert result.error

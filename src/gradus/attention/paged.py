@@ -77,7 +77,9 @@ class PagedAttention:
         pages: list[int] = []
         places: list[int] = []
         for slot, changed in zip(slots, tables, strict=True):
-            for group, table in enumerate(changed or ()):
+            if changed is None:  # as it is with most decodes
+                continue
+            for group, table in enumerate(changed):
                 first = (group * rows + slot) * longest
                 places += range(first, first + len(table))
                 pages += table

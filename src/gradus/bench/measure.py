@@ -181,8 +181,7 @@ def drive(
             outputs = engine.step()
             ended = time.perf_counter()
             stepping += ended - began
-            for output in outputs:
-                audience.hear(output, ended - start)
+            audience.hear(outputs, ended - start)
             after_step()
     after = engine.metrics()
     run = Run(
@@ -210,6 +209,7 @@ class _Audience:
     def __init__(self, arrivals: Sequence[Arrival], engine: Engine) -> None:
         self.arrivals = list(arrivals)
         self.token_times: list[list[float]] = [[] for _ in arrivals]
+        self._times = {str(index): times for index, times in enumerate(self.token_times)}  # by request id
         self.due: list[tuple[float, int, Request]] = []
         self._limits = engine.limits
         self._followers = {a.follows: index for index, a in enumerate(arrivals) if a.follows is not None}
@@ -224,12 +224,21 @@ class _Audience:
         request = Request.create(str(index), arrival.prompt, params, self._limits)
         heappush(self.due, (arrival.at, index, request))
 
-    def hear(self, output: Output, now: float) -> None:
-        """Take what a step gave one of them. Raises ContenderFailed if it failed."""
-        if output.error:
-            raise ContenderFailed(output.error)
+    def hear(self, outputs: Sequence[Output], now: float) -> None:
+        """Take what a step gave them. Raises ContenderFailed if it failed one."""
+        times, followers = self._times, self._followers
+        for output in outputs:  # of every token of every stream: what this costs, the GPU may have to wait for
+            if output.error is not None:
+                raise ContenderFailed(output.error)
+            heard = times[output.request_id]
+            for _ in output.tokens:
+                heard.append(now)
+            if followers:
+                self._remember(output, now)
+
+    def _remember(self, output: Output, now: float) -> None:
+        """In a conversation: what was said is a part of the next turn's prompt."""
         index = int(output.request_id)
-        self.token_times[index] += [now] * len(output.tokens)
         if index in self._followers:
             self._answers[index] += output.tokens
             if output.finish_reason is not None:

@@ -3,9 +3,14 @@
 Now and then it looks through everything that lives. With torch loaded, and all it brings along, that is some 75 ms on
 a server's processor: in the middle of decodes that take five, the GPU runs dry and everybody waits. What is there when
 an engine has been built stays as long as the process, so it need not be looked through again.
+
+And it looks through whatever is young when 700 objects more were made than let go of. A step of 256 decodes makes a
+thousand, which go when it is committed: looked at in every step, for nothing, they cost the host a fifth of its time.
 """
 
 import gc
+
+YOUNG = 10_000  # objects that may be made and not let go of before the young ones are looked through
 
 
 def spare_what_stays() -> None:
@@ -13,6 +18,7 @@ def spare_what_stays() -> None:
 
     What an earlier call put there is looked at again, so an engine that was replaced is let go of.
     """
+    gc.set_threshold(YOUNG)
     gc.unfreeze()
     gc.collect()
     gc.freeze()

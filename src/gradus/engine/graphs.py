@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,7 +106,7 @@ class GraphRunner(ModelRunner):
         """
         before = torch.cuda.memory_reserved(self.model.device)
         for number, size in enumerate(reversed(self.sizes), start=1):
-            self._fill([(self.nobody, length, 0)] * size, size)
+            self._fill([self.nobody] * size, [length] * size, [0] * size, size)
             candidates = [self._capture(size, early) for early in ((False, True) if size <= EARLY else (False,))]
             self.graphs[size] = fastest(candidates)
             report(number, len(self.sizes))
@@ -141,35 +140,36 @@ class GraphRunner(ModelRunner):
     def run(self, plan: Plan) -> "StepResult | Replayed":  # type: ignore[override]  # both are Results
         spans = plan.spans
         size = next((size for size in self.sizes if size >= len(spans)), None)
-        if size not in self.graphs or any(not span.logits or len(span.tokens) != 1 for span in spans):
+        if size not in self.graphs or not all([span.logits and len(span.tokens) == 1 for span in spans]):
             return super().run(plan)
-        for admission in plan.admissions:  # a prompt of one token is a decode
-            self.sampler.admit(admission)
+        self.sampler.admit(plan.admissions)  # a prompt of one token is a decode
         if plan.wiped:
             self.graph_attention.wipe(plan.wiped)
-        self.graph_attention.update_tables([span.slot for span in spans], [span.pages for span in spans])
-        self._fill([(span.slot, span.start + 1, span.tokens[0]) for span in spans], size)
+        slots = [span.slot for span in spans]
+        self.graph_attention.update_tables(slots, [span.pages for span in spans])
+        self._fill(slots, [span.start + 1 for span in spans], [span.tokens[0] for span in spans], size)
         captured = self.graphs[size]
         captured.graph.replay()
         return self._result(plan, captured)
 
-    def _fill(self, rows: list[tuple[int, int, int]], size: int) -> None:
-        """Send (slot, length, token id) of each row, and padding up to `size`."""
+    def _fill(self, slots: list[int], lengths: list[int], token_ids: list[int], size: int) -> None:
+        """Send what each row is, and padding up to `size`."""
         turn, self.turn = self.turn, (self.turn + 1) % BUFFERS
         if (arrival := self.arrivals[turn]) is not None:
             arrival.wait()  # the step before the last ones has read its numbers: true long since
         numbers = self.buffers[turn].numpy()
-        numbers[:, :size] = [[self.nobody], [0], [0]]
-        if rows:
-            numbers[:, : len(rows)] = np.array(rows, dtype=np.int32).T
+        for row, (values, padding) in enumerate(((slots, self.nobody), (lengths, 0), (token_ids, 0))):
+            numbers[row, : len(values)] = values
+            numbers[row, len(values) : size] = padding
         self.inputs.copy_(self.buffers[turn], non_blocking=True)
         self.arrivals[turn] = Arrival(self.model.device)
 
     def _result(self, plan: Plan, captured: Captured) -> "Replayed":
         """The tokens, on their way to the host. For requests that ask for more, logits are computed once again."""
         spans = plan.spans
-        special = [i for i, span in enumerate(spans) if not self.graph_sampler.plain(span.slot)]
-        sampled = None
+        special, sampled = [], None
+        if asking := self.graph_sampler.special:
+            special = [i for i, span in enumerate(spans) if span.slot in asking]
         if special:
             where = upload(special, torch.int64, self.model.device)
             rows = [Row(spans[i].slot, spans[i].start + 1) for i in special]

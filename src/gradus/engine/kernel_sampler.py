@@ -26,16 +26,19 @@ class KernelSampler(Sampler):
         super().__init__(vocab_size, device)
         self.seeds = torch.zeros(slots + 1, dtype=torch.int64, device=device)
         self.temperatures = torch.zeros(slots + 1, dtype=torch.float32, device=device)
+        self.special: set[int] = set()  # slots whose last owner asks, or asked, for more than the tables hold
 
-    def admit(self, admission: Admission) -> None:
-        super().admit(admission)
-        slot = self._slots[admission.slot]
-        self.seeds[admission.slot].fill_(slot.signed_seed)  # a launch with the number in it: nothing to wait for
-        self.temperatures[admission.slot].fill_(slot.params.temperature)
-
-    def plain(self, slot: int) -> bool:
-        """Whether the slot's owner asks for no more than the tables hold."""
-        return self._slots[slot].plain
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        super().admit(admissions)
+        if not admissions:
+            return
+        numbers = [admission.slot for admission in admissions]
+        owners = [self._slots[number] for number in numbers]
+        self.special.difference_update(numbers)
+        self.special.update(number for number, slot in zip(numbers, owners, strict=True) if not slot.plain)
+        where, seeds = upload(numbers + [slot.signed_seed for slot in owners], torch.int64, self.device).chunk(2)
+        self.seeds[where] = seeds
+        self.temperatures[where] = upload([slot.params.temperature for slot in owners], torch.float32, self.device)
 
     def draw_slots(
         self, logits: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None = None
@@ -47,7 +50,7 @@ class KernelSampler(Sampler):
         return sample(logits, self.seeds, positions, self.temperatures, slots=slots, latest=latest)
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
-        if not all(self.plain(row.slot) for row in rows):
+        if any(row.slot in self.special for row in rows):
             return super()._sample(logits, rows)
         numbers = upload([row.slot for row in rows] + [row.position for row in rows], torch.int64, self.device)
         return Drawn(*self.draw_slots(logits, *numbers.chunk(2)), {})

@@ -30,8 +30,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> "StepResult":
-        for admission in plan.admissions:
-            self.sampler.admit(admission)
+        self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         if self.latest is not None:
             self.latest.fill_in(batch, plan)

@@ -37,9 +37,10 @@ class Sampler:
         self.device = device
         self._slots: dict[int, _Slot] = {}
 
-    def admit(self, admission: Admission) -> None:
-        """The slot changes owner: nothing of the one before it may remain."""
-        self._slots[admission.slot] = _Slot(admission, self.vocab_size, self.device)
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Slots change owners: nothing of those before may remain."""
+        for admission in admissions:
+            self._slots[admission.slot] = _Slot(admission, self.vocab_size, self.device)
 
     def sample(self, logits: Tensor, rows: Sequence[Row]) -> "Sampled":
         """Draw one token for each row of `logits`, float32 [R, V]. Does not wait for the device.
@@ -128,7 +129,11 @@ def _sort_width(params: SamplingParams, vocab_size: int) -> int:
 
 
 class _Slot:
-    """How one slot's owner samples, and the tokens it has seen, counted only if a penalty asks for them."""
+    """How one slot's owner samples, and the tokens it has seen, counted only if a penalty asks for them.
+
+    adjusts: whether its logits are changed before anything else. plain: whether logits and temperature are all that its
+    tokens follow from.
+    """
 
     def __init__(self, admission: Admission, vocab_size: int, device: torch.device) -> None:
         request = admission.request
@@ -136,33 +141,28 @@ class _Slot:
         self.prompt_length = admission.prompt_length
         seed = request.seed_of(admission.index)
         self.signed_seed = seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits as torch's signed integer
-        self.bias_ids = upload(list(self.params.logit_bias), torch.int64, device)
-        self.bias = upload(list(self.params.logit_bias.values()), torch.float32, device)
-        self.stop_ids = upload(sorted(request.stop_ids), torch.int64, device)
+        params = self.params
+        self.adjusts = params.penalized or bool(params.logit_bias) or params.min_tokens > 0
+        narrows = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self.plain = not (self.adjusts or narrows or params.logprobs is not None)
         self.output_counts: Tensor | None = None
-        if self.params.penalized:
+        if params.logit_bias:
+            self.bias_ids = upload(list(params.logit_bias), torch.int64, device)
+            self.bias = upload(list(params.logit_bias.values()), torch.float32, device)
+        if params.min_tokens > 0:
+            self.stop_ids = upload(sorted(request.stop_ids), torch.int64, device)
+        if params.penalized:
             known = upload(admission.tokens, torch.int64, device)
             self.prompt_counts = torch.bincount(known[: self.prompt_length], minlength=vocab_size)
             self.output_counts = torch.bincount(known[self.prompt_length :], minlength=vocab_size)
-
-    @property
-    def plain(self) -> bool:
-        """Whether its logits and its temperature are all that its tokens follow from."""
-        params = self.params
-        narrowed = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-        return not (self.adjusts or narrowed or params.logprobs is not None)
-
-    @property
-    def adjusts(self) -> bool:
-        return self.params.penalized or len(self.bias_ids) > 0 or self.params.min_tokens > 0
 
     def adjust(self, logits: Tensor, position: int) -> None:
         """Penalties, bias and the ban on early stops, in place on one row [V]."""
         if self.output_counts is not None:
             self._penalize(logits, self.output_counts)
-        if len(self.bias_ids):
+        if self.params.logit_bias:
             logits.index_add_(0, self.bias_ids, self.bias)
-        if position - self.prompt_length < self.params.min_tokens and len(self.stop_ids):
+        if position - self.prompt_length < self.params.min_tokens:
             logits[self.stop_ids] = float("-inf")
 
     def _penalize(self, logits: Tensor, output_counts: Tensor) -> None:
