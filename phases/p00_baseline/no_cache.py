@@ -21,8 +21,8 @@ class NoCache:
     def reserve(self, id: Hashable, end: int) -> bool:
         return True
 
-    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
-        return ()
+    def table_change(self, id: Hashable) -> None:
+        return None
 
     def release(self, id: Hashable) -> None:
         pass

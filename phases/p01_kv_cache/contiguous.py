@@ -30,8 +30,8 @@ class Contiguous:
         self.owner, self.length = id, end
         return True
 
-    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
-        return ()
+    def table_change(self, id: Hashable) -> None:
+        return None
 
     def release(self, id: Hashable) -> None:
         if id == self.owner:

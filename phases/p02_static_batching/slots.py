@@ -29,8 +29,8 @@ class Slots:
         self.lengths[id] = end
         return True
 
-    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...]:
-        return ()
+    def table_change(self, id: Hashable) -> None:
+        return None
 
     def release(self, id: Hashable) -> None:
         self.lengths.pop(id, None)

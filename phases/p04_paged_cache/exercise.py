@@ -11,21 +11,22 @@ GROWTH = Exercise(
             "First give back what a window no longer sees: those pages may be the ones that are needed. Count the "
             "entries that are missing (a page for every begun page_size positions, less those there are); every group "
             "needs that many. If fewer are `available`, count a refusal and leave everything as it is. Otherwise each "
-            "table grows; the resident has more `room`, and its tables have `changed`.",
+            "table grows, and the resident has more `room`.",
             "self._give_back(resident); wanted = -(-end // self.page_size) - len(resident.tables[0]); if wanted * "
             "len(self.windows) > self.available: self.refusals += 1, return False; for each table: table += "
-            "self._take(wanted); resident.room = len(resident.tables[0]) * self.page_size; resident.changed = True; "
-            "return True.",
+            "self._take(wanted); resident.room = len(resident.tables[0]) * self.page_size; return True.",
         ),
         "PagedCache._give_back": (
             "The next span starts at resident.stored. Its first query sees furthest back, so what that one cannot see, "
             "nobody will. `first_page` (windows.py) knows which page that is.",
             "In each group, drop the pages from entry resident.first[group] up to the first one that is still seen. "
             "The table keeps its length: entry i is always the page of positions i * page_size on, so a page that is "
-            "gone leaves a 0. Remember how far you came, and that the tables have changed if a page went.",
+            "gone leaves a 0. Remember how far you came; and of the entries from there on, whoever keeps a copy of the "
+            "tables has been `told` otherwise.",
             "For group and window: seen = first_page(resident.stored, window, self.page_size); self.pool.drop each "
-            "page of table[first:seen] (then resident.changed = True); table[first:seen] = [0] * (seen - first); "
-            "resident.first[group] = seen. Without a window, seen is 0 and nothing happens.",
+            "page of table[first:seen]; if there are any, resident.told = min(resident.told, first); "
+            "table[first:seen] = [0] * (seen - first); resident.first[group] = seen. Without a window, seen is 0 and "
+            "nothing happens.",
         ),
     },
     text="Let a sequence live on pages. It gets one more in each layer group whenever it enters one, all it needs or "

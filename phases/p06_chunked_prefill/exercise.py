@@ -25,7 +25,7 @@ EXERCISE = Exercise(
             "in the prompt already. What the span takes is gone from the step.",
             "start = self.cache.stored(sequence.id), end = min(len(sequence.tokens), start + self.left) · if not "
             "find_room(sequence, end): return False · append Span(sequence, sequence.slot, start, tokens[start:end], "
-            "logits, self.cache.tables(sequence.id)) to self.plan.spans, logits being 1 if end is the sequence's "
+            "logits, self.cache.table_change(sequence.id)) to self.plan.spans, logits being 1 if end is the sequence's "
             "length and 0 if not · self.left -= end - start · return True.",
         ),
     },

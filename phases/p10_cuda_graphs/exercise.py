@@ -48,8 +48,8 @@ AHEAD = Exercise(
             "asks the cache only where a page begins: `enter_page`. Ask every time at first.)",
             "for s in tuple(self.running): end = s.planned · if s.slot >= 0 and s.decoding and end < s.longest and "
             "self.make_room(s, end): newest = s.tokens[-1] if end == len(s.tokens) else UNKNOWN; "
-            "self.plan.spans.append(Span(s, s.slot, end - 1, (newest,), 1, self.cache.tables(s.id))); s.planned = end "
-            "+ 1 · after the loop: self.left -= len(self.plan.spans).",
+            "self.plan.spans.append(Span(s, s.slot, end - 1, (newest,), 1, self.cache.table_change(s.id))); "
+            "s.planned = end + 1 · after the loop: self.left -= len(self.plan.spans).",
         ),
         "PagedBatching.commit": (
             "By the time a step's tokens are here, its sequences may have ended: by a stop token in the step before, "

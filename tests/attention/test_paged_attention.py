@@ -10,6 +10,7 @@ from gradus.attention.gathered import GatheredDecodes
 from gradus.attention.paged import PagedAttention
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
+from gradus.cache import TableChange
 from gradus.engine.batch import Batch
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
@@ -42,11 +43,14 @@ class Pages:
         self.tables[slot] = [[] for _ in self.storage.groups]
         self.history.pop(slot, None)
 
-    def grow(self, slot: int, end: int) -> tuple[tuple[int, ...], ...] | None:
+    def grow(self, slot: int, end: int) -> TableChange | None:
         missing = -(-end // self.page_size) - len(self.tables[slot][0])
         for table in self.tables[slot]:
             table += [self.free.pop() for _ in range(missing)]
-        return tuple(map(tuple, self.tables[slot])) if missing else None
+        return self.told(slot, len(self.tables[slot][0]) - missing) if missing else None
+
+    def told(self, slot: int, kept: int = 0) -> TableChange:
+        return TableChange(kept, tuple(tuple(table[kept:]) for table in self.tables[slot]))
 
     def step(self, *spans: tuple[int, int], wiped=()) -> list[torch.Tensor]:
         """Run (slot, count) spans; returns [rows, Hq, Dh] for each layer."""
@@ -143,7 +147,7 @@ def test_pages_before_the_window_are_not_read(decodes):
         for table in pages.tables[slot]:
             gone, table[: first // 4] = table[: first // 4], [0] * (first // 4)
             pages.storage.keys[:, gone] = pages.storage.values[:, gone] = float("nan")
-    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 21], [tuple(map(tuple, pages.tables[s])) for s in (0, 1)]))
+    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 21], [pages.told(s) for s in (0, 1)]))
     assert near(pages.step((0, 1), (1, 1)), pages.right((0, 1), (1, 1)))
     assert near(pages.step((0, 3), (1, 1)), pages.right((0, 3), (1, 1)))
 

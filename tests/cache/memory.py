@@ -2,9 +2,19 @@
 
 from collections.abc import Hashable
 
+from gradus.cache import TableChange
 from gradus.cache.paged import PagedCache
 
 NAN = "not a finite number"
+Tables = tuple[tuple[int, ...], ...]
+
+
+def updated(known: Tables, change: TableChange | None) -> Tables:
+    """Block tables, for whom has been told of every change."""
+    if change is None:
+        return known
+    before = known or ((),) * len(change.pages)
+    return tuple(table[: change.kept] + pages for table, pages in zip(before, change.pages, strict=True))
 
 
 class Memory:
@@ -50,7 +60,7 @@ class Sequence:
     def __init__(self, cache: PagedCache, memory: Memory, id: Hashable, tokens: list[int], salt: Hashable = None):
         self.cache, self.memory, self.id, self.tokens, self.salt = cache, memory, id, tokens, salt
         self.hit = cache.admit(id, tokens, salt)
-        self.tables: tuple[tuple[int, ...], ...] = ()
+        self.tables: Tables = ()
 
     @property
     def stored(self) -> int:
@@ -63,8 +73,7 @@ class Sequence:
         if not self._find_room(start, end):
             return False
         assert self.stored == end
-        tables = self.cache.tables(self.id)
-        self.tables = self.tables if tables is None else tables
+        self.tables = updated(self.tables, self.cache.table_change(self.id))
         self.memory.wipe(self.cache.take_wiped())
         self.memory.write(self.tables, self.tokens, self.salt, start, end, poisoned)
         if poisoned:

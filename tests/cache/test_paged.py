@@ -36,21 +36,22 @@ def test_a_sequence_takes_a_page_when_it_enters_one_and_not_before():
 def test_tables_are_told_once_and_again_when_they_change():
     cache = PagedCache(pages=3, page_size=4)
     cache.reserve("a", 3)
-    assert cache.tables("a") == ((1,),)
+    assert cache.table_change("a") == (0, ((1,),))
     cache.reserve("a", 4)
-    assert cache.tables("a") is None
+    assert cache.table_change("a") is None
     cache.reserve("a", 5)
-    assert cache.tables("a") == ((1, 2),)
-    assert cache.tables("a") is None
+    assert cache.table_change("a") == (1, ((2,),)), "the first page is known already"
+    assert cache.table_change("a") is None
 
 
 def test_the_next_page_is_taken_as_reserve_would_take_it():
     short, long = PagedCache(pages=4, page_size=2, windows=(None, None)), PagedCache(4, 2, (None, None))
     for cache in (short, long):
         cache.reserve("a", 2)
-        cache.tables("a")
+        cache.table_change("a")
     assert short.next_page(short.residents["a"], 3) and long.reserve("a", 3)
-    assert short.stored("a") == long.stored("a") == 3 and short.tables("a") == long.tables("a") is not None
+    assert short.stored("a") == long.stored("a") == 3
+    assert short.table_change("a") == long.table_change("a") is not None
     short.check()
 
 
@@ -107,9 +108,10 @@ def test_a_window_needs_the_more_pages_the_longer_its_spans(window, longest, mos
 def test_a_window_group_gives_back_pages_that_no_query_of_the_span_can_see():
     cache = PagedCache(pages=12, page_size=2, windows=(None, 3))
     cache.reserve("a", 6)
-    assert cache.tables("a") == ((1, 2, 3), (4, 5, 6))
+    assert cache.table_change("a") == (0, ((1, 2, 3), (4, 5, 6)))
     cache.reserve("a", 8)  # the query at 6 sees 4, 5, 6
-    full, window = cache.tables("a")
+    kept, (full, window) = cache.table_change("a")
+    assert kept == 0, "whoever keeps a copy must hear of the pages that are gone"
     assert full[:3] == (1, 2, 3) and window[:3] == (0, 0, 6) and len(full) == len(window) == 4
     assert cache.usage().held == 6
     cache.check()
@@ -119,7 +121,7 @@ def test_what_the_first_query_of_a_span_sees_stays_though_its_last_sees_it_no_mo
     cache = PagedCache(pages=12, page_size=2, windows=(3,))
     cache.reserve("a", 6)
     cache.reserve("a", 12)
-    assert cache.tables("a")[0][:3] == (0, 0, 3), "the query at 6 still sees 4, the one at 11 does not"
+    assert cache.table_change("a").pages[0][:3] == (0, 0, 3), "the query at 6 still sees 4, the one at 11 does not"
 
 
 def test_what_a_window_gives_back_serves_the_same_reservation():
@@ -172,12 +174,12 @@ def test_of_two_that_computed_the_same_page_the_second_swaps_to_the_first_ones()
     for id in "ab":
         cache.admit(id, [1, 2, 3])
         cache.reserve(id, 3)
-    before = cache.tables("b")
+    before = cache.table_change("b")
     cache.publish("a", [1, 2, 3])
     assert cache.available == 4
     cache.publish("b", [1, 2, 3])
     assert cache.available == 5, "its own copy is free again"
-    assert cache.tables("b") == ((1, before[0][1]),) and before == ((3, 4),), "a plan's snapshot stays as it was"
+    assert cache.table_change("b") == (0, ((1, 4),)) and before == (0, ((3, 4),)), "a plan's snapshot stays as it was"
     cache.check()
 
 

@@ -16,7 +16,7 @@ PLAIN = {
             end = s.planned
             if s.slot >= 0 and s.decoding and end < s.longest and self.make_room(s, end):
                 newest = s.tokens[-1] if end == len(s.tokens) else UNKNOWN
-                self.plan.spans.append(Span(s, s.slot, end - 1, (newest,), 1, self.cache.tables(s.id)))
+                self.plan.spans.append(Span(s, s.slot, end - 1, (newest,), 1, self.cache.table_change(s.id)))
                 s.planned = end + 1
         self.left -= len(self.plan.spans)
 """,

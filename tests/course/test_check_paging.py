@@ -11,7 +11,7 @@ from tests.course.conftest import reference
 
 WANTED = "wanted = -(-end // self.page_size) - len(resident.tables[0])"
 SEEN = "first_page(resident.stored, window, self.page_size)"
-CHANGED = "        resident.room = len(resident.tables[0]) * self.page_size\n        resident.changed = True\n"
+TOLD = "                resident.told = min(resident.told, first)\n"
 ALL_OR_NOTHING = """        if wanted * len(self.windows) > self.available:
             self.refusals += 1
             return False
@@ -36,11 +36,11 @@ WRONG = {
 """,
         "a refusal takes no page and stores nothing",
     ),
-    "nobody is told that the table has grown": (
+    "nobody is told which entries are 0 now": (
         "paged.py",
-        CHANGED,
-        CHANGED.replace("        resident.changed = True\n", ""),
-        "position 4 is on a second page, and nobody was told",
+        TOLD,
+        TOLD.replace("min(resident.told, first)", "resident.told"),
+        "whoever keeps a copy of the tables must hear of the pages that are gone",
     ),
     "the window of the span's last position": (
         "paged.py",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gradus.engine.plan import UNKNOWN, Plan
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import SpanResult
+from tests.cache.memory import updated
 
 VOCABULARY = 1000
 LIMITS = ModelLimits(VOCABULARY, 4096)
@@ -90,8 +91,7 @@ class Replica:
         slots = [span.slot for span in plan.spans]
         assert len(set(slots)) == len(slots), "two spans in one slot"
         for span in plan.spans:
-            if span.pages is not None:
-                self.tables[span.slot] = span.pages
+            self.tables[span.slot] = updated(self.tables.get(span.slot, ()), span.pages)
             for position, token in enumerate(span.tokens, span.start):
                 token = self.last[span.slot] if token == UNKNOWN else token
                 for group in range(len(self.windows)):

@@ -16,8 +16,8 @@ from gradus.kernels.attention_work import Launch
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 
-SMALL = Launch(rows=16, keys=16, warps=4, stages=2, programs=8)
-LARGE = Launch(rows=64, keys=32, warps=4, stages=2, programs=8)
+SMALL = Launch(rows=16, keys=16, warps=4, stages=2, programs=8, alone=8)
+LARGE = Launch(rows=64, keys=32, warps=4, stages=2, programs=8, alone=8)
 MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, padding twice, a chunk, a first token
 
 
@@ -58,7 +58,7 @@ def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
 @pytest.mark.parametrize("window", [None, 40])
 def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
     step = Step([(1, 300), (9, 9), (1, 20), (0, 0), (30, 150)], heads=1, window=window)
-    work = step.work(Launch(rows=16, keys=16, warps=4, stages=2, programs=32))
+    work = step.work(Launch(rows=16, keys=16, warps=4, stages=2, programs=32, alone=32))
     tiles = {}
     for row, tokens, position, slot, *part in work.items.tolist():
         if tokens:

@@ -30,7 +30,10 @@ def test_the_kernels_are_right_when_interpreted():
 
 def compiled(head_dim: int, group: int, launch: attention_work.Launch, tokens: int, turns: bool = False):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
-    constants = paged_attention.constants(launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False) | {
+    shape = paged_attention.constants(
+        launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False
+    )  # fmt: skip
+    constants = shape | {
         "PDL": True,
         "TURNS": turns,
         "rotary": None,

@@ -12,6 +12,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.options import EngineOptions, Policy
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from tests.cache.memory import updated
 from tests.phases.conftest import limits_of, tiny_model
 from tests.phases.drive import parting, run
 from tests.phases.test_promises import SHAPE, ask, names, of, plans, since
@@ -65,13 +66,14 @@ def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
 def test_a_block_table_is_told_when_it_has_grown_and_only_then(phase):
     cache = cache_of(phase, pages=4)
     cache.reserve("a", 3)
-    (first,) = cache.tables("a")
+    (first,) = known = updated((), cache.table_change("a"))
     cache.reserve("a", 4)
-    assert cache.tables("a") is None, "position 3 is on the first page: the table is what it was, which is told as None"
+    assert cache.table_change("a") is None, "position 3 is on the first page: the table is what it was, told as None"
     cache.reserve("a", 5)
-    told = cache.tables("a")
-    assert told is not None, "position 4 is on a second page, and nobody was told (`changed`)"
-    assert told[0][:1] == first and len(set(told[0])) == 2, f"after {first} comes one page more; yours says {told[0]}"
+    change = cache.table_change("a")
+    assert change is not None, "position 4 is on a second page, and nobody was told"
+    (table,) = updated(known, change)
+    assert table[:1] == first and len(set(table)) == 2, f"after {first} comes one page more; yours says {table}"
 
 
 @since("p04")
@@ -80,7 +82,7 @@ def test_no_page_belongs_to_two(phase):
     for end in range(1, 13):
         for name in "ab":
             cache.reserve(name, end)
-    tables = {name: cache.tables(name)[0] for name in "ab"}
+    tables = {name: cache.table_change(name).pages[0] for name in "ab"}
     assert not set(tables["a"]) & set(tables["b"]), f"two sequences must not share a page here; yours do: {tables}"
     assert 0 not in tables["a"] + tables["b"], f"page 0 is nobody's; yours hands it out: {tables}"
 
@@ -91,11 +93,15 @@ def test_no_page_belongs_to_two(phase):
 def decoded(phase: str, length: int) -> list[tuple[int, ...]]:
     """The tables of a sequence that has come to `length` by one position a step: the full group's, then a windowed
     one's."""
-    cache = cache_of(phase, pages=64, shape=WINDOWED)
+    cache, known = cache_of(phase, pages=64, shape=WINDOWED), ()
     for end in range(6, length + 1):
         assert cache.reserve("a", end)
         cache.check()
+        known = updated(known, cache.table_change("a"))
     full, windowed, *_ = cache.residents["a"].tables
+    assert known[1] == tuple(windowed), (
+        f"whoever keeps a copy of the tables must hear of the pages that are gone: {tuple(windowed)}; told: {known[1]}"
+    )
     return [tuple(full), tuple(windowed)]
 
 

@@ -16,6 +16,7 @@ from gradus.attention.gathered import GatheredDecodes
 from gradus.attention.reference import attend_causal
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
+from gradus.cache import TableChange
 from gradus.engine.batch import Batch
 from gradus.engine.transfer import upload
 from gradus.models.config import ModelConfig
@@ -68,21 +69,21 @@ class PagedAttention:
         self.update_tables(batch.slots, batch.tables)
         self._place_new(batch)
 
-    def update_tables(self, slots: Sequence[int], tables: Sequence[tuple[tuple[int, ...], ...] | None]) -> None:
-        """Take over the block tables of slots that are not None.
+    def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
+        """Take over what has changed in the block tables of these slots.
 
         Entries beyond the new end of a table stay as they were: no position that is stored or read leads there.
         """
         _, rows, longest = self.tables.shape
         pages: list[int] = []
         places: list[int] = []
-        for slot, changed in zip(slots, tables, strict=True):
-            if changed is None:  # as it is with most decodes
+        for slot, change in zip(slots, changes, strict=True):
+            if change is None:  # as it is with most decodes
                 continue
-            for group, table in enumerate(changed):
-                first = (group * rows + slot) * longest
-                places += range(first, first + len(table))
-                pages += table
+            for group, new in enumerate(change.pages):
+                first = (group * rows + slot) * longest + change.kept
+                places += range(first, first + len(new))
+                pages += new
         if pages:
             where, what = upload(places + pages, torch.int64, self.device).chunk(2)
             self.tables.view(-1)[where] = what

@@ -1,7 +1,17 @@
 """Where keys and values are kept, as numbers: which positions are stored, on which pages. Never a tensor, no torch."""
 
 from collections.abc import Hashable
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class TableChange(NamedTuple):
+    """What is new in a sequence's block tables since its last plan. A snapshot: it stays as it is.
+
+    pages: a tuple of pages a layer group, all equally long; behind the first `kept` entries, which have not changed.
+    """
+
+    kept: int
+    pages: tuple[tuple[int, ...], ...]
 
 
 class CacheManager(Protocol):
@@ -20,9 +30,8 @@ class CacheManager(Protocol):
     def reserve(self, id: Hashable, end: int) -> bool:
         """Make room so that positions [0, end) are stored after this step: all or nothing, False if there is none."""
 
-    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...] | None:
-        """The sequence's block table, one tuple of pages a layer group; a snapshot, or None where nothing has changed
-        since it was last asked for. () from caches without pages."""
+    def table_change(self, id: Hashable) -> TableChange | None:
+        """What is new in the sequence's block tables since this was last asked; None if nothing is, or no pages are."""
 
     def release(self, id: Hashable) -> None:
         """Forget the sequence and free its room. A sequence never seen is no mistake."""

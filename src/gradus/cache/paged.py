@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from gradus.cache import TableChange
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
 from gradus.cache.usage import CacheUsage
@@ -28,8 +29,8 @@ class Resident:
     tables: its block table, a list of pages a layer group, all equally long. first: the first entry of each that has
     not been given back. stored: positions stored; room: positions that the tables have room for. Who grows within its
     room may raise `stored` itself, where calls of `reserve` would cost more than the rest of a decode's plan.
-    changed: the tables are not what `snapshot` last told. cursor: how far its pages are in the prefix index, if there
-    is one; publish_at: once that many positions are stored, there is a full page more to publish.
+    told: so many entries of each table are as `change` last told. cursor: how far its pages are in the prefix index, if
+    there is one; publish_at: once that many positions are stored, there is a full page more to publish.
     """
 
     tables: list[list[int]]
@@ -38,14 +39,15 @@ class Resident:
     room: int
     cursor: Cursor | None
     publish_at: int
-    changed: bool = True
+    told: int = 0
 
-    def snapshot(self) -> tuple[tuple[int, ...], ...] | None:
-        """The block tables, a tuple of pages a layer group. None if unchanged since last asked for."""
-        if not self.changed:
+    def change(self) -> TableChange | None:
+        """What is new in the block tables since this was last asked; None if nothing is."""
+        kept, length = self.told, len(self.tables[0])
+        if kept == length:
             return None
-        self.changed = False
-        return tuple(map(tuple, self.tables))
+        self.told = length
+        return TableChange(kept, tuple([tuple(table[kept:]) for table in self.tables]))
 
 
 class PagedCache:
@@ -144,7 +146,7 @@ class PagedCache:
             return False
         for table in tables:
             table += pool.take(1)
-        resident.stored, resident.changed = end, True
+        resident.stored = end
         resident.room += self.page_size
         return True
 
@@ -158,7 +160,6 @@ class PagedCache:
         for table in resident.tables:
             table += self._take(wanted)
         resident.room = len(resident.tables[0]) * self.page_size
-        resident.changed = True
         return True
 
     def _give_back(self, resident: Resident) -> None:
@@ -166,9 +167,10 @@ class PagedCache:
         for group, window in self.sliding:
             first, seen = resident.first[group], first_page(resident.stored, window, self.page_size)
             table = resident.tables[group]
+            if first < seen:
+                resident.told = min(resident.told, first)
             for page in table[first:seen]:
                 self.pool.drop(page)
-                resident.changed = True
             table[first:seen] = [0] * (seen - first)
             resident.first[group] = seen
 
@@ -184,9 +186,9 @@ class PagedCache:
         self.pool.reclaim(*evicted)
         self.evictions += len(evicted)
 
-    def tables(self, id: Hashable) -> tuple[tuple[int, ...], ...] | None:
-        """The block tables, a tuple of pages a layer group: a snapshot. None if unchanged since last asked for."""
-        return self.residents[id].snapshot()
+    def table_change(self, id: Hashable) -> TableChange | None:
+        """What is new in the block tables since this was last asked; None if nothing is."""
+        return self.residents[id].change()
 
     # -- others may share --------------------------------------------------------------------------------------------
 
@@ -213,7 +215,7 @@ class PagedCache:
             self.pool.share(page)
             self.pool.drop(resident.tables[group][place])
             resident.tables[group][place] = page
-            resident.changed = True
+            resident.told = min(resident.told, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
 
     # -- it goes -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradus.cache import TableChange
+
 
 @dataclass(slots=True)
 class Batch:
@@ -13,7 +15,7 @@ class Batch:
     slots: the S spans' slots.
     query_start, counts: span i is the counts[i] rows from query_start[i] on. Rows of no span are padding.
     starts, lengths: for each span the position of its first token, and the positions stored after this step.
-    tables: for each span its block table, one tuple of pages a layer group; None where the slot's last one still holds.
+    tables: for each span what has changed in its slot's block tables; None where they hold.
     wiped: pages to fill with zeros before anything is stored (see Plan).
     logits_rows: [R] int64, the rows that get logits; row_spans says whose they are.
     """
@@ -25,7 +27,7 @@ class Batch:
     counts: list[int]
     starts: list[int]
     lengths: list[int]
-    tables: list[tuple[tuple[int, ...], ...] | None]
+    tables: list[TableChange | None]
     logits_rows: Tensor
     row_spans: list[int]
     wiped: tuple[int, ...] = ()

@@ -153,7 +153,7 @@ class PagedBatching(Scheduler):
             if end <= sequence.room:
                 resident.stored = end
             elif self.enter_page(sequence, end):
-                pages = resident.snapshot()
+                pages = resident.change()
             else:
                 continue
             span = new(Span)
@@ -196,7 +196,7 @@ class PagedBatching(Scheduler):
         if not find_room(sequence, end):
             return False
         logits = 1 if end == len(tokens) else 0
-        pages = self.cache.tables(sequence.id)
+        pages = self.cache.table_change(sequence.id)
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
         sequence.decoding = bool(logits)
         sequence.planned += logits
@@ -342,8 +342,8 @@ class PagedBatching(Scheduler):
             return  # preempted while the step was under way
         self.cache.index_pages(sequence.resident, sequence.tokens, end)
         sequence.full = (end // self._publish_every + 1) * self._publish_every - 1
-        if sequence.resident.changed:
-            sequence.room = 0  # its next plan asks for its tables
+        if sequence.resident.told < len(sequence.resident.tables[0]):
+            sequence.room = 0  # a page was swapped: its next plan tells
 
     # -- endings -------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gradus.attention import AttentionBackend
+from gradus.cache import TableChange
 from gradus.engine.kernel_sampler import KernelSampler
 from gradus.engine.plan import Plan
 from gradus.engine.runner import LatestTokens, ModelRunner, StepResult
@@ -40,8 +41,8 @@ REPLAYS, ROUNDS = 10, 4  # of each graph, to see which is faster
 class GraphAttention(AttentionBackend, Protocol):
     """An attention backend whose step can be set up on the device alone."""
 
-    def update_tables(self, slots: Sequence[int], tables: Sequence[tuple[tuple[int, ...], ...] | None]) -> None:
-        """Before a replay: block tables that changed, as in `Batch`."""
+    def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
+        """Before a replay: what has changed in block tables, as in `Batch`."""
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Before a replay: fill pages with zeros."""
@@ -140,7 +141,8 @@ class GraphRunner(ModelRunner):
     def run(self, plan: Plan) -> "StepResult | Replayed":  # type: ignore[override]  # both are Results
         spans = plan.spans
         size = next((size for size in self.sizes if size >= len(spans)), None)
-        if size not in self.graphs or not all([span.logits and len(span.tokens) == 1 for span in spans]):
+        decodes = [span for span in spans if span.logits and len(span.tokens) == 1]
+        if size not in self.graphs or len(decodes) < len(spans):
             return super().run(plan)
         self.sampler.admit(plan.admissions)  # a prompt of one token is a decode
         if plan.wiped:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gradus.cache import TableChange
 from gradus.engine.request import Request
 from gradus.engine.sequence import Sequence, SpanResult
 
@@ -25,8 +26,8 @@ class Span:
     slot: the row of the sequence's state on the device while it runs (sampling state; later its block table).
     logits: how many of the last rows get logits, decided at scheduling: 1 to sample, 0 for a chunk that does not end
         the prompt.
-    pages: its block table, one tuple of pages a layer group: a snapshot, safe to keep while the cache manager moves on;
-        None where it is what the slot's span before had, as in most decodes. () from caches without pages.
+    pages: what has changed in its block tables since its span before, or all of them if this is its first in the slot;
+        None where nothing has, as in most decodes, and from caches without pages.
     """
 
     sequence: Sequence | None
@@ -34,7 +35,7 @@ class Span:
     start: int
     tokens: Ordered[int]
     logits: int
-    pages: tuple[tuple[int, ...], ...] | None = ()
+    pages: TableChange | None = None
 
 
 @dataclass(slots=True)

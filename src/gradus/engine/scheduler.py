@@ -69,9 +69,8 @@ class Scheduler:
         start = self.cache.stored(sequence.id)
         reserved = self.cache.reserve(sequence.id, len(sequence.tokens))
         assert reserved, "`add` refuses what does not fit"
-        return Span(
-            sequence, sequence.slot, start, sequence.tokens[start:], logits=1, pages=self.cache.tables(sequence.id)
-        )
+        pages = self.cache.table_change(sequence.id)
+        return Span(sequence, sequence.slot, start, sequence.tokens[start:], logits=1, pages=pages)
 
     def commit(self, plan: Plan, result: Result) -> list[Output]:
         """Wait for the step, append its tokens, finish and free what ended."""

@@ -35,7 +35,8 @@ class Launch:
     """How a launch is shaped: measured (see `launches`), not derived.
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at.
+    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at; for each tile
+    no more than `alone`, since every split leaves a partial result to add up.
     """
 
     rows: int
@@ -43,10 +44,15 @@ class Launch:
     warps: int
     stages: int
     programs: int
+    alone: int
 
-    def aim(self, kv_heads: int) -> int:
-        """Items that the splitting aims at, over all sequences: each is a program for each key head."""
-        return max(1, self.programs // kv_heads)
+    def aim(self, kv_heads: int, tiles: int | None = None) -> int:
+        """Items that the splitting of so many tiles (None: of any number) aims at, at most.
+
+        Over all sequences; each item is a program for each key head.
+        """
+        programs = self.programs if tiles is None else min(self.programs, tiles * self.alone)
+        return max(1, programs // kv_heads)
 
 
 def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 132) -> tuple[Launch, ...]:
@@ -56,22 +62,26 @@ def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 13
     (`benchmarks/paged_attention.py --sweep`); what is wider, or has more bytes a value, takes shorter steps, because
     its tiles must fit the same shared memory.
 
-    Among tiles of 16 rows there is little to choose: from 32 to 128 keys and from 1 to 4 warps, all read memory at its
-    speed where the batch is large, so these are the ones that do well at batch 1 too. For prompts the shape decides. A
-    page number must be there before its keys can be asked for, which takes two of the stages: 3 stages hold one step's
-    keys on the way, 5 hold two.
+    Among tiles of 16 rows the differences are small where heads are 128 wide: from 32 to 128 keys and from 1 to 4
+    warps, all read memory at its speed once the batch is large. Narrow heads take more of a program's time for fewer
+    bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For prompts the
+    shape decides: of 256 rows, a tile reads each key half as often as of 128.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
     if wide > 256:
         keys, tall, warps = (32, 64, 8) if wide <= 512 else (16, 32, 8)
-        shapes = [Launch(16, keys, 4, 3, 4 * processors), Launch(tall, keys, warps, 3, processors)]
+        shapes = [(16, keys, 4, 3), (tall, keys, warps, 3)]
     elif wide > 128:
-        shapes = [Launch(16, 64, 4, 3, 4 * processors), Launch(64, 64, 4, 5, processors)]
+        shapes = [(16, 64, 2, 2), (64, 64, 4, 3)]
     else:
-        shapes = [Launch(16, 64, 4, 2, 4 * processors), Launch(64, 64, 4, 2, processors)]
+        shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
     if wide <= 256 and dtype.itemsize == 2:
-        shapes.append(Launch(128, 128 if wide > 128 else 64, 8, 5, processors))
-    return tuple(shape for shape in shapes if shape.rows >= group)
+        shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
+    return tuple(
+        Launch(*shape, programs=(4 if shape[0] == 16 else 1) * processors, alone=processors)
+        for shape in shapes
+        if shape[0] >= group
+    )
 
 
 class Work:
@@ -86,7 +96,7 @@ class Work:
     ) -> None:
         self.launch, self.window = launch, window
         self.tile_tokens = launch.rows // group
-        self.aim = launch.aim(kv_heads)
+        self.aim = launch.aim(kv_heads, tiles)
         self.longest = self.tile_tokens
         self.items = torch.zeros(tiles + self.aim, ITEM.value, dtype=torch.int32, device=device)
 

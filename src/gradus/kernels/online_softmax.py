@@ -23,30 +23,42 @@ def sweep(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, table: tensor,
     low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
     MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
-    KEYS: constexpr, WIDTH: constexpr,
+    KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr,
 ) -> tensor:  # fmt: skip
-    """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them."""
+    """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them.
+
+    AHEAD: a step has its page numbers from the step before. Otherwise they are one more load that must arrive before
+    keys can be asked for, which the compiler's pipeline hides behind more steps, so in more shared memory.
+    FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
+    """
     d = tl.arange(0, WIDTH)
+    inside = (d < HEAD_DIM)[None, :]
+    if AHEAD:
+        next_pages = pages_of(table, low + tl.arange(0, KEYS), high, PAGE)
     for start in tl.range(low, stop, KEYS):
         key = start + tl.arange(0, KEYS)
-        page = tl.load(table + key // PAGE, mask=key < high, other=0) if MASKED else tl.load(table + key // PAGE)
-        # 64 bits: a cache of this GPU's size has more than 2³¹ values
-        at = (page.to(tl.int64) * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM) + d[None, :]
-        inside = (d < HEAD_DIM)[None, :]
+        if AHEAD:
+            page = next_pages
+            next_pages = pages_of(table, key + KEYS, high, PAGE)
+        else:
+            page = pages_of(table, key, high, PAGE)
+        page = page.to(tl.int64) if FAR else page.to(tl.int32)
+        at = (page * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM) + d[None, :]
         k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0.0)
-        score = tl.dot(queries, tl.trans(k), input_precision="tf32x3") * scale
+        score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
+        factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
         if SOFTCAP:
-            score = capped(score, softcap)
-        score *= LOG2_E
+            score = capped(score * scale, softcap)
+            factor = LOG2_E
         if MASKED:
             visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
             if WINDOW:
                 visible = visible & (key[None, :] > position[:, None] - WINDOW)
             score = tl.where(visible, score, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(score, 1))
+        new_peak = tl.maximum(peak, tl.max(score, 1) * factor)
         # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-        weight = tl.exp2(score - base[:, None])
+        weight = tl.exp2(score * factor - base[:, None])
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(weight, 1)
         if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
@@ -56,3 +68,9 @@ def sweep(
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
         peak = new_peak
     return seen, total, peak
+
+
+@triton.jit
+def pages_of(table: tensor, key: tensor, high: int, PAGE: constexpr) -> tensor:
+    """The page of each key, 0 behind the last one."""
+    return tl.load(table + key // PAGE, mask=key < high, other=0)

@@ -32,6 +32,7 @@ from gradus.kernels.online_softmax import sweep
 from gradus.kernels.overlap import let_next_start, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
 
+NEAR = 1 << 31  # values that offsets of 32 bits reach
 MERGED_A_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
 
 
@@ -56,7 +57,8 @@ def paged_attention(
     """
     page, heads, head_dim = keys.shape[1:]
     launch, group = work.launch, out.shape[1] // heads
-    shape = constants(launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None)
+    far = keys.numel() >= NEAR
+    shape = constants(launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None, far)
     rotary, norms, eps = turning or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
     _attend[(heads, len(work.items))](
@@ -68,14 +70,16 @@ def paged_attention(
 
 @cache
 def constants(
-    launch: Launch, group: int, heads: int, head_dim: int, tokens: int, page: int, window: int | None, softcap: bool
-) -> dict[str, int | bool]:
+    launch: Launch, group: int, heads: int, head_dim: int, tokens: int, page: int, window: int | None, softcap: bool,
+    far: bool,
+) -> dict[str, int | bool]:  # fmt: skip
     """What the kernel is compiled for. tokens: the most that a tile has; its rows are what partial results keep."""
     width, taken = triton.next_power_of_2(head_dim), triton.next_power_of_2(group * tokens)
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
-        "TAKEN": taken, "SPLITS": max(1, launch.warps * MERGED_A_WARP // (taken * width)),
+        "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken,
+        "SPLITS": max(1, launch.warps * MERGED_A_WARP // (taken * width)),
     }  # fmt: skip
 
 
@@ -85,8 +89,8 @@ def _attend(
     values: tensor, tables: tensor, items: tensor, rotary: tensor, q_gain: tensor, k_gain: tensor, q_stride: int,
     table_stride: int, scale: float, softcap: float, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
-    ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, TAKEN: constexpr, SPLITS: constexpr,
-    TURNS: constexpr, PDL: constexpr,
+    ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
+    FAR: constexpr, TAKEN: constexpr, SPLITS: constexpr, TURNS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -136,12 +140,12 @@ def _attend(
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, table, low, middle, high, position + token, scale, softcap,
-            False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
+            False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
         seen, total, peak, queries, keys, values, table, low, high, high, position + token, scale, softcap,
-        True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH,
+        True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
     )  # fmt: skip
 
     if TURNS:
