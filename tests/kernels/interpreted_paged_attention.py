@@ -10,8 +10,10 @@ import torch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
 from gradus.engine.runner import lay_out
+from gradus.kernels import paged_attention
 from gradus.kernels.attention_work import Launch
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
@@ -36,6 +38,13 @@ def test_the_kernels_attend_as_torch_does(step):
     found, expected = step.attend(SMALL, LARGE), step.expected()
     tolerance = 1e-5 if step.dtype == torch.float32 else 3e-3
     assert (found.double() - expected).norm() <= tolerance * expected.norm()
+
+
+def test_a_cache_of_more_values_than_32_bits_count_is_read_through_wider_offsets(monkeypatch):
+    monkeypatch.setattr(paged_attention, "NEAR", 0)
+    step = Step(MIXED)
+    found, expected = step.attend(SMALL, LARGE), step.expected()
+    assert (found.double() - expected).norm() <= 1e-5 * expected.norm()
 
 
 DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first token, one at the start of a page
@@ -80,7 +89,7 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
 def test_the_backend_attends_as_the_torch_backend_does():
     """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
     config = SHAPES["tiny-gemma3"]
-    one, two = ((3, 1, 5), (2, 8, 4)), ((6, 7, 9), (10, 11, 12))
+    one, two = TableChange(0, ((3, 1, 5), (2, 8, 4))), TableChange(0, ((6, 7, 9), (10, 11, 12)))
     steps = [
         Plan([Span(None, 2, 0, range(9), 1, one)]),
         Plan([Span(None, 2, 9, (0,), 1, None), Span(None, 0, 0, range(11), 0, two)], wiped=(6, 10)),

@@ -80,8 +80,9 @@ class PagedAttention:
         for slot, change in zip(slots, changes, strict=True):
             if change is None:  # as it is with most decodes
                 continue
-            for group, new in enumerate(change.pages):
-                first = (group * rows + slot) * longest + change.kept
+            kept, tables = change
+            for group, new in enumerate(tables):
+                first = (group * rows + slot) * longest + kept
                 places += range(first, first + len(new))
                 pages += new
         if pages:

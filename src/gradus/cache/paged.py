@@ -145,7 +145,7 @@ class PagedCache:
         if end != resident.room + 1 or self.sliding or len(pool.free) < len(tables):
             return False
         for table in tables:
-            table += pool.take(1)
+            table.append(pool.take_one())
         resident.stored = end
         resident.room += self.page_size
         return True

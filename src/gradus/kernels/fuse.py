@@ -44,10 +44,10 @@ def fused(model: Model, *, pdl: bool = False) -> Model:
     each one's wait costs more than the start saves (Qwen3-0.6B's step: 5 %).
     """
     twin = cast(Model, _twin(model, pdl))
+    shorten_lookups(twin)  # first: until then, where Python looks first, the parts are the model's own
     if isinstance(twin.head, FusedLinear):
         twin.head.__class__ = FusedHead
         vars(twin.head).update(pdl=False, wide=widened(cast(nn.Parameter, twin.head.weight)))
-    shorten_lookups(twin)
     return twin
 
 
