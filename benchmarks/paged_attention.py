@@ -28,7 +28,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime.errors import OutOfResources
 
+from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.kernels.attention_work import Launch, Work, launches
+from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
 
@@ -40,18 +42,20 @@ PROCESSORS = 132
 
 @dataclass(frozen=True)
 class Shape:
-    """Attention of a model: key heads, query heads that share one, and their width."""
+    """Attention of a model: key heads, query heads that share one, their width, and whether positions rotate them."""
 
     name: str
     kv_heads: int
     group: int
     head_dim: int
+    rotates: bool = True
 
     def bytes_of(self, positions: int) -> int:
         return 2 * positions * self.kv_heads * self.head_dim * 2
 
 
 SHAPES = (
+    Shape("gpt2-124m", 12, 1, 64, rotates=False),
     Shape("qwen3-0.6b", 8, 2, 128),
     Shape("llama-3.2-1b", 8, 4, 64),
     Shape("llama-3.1-8b", 8, 4, 128),
@@ -62,7 +66,10 @@ SHAPES = (
 
 
 class Step:
-    """Spans of `counts` new tokens, `lengths` long with them, over as many layers as the cache must not hold."""
+    """Spans of `counts` new tokens, `lengths` long with them, over as many layers as the cache must not hold.
+
+    As the engine runs them: where all are decodes and heads are narrow, attention turns and stores heads itself.
+    """
 
     pool: Tensor | None = None  # random keys and values that every step cuts its own from
 
@@ -79,13 +86,19 @@ class Step:
         shaped = (layers, pages, PAGE, shape.kv_heads, shape.head_dim)
         self.keys = Step.pool[:size].view(shaped)
         self.values = Step.pool[size : 2 * size].view(shaped)
-        self.tables = torch.zeros(len(lengths), -(-max(needed) // 16) * 16, dtype=torch.int32, device="cuda")
-        order = (torch.randperm(pages - 1, device="cuda") + 1).int().split(needed)
+        self.tables = torch.zeros(len(lengths), -(-max(needed) // 16) * 16, dtype=torch.int64, device="cuda")
+        order = (torch.randperm(pages - 1, device="cuda") + 1).split(needed)
         for slot, mine in enumerate(order):
             self.tables[slot, : len(mine)] = mine
         heads = shape.kv_heads * shape.group
         self.q = torch.randn(sum(counts), heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
+        self.turning: Turning | None = None
+        if max(counts) == 1 and shape.head_dim <= TURNING_WIDTH:
+            angles = torch.randn(max(lengths) + 1, shape.head_dim, device="cuda") if shape.rotates else None
+            self.turning = Turning(angles, None, 0.0)
+            width = (heads + 2 * shape.kv_heads) * shape.head_dim
+            self.q = torch.randn(len(counts), width, device="cuda", dtype=torch.bfloat16)
         ends = torch.tensor([0, *counts]).cumsum(0)
         self.numbers = [
             torch.tensor(part, dtype=torch.int32, device="cuda")
@@ -117,7 +130,7 @@ class Step:
             for work in works:
                 paged_attention(
                     self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
-                    scale=self.shape.head_dim**-0.5,
+                    scale=self.shape.head_dim**-0.5, turning=self.turning,
                 )  # fmt: skip
 
         return microseconds(layer, len(self.keys))

@@ -9,7 +9,7 @@ from gradus.attention.reference import attend_causal
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.engine.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.kernels.fuse import TWINS, fused
+from gradus.kernels.fuse import TWINS, FusedHead, fused
 from gradus.models import SHAPES, Model, create_model, randomize
 from phases.p04_paged_cache.engine import paged_engine
 from tests.phases.conftest import FAMILIES
@@ -83,7 +83,8 @@ def test_a_view_shares_every_weight_and_leaves_the_model_as_it_was(shape):
     kinds = [type(part) for part in model.modules()]
     view = fused(model)
     assert [type(part) for part in model.modules()] == kinds
-    assert [type(part) for part in view.modules()] == [TWINS.get(kind, kind) for kind in kinds]
+    twins = [FusedHead if part is model.head else TWINS.get(type(part), type(part)) for part in model.modules()]
+    assert [type(part) for part in view.modules()] == twins
     tensors = [[*each.parameters(), *each.buffers()] for each in (view, model)]
     assert all(mine is theirs for mine, theirs in zip(*tensors, strict=True))
     assert all(layer.qkv is not twin.qkv for layer, twin in zip(model.layers, view.layers, strict=True))

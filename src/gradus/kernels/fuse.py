@@ -32,8 +32,8 @@ from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 
 # With one row, every program of a product can normalize the row for itself. Up to this width that takes less time than
-# a launch of its own, and beyond it more (measured on an H200).
-NORM_WITHIN = 1024
+# a launch of its own, where launches start early, and beyond it more (measured on an H200).
+NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 
 

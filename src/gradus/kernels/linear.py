@@ -61,8 +61,8 @@ def fused_gemv(
 ) -> Tensor:
     """One row, [1, K]: activation(norm(x) weightᵀ + bias) in one launch; gated: activation(gate) * up, [1, N / 2].
 
-    Every program normalizes x for itself. That beats a launch of its own up to a hidden size of 1024 (GPT-2,
-    Qwen3-0.6B), and loses from 2048 on (the steps in benchmarks/fused_kernels.json). pdl: see `overlap`.
+    Every program normalizes x for itself. That beats a launch of its own up to a hidden size of 2048 (Llama-3.2-1B),
+    and loses from 4096 on (the steps in benchmarks/fused_kernels.json). pdl: see `overlap`.
     """
     n, k = weight.shape
     launch = GEMV[_nearest(n, k)]
