@@ -4,6 +4,8 @@ test_paged_attention.py runs this in a process of its own: whether Triton interp
 Tiny on purpose, for a program takes the interpreter tens of milliseconds.
 """
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -84,6 +86,14 @@ def test_every_visible_key_is_in_exactly_one_item_of_its_tile(window):
         if len(parts) > 1:
             places += [partial + split for _, _, split, _, partial in parts]
     assert len(set(places)) == len(places) > 0 and max(places) < 2 * work.aim
+
+
+@pytest.mark.parametrize("length, splits", [(64, 4), (1024, 4), (2048, 4), (4096, 8), (9000, 16)])
+def test_a_lone_tile_is_split_more_once_its_splits_are_long(length, splits):
+    work = Step([(1, length)], heads=1).work(Launch(rows=16, keys=16, warps=4, stages=2, programs=16, alone=4))
+    shares = [(low, high) for _, tokens, _, _, low, high, *_ in work.items.tolist() if tokens]
+    assert len(shares) == splits and shares[-1][1] == length
+    assert all(end == low for (_, end), (low, _) in pairwise(shares))
 
 
 def test_the_backend_attends_as_the_torch_backend_does():

@@ -69,15 +69,15 @@ def test_a_prompt_compiled_for_an_h200_uses_its_matrix_units_and_fits(head_dim, 
     assert found.spilled <= spilled and found.shared <= SHARED_LIMIT
 
 
-def test_a_tile_alone_is_split_less_than_many_are():
+def test_few_tiles_are_split_less_than_many_are():
     launch = launches(128, torch.bfloat16, 2, processors=132)[0]
-    assert [launch.aim(8, tiles) for tiles in (1, 2, 4, 64)] == [16, 33, 66, 66]
-    assert launch.aim(8) == 66 and launch.aim(1000, 1) == 1
+    assert [launch.few(8, tiles) for tiles in (1, 2, 4, 64)] == [16, 33, 66, 66]
+    assert launch.aim(8) == 66 and launch.aim(1000) == launch.few(1000, 1) == 1
 
 
 def test_planning_a_step_compiles_for_an_h200_without_spilling():
     tensors = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
-    numbers = ("spans", "fewest", "most", "entries", "aim", "tile_tokens", "step")
+    numbers = ("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step")
     found = compile_for_h200(
         attention_work._lay_out, tensors | dict.fromkeys(numbers, "i32"), {"WINDOW": 512, "SPANS": 256}, num_warps=8
     )

@@ -10,6 +10,9 @@ with. The grid is sized by padded shapes alone: whatever the lengths are, there 
 And the lengths are read where they are, on the GPU: the host never waits for them. An equal share for everybody, not a
 fixed number of splits, is what keeps one long sequence among short ones from running alone at the end.
 
+A chunk may be longer than that, and is where tiles are few: every split leaves a partial result that somebody has to
+add up, so a lone tile is split among fewer programs until each of them has LONG keys.
+
 An item is nine numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
 split, splits, partial). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it
 attends to the keys low … high - 1 of the block table of `slot`. It is number `split` of `splits` that share the tile,
@@ -28,6 +31,7 @@ from triton.language import constexpr, tensor
 
 ITEM = constexpr(9)  # numbers
 ENTRIES = constexpr(16)  # items that one program of the planning kernel writes
+LONG = constexpr(512)  # keys: beyond, more splits are worth adding up
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Launch:
     """How a launch is shaped: measured (see `launches`), not derived.
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at; for each tile
-    no more than `alone`, since every split leaves a partial result to add up.
+    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at; `alone`: of each
+    tile, as long as none of them gets more than LONG keys.
     """
 
     rows: int
@@ -46,13 +50,13 @@ class Launch:
     programs: int
     alone: int
 
-    def aim(self, kv_heads: int, tiles: int | None = None) -> int:
-        """Items that the splitting of so many tiles (None: of any number) aims at, at most.
+    def aim(self, kv_heads: int) -> int:
+        """Items that the splitting aims at, over all sequences: each is a program for each key head."""
+        return max(1, self.programs // kv_heads)
 
-        Over all sequences; each item is a program for each key head.
-        """
-        programs = self.programs if tiles is None else min(self.programs, tiles * self.alone)
-        return max(1, programs // kv_heads)
+    def few(self, kv_heads: int, tiles: int) -> int:
+        """Items that it aims at where chunks are short."""
+        return max(1, min(self.programs, tiles * self.alone) // kv_heads)
 
 
 def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 132) -> tuple[Launch, ...]:
@@ -96,7 +100,7 @@ class Work:
     ) -> None:
         self.launch, self.window = launch, window
         self.tile_tokens = launch.rows // group
-        self.aim = launch.aim(kv_heads, tiles)
+        self.aim, self.few = launch.aim(kv_heads), launch.few(kv_heads, tiles)
         self.longest = self.tile_tokens
         self.items = torch.zeros(tiles + self.aim, ITEM.value, dtype=torch.int32, device=device)
 
@@ -108,8 +112,8 @@ class Work:
         """
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
-            self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.tile_tokens,
-            self.launch.keys,
+            self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.few,
+            self.tile_tokens, self.launch.keys,
             WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans), num_warps=8,
         )  # fmt: skip
 
@@ -122,10 +126,10 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
     return tiles, keys
 
 
-@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "tile_tokens", "step"])
+@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step"])
 def _lay_out(
     items: tensor, slots: tensor, query_start: tensor, lengths: tensor,
-    spans: int, fewest: int, most: int, entries: int, aim: int, tile_tokens: int, step: int,
+    spans: int, fewest: int, most: int, entries: int, aim: int, few: int, tile_tokens: int, step: int,
     WINDOW: constexpr, SPANS: constexpr,
 ) -> None:  # fmt: skip
     """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
@@ -134,7 +138,9 @@ def _lay_out(
     count -= tl.load(query_start + span, mask=span < spans, other=0)
     length = tl.load(lengths + span, mask=span < spans, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
-    chunk = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * keys), aim), 1), step) * step
+    total = tl.sum(tiles * keys)
+    chunk = tl.maximum(tl.cdiv(total, aim), tl.minimum(tl.cdiv(total, few), LONG))
+    chunk = tl.cdiv(tl.maximum(chunk, 1), step) * step
     splits = tl.maximum(tl.cdiv(keys, chunk), 1)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)
