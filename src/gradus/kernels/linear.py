@@ -44,9 +44,7 @@ def linear(
         return skinny(x, weight, launch, bias=bias, residual=residual, pdl=pdl)
     if residual is None:
         return F.linear(x, weight, bias)
-    if (
-        bias is not None
-    ):  # cuBLAS adds one of the two on the way out, and a row to all rows is the slower sum of its own
+    if bias is not None:  # cuBLAS adds one on its way out: the bias, for torch is slow to add one row to many
         return residual.add_(F.linear(x, weight, bias))
     return residual.addmm_(x, weight.t())
 
