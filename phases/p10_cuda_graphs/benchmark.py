@@ -106,9 +106,10 @@ BENCHMARK = Benchmark(
                 "slowest first tokens are later than p09's "
                 "({random:llama-3.2-1b, bfloat16: arrivals/16/s/p10/ttft_ms_p99} against "
                 "{random:llama-3.2-1b, bfloat16: arrivals/16/s/p09/ttft_ms_p99} ms), for a newcomer may wait for one "
-                "more step, launched ahead; Qwen3's are not, whose steps in p09 wait for the host. Padding costs little: nine sequences, which run as twelve, take "
-                "{padding/9/p10/itl_ms} ms between tokens where eight take {batch/8/p10/itl_ms}, and sixty-five, as "
-                "seventy-two, {padding/65/p10/itl_ms} where sixty-four take {batch/64/p10/itl_ms}."
+                "more step, launched ahead; Qwen3's are not, whose steps in p09 wait for the host. Padding costs "
+                "little: nine sequences, which run as twelve, take {padding/9/p10/itl_ms} ms between tokens where "
+                "eight take {batch/8/p10/itl_ms}, and sixty-five, as seventy-two, {padding/65/p10/itl_ms} where "
+                "sixty-four take {batch/64/p10/itl_ms}."
             ),
         ),
     },

@@ -24,7 +24,7 @@ from gradus.engine.plan import Plan, Result
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import Output, SpanResult
 
-RAW_REQUESTS = 16  # a sample keeps each request's times up to this many; beyond, the distributions must do
+RAW_REQUESTS = 8  # a sample keeps each request's times up to this many; beyond, the distributions must do
 
 
 class ContenderFailed(RuntimeError):
