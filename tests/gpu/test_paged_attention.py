@@ -15,7 +15,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.options import EngineOptions
 from gradus.engine.runner import ModelRunner
 from gradus.engine.sampler import Sampler
-from gradus.kernels.attention_work import launches
+from gradus.kernels.attention_launch import launches
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.paged_attention_reference import paged_attention_reference
 from gradus.kernels.split_attention import Partials

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradus.kernels.attention_work import Launch, Work
+from gradus.kernels.attention_launch import Launch
+from gradus.kernels.attention_work import Work
 from gradus.kernels.decode_inputs import places_reference
 from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention

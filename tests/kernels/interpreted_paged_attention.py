@@ -16,7 +16,7 @@ from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
 from gradus.engine.runner import lay_out
 from gradus.kernels import paged_attention
-from gradus.kernels.attention_work import Launch
+from gradus.kernels.attention_launch import Launch
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 

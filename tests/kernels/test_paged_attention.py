@@ -10,7 +10,7 @@ import torch
 import triton
 
 from gradus.kernels import attention_work, paged_attention
-from gradus.kernels.attention_work import launches
+from gradus.kernels.attention_launch import Launch, launches
 from tests.kernels.sm90 import SHARED_LIMIT, compile_for_h200
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ def test_the_kernels_are_right_when_interpreted():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def compiled(head_dim: int, group: int, launch: attention_work.Launch, tokens: int, turns: bool = False):
+def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool = False):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
     shape = paged_attention.constants(
         launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False

@@ -15,7 +15,8 @@ from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.engine.batch import Batch
 from gradus.engine.transfer import upload
-from gradus.kernels.attention_work import Launch, Work, launches
+from gradus.kernels.attention_launch import Launch, launches
+from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials

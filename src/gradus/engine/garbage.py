@@ -5,7 +5,7 @@ a server's processor: in the middle of decodes that take five, the GPU runs dry 
 an engine has been built stays as long as the process, so it need not be looked through again.
 
 And it looks through whatever is young when 700 objects more were made than let go of. A step of 256 decodes makes a
-thousand, which go when it is committed: looked at in every step, for nothing, they cost the host a fifth of its time.
+thousand, which go when it is committed: they would be looked at in every step, for nothing.
 """
 
 import gc

@@ -26,7 +26,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.attention_work import ITEM, Launch, Work
+from gradus.kernels.attention_launch import Launch
+from gradus.kernels.attention_work import ITEM, Work
 from gradus.kernels.new_token import Turning, loaded, taken_in, turned
 from gradus.kernels.online_softmax import sweep
 from gradus.kernels.overlap import let_next_start, wait_for_previous

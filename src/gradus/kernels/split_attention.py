@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from gradus.kernels.attention_work import Launch
+from gradus.kernels.attention_launch import Launch
 
 
 class Partials:
