@@ -1,4 +1,4 @@
-"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs there are to be."""
+"""How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs we want."""
 
 from dataclasses import dataclass
 
