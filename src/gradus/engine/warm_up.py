@@ -12,7 +12,7 @@ from gradus.engine.batch import Batch
 from gradus.engine.kernel_sampler import KernelSampler
 from gradus.models import Model
 
-LARGEST_TILE = 128  # tokens
+LARGEST_TILE = 256  # tokens
 
 
 @torch.inference_mode()
