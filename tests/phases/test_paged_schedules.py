@@ -240,7 +240,7 @@ def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(p
     engine.submit(asked["first"])
     engine.submit(asked["second"])
     plan = engine.scheduler.schedule()
-    mapped = {page for span in plan.spans for page in span.pages[0]}
+    mapped = {page for span in plan.spans for page in span.pages.pages[0]}
     record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
     freed = mapped & set(engine.scheduler.cache.pool.free)
     assert len(freed) == 3, "the three shared pages were computed twice, so one copy of each is free"
@@ -248,7 +248,9 @@ def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(p
     taken: set[int] = set()
     while engine.has_work:
         plan = engine.scheduler.schedule()
-        taken |= {page for s in plan.spans if s.sequence.request.id == "newcomer" and s.pages for page in s.pages[0]}
+        taken |= {
+            page for s in plan.spans if s.sequence.request.id == "newcomer" and s.pages for page in s.pages.pages[0]
+        }
         record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
         engine.scheduler.check()
     assert taken & freed, "the newcomer should have got freed pages: the case is not the one that is meant"

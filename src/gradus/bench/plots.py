@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-STYLE = 1  # changes when the drawing does, so that every figure counts as stale
+STYLE = 2  # changes when the drawing does, so that every figure counts as stale
 GREY = "#747c84"
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
 MARKERS = "osD^vP*X"
@@ -141,6 +142,8 @@ def _draw_lines(axes: "Axes", picture: Picture) -> None:
     labels = [textwrap.fill(label, 14) if named else label for _, label in picture.labels]
     axes.set_xticks([x for x, _ in picture.labels], labels)
     axes.minorticks_off()
+    if axes.get_yscale() == "log":
+        _label_within_decades(axes.yaxis, axes.get_ylim())
     axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
@@ -170,8 +173,18 @@ def _draw_levels(axes: "Axes", picture: Picture) -> None:
     if picture.scale == "log":
         axes.set_xscale("log")
     axes.minorticks_off()
+    if picture.scale == "log":
+        _label_within_decades(axes.xaxis, axes.get_xlim())
     axes.xaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
+
+
+def _label_within_decades(axis: "Axis", limits: tuple[float, float]) -> None:
+    """Where a log axis has few powers of ten on it, label 2 and 5 times each as well: one label says no scale."""
+    from matplotlib.ticker import LogLocator
+
+    if limits[1] < 100 * limits[0]:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _plain(value: float, _: object) -> str:
