@@ -24,3 +24,14 @@ def test_what_is_there_is_spared_until_another_engine_is_built():
         assert kept() is None
     finally:
         gc.unfreeze()
+
+
+def test_a_step_of_256_decodes_is_committed_before_the_young_are_looked_through():
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 10, 10)
+        spare_what_stays()
+        assert gc.get_threshold()[0] > 4 * 256, "a span, a result, its tokens and an output each"
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -142,8 +142,7 @@ def _draw_lines(axes: "Axes", picture: Picture) -> None:
     labels = [textwrap.fill(label, 14) if named else label for _, label in picture.labels]
     axes.set_xticks([x for x, _ in picture.labels], labels)
     axes.minorticks_off()
-    if axes.get_yscale() == "log":
-        _label_within_decades(axes.yaxis, axes.get_ylim())
+    _label_within_decades(axes.yaxis)
     axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
@@ -173,17 +172,17 @@ def _draw_levels(axes: "Axes", picture: Picture) -> None:
     if picture.scale == "log":
         axes.set_xscale("log")
     axes.minorticks_off()
-    if picture.scale == "log":
-        _label_within_decades(axes.xaxis, axes.get_xlim())
+    _label_within_decades(axes.xaxis)
     axes.xaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
 
 
-def _label_within_decades(axis: "Axis", limits: tuple[float, float]) -> None:
+def _label_within_decades(axis: "Axis") -> None:
     """Where a log axis has few powers of ten on it, label 2 and 5 times each as well: one label says no scale."""
     from matplotlib.ticker import LogLocator
 
-    if limits[1] < 100 * limits[0]:
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high < 100 * low:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 

@@ -41,12 +41,16 @@ class Resident:
     publish_at: int
     told: int = 0
 
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to tell."""
+        return self.told < len(self.tables[0])
+
     def change(self) -> TableChange | None:
         """What is new in the block tables since this was last asked; None if nothing is."""
-        kept, length = self.told, len(self.tables[0])
-        if kept == length:
+        if not self.changed:
             return None
-        self.told = length
+        kept, self.told = self.told, len(self.tables[0])
         return TableChange(kept, tuple([tuple(table[kept:]) for table in self.tables]))
 
 

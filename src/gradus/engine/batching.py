@@ -342,7 +342,7 @@ class PagedBatching(Scheduler):
             return  # preempted while the step was under way
         self.cache.index_pages(sequence.resident, sequence.tokens, end)
         sequence.full = (end // self._publish_every + 1) * self._publish_every - 1
-        if sequence.resident.told < len(sequence.resident.tables[0]):
+        if sequence.resident.changed:
             sequence.room = 0  # a page was swapped: its next plan tells
 
     # -- endings -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Python's garbage collector, kept from pausing the engine.
 
-Now and then it looks through everything that lives. With torch loaded, and all it brings along, that is some 75 ms on
-a server's processor: in the middle of decodes that take five, the GPU runs dry and everybody waits. What is there when
-an engine has been built stays as long as the process, so it need not be looked through again.
+Now and then it looks through everything that lives. With torch loaded, and all it brings along, that takes longer than
+a dozen decodes: the GPU runs dry and everybody waits. What is there when an engine has been built stays as long as the
+process, so it need not be looked through again.
 
 And it looks through whatever is young when 700 objects more were made than let go of. A step of 256 decodes makes a
 thousand, which go when it is committed: they would be looked at in every step, for nothing.

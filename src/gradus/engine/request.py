@@ -199,7 +199,7 @@ def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
         raise RequestError(
             "prompt must have at least 1 token, got an empty one", param="prompt", limit="at least 1 token", got=0
         )
-    # all at once: one by one, a crowd of long prompts takes longer than its first step; who is wrong is asked later
+    # all at once, in a fraction of the time; one by one only to say which of them is wrong
     if set(map(type, tokens)) != {int} or min(tokens) < 0 or max(tokens) >= limits.vocab_size:
         for token in tokens:
             _whole("prompt", token, 0, limits.vocab_size - 1, noun="token ids")

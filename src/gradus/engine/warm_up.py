@@ -12,14 +12,12 @@ from gradus.engine.batch import Batch
 from gradus.engine.kernel_sampler import KernelSampler
 from gradus.models import Model
 
-LARGEST_TILE = 256  # tokens
-
 
 @torch.inference_mode()
 def warm_up(model: Model, attention: GraphPagedAttention, sampler: KernelSampler, *, nobody: int, most: int) -> None:
     """Run a prompt of each kind of length up to `most` tokens in the slot `nobody`, whose pages are page 0."""
-    device = model.device
-    lengths = {1 << power for power in range(1, LARGEST_TILE.bit_length())} | {2 * LARGEST_TILE, most}
+    device, largest = model.device, attention.launches[-1].rows  # no tile has more tokens than rows
+    lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
     for count in sorted(length for length in lengths if length <= most):
         batch = Batch(
             token_ids=torch.zeros(count, dtype=torch.int64, device=device),

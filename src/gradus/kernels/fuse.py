@@ -41,7 +41,7 @@ def fused(model: Model, *, pdl: bool = False) -> Model:
     """The view, for a model on a CUDA GPU. Its attention backend must be one that kernels can write to.
 
     pdl: each launch starts while the one before it drains (see `overlap`). Not the head's: it has so many programs that
-    each one's wait costs more than the start saves (Qwen3-0.6B's step: 5 %).
+    each one's wait costs more than the start saves.
     """
     twin = cast(Model, _twin(model, pdl))
     shorten_lookups(twin)  # first: until then, where Python looks first, the parts are the model's own
@@ -101,7 +101,7 @@ class FusedLinear(Linear):
 
 
 class FusedHead(FusedLinear):
-    """Its rows of logits begin at multiples of 16 bytes, which GPT-2's 50257 do not: cuBLAS takes six times as long."""
+    """Its rows of logits begin at multiples of 16 bytes, which GPT-2's 50257 do not: cuBLAS takes far longer."""
 
     wide: Tensor
 
