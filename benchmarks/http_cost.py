@@ -32,7 +32,7 @@ from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.workloads import Arrival, burst
 
 if TYPE_CHECKING:  # the clients import this file: without torch they are there at once
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
 SIDES = ("python", "http")
 COLUMNS = ("output_tok_s", "requests_s", "ttft_ms", "ttft_ms_p99", "itl_ms", "itl_ms_p99")
@@ -282,8 +282,8 @@ def compare(options: argparse.Namespace, llm: "LLM", loads: Sequence[Load], sett
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All of it, as JSON."""
     from gradus.bench.fingerprint import commit, fingerprint
-    from gradus.engine.llm import LLM
     from gradus.models.precision import resolve_device
+    from gradus.text.llm import LLM
 
     device = resolve_device(options.device)
     streams = options.streams or STREAMS[device.type]

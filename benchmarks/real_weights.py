@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from gradus import phases
+from gradus.assembly.final import EngineConfig, build
 from gradus.attention.reference import attend_causal
 from gradus.bench.fingerprint import commit, hardware_name
 from gradus.bench.statistics import significant
-from gradus.engine.build import EngineConfig, build
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.loading import Checkpoint, load_model, open_checkpoint
 from gradus.models import Model

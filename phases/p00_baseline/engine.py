@@ -1,10 +1,10 @@
 """p00, the baseline: one sequence at a time, and everything computed again for every token."""
 
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
-from gradus.engine.runner import ModelRunner
-from gradus.engine.sampler import Sampler
+from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from gradus.sampling.sampler import Sampler
 from phases.p00_baseline.no_cache import NoCache, Recompute
 from phases.p00_baseline.scheduler import OneAtATime
 

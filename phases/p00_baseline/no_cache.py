@@ -4,8 +4,8 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
+from gradus.attention.batch import Batch
 from gradus.attention.reference import attend_causal
-from gradus.engine.batch import Batch
 from gradus.models import ModelConfig
 
 

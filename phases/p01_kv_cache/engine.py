@@ -1,10 +1,10 @@
 """p01: p00 with a key-value cache. The loop, the model, the runner and even the scheduler stay as they are."""
 
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
-from gradus.engine.runner import ModelRunner
-from gradus.engine.sampler import Sampler
+from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from gradus.sampling.sampler import Sampler
 from phases.p00_baseline.scheduler import OneAtATime
 from phases.p01_kv_cache.contiguous import Contiguous, ContiguousAttention
 

@@ -1,9 +1,9 @@
 """p02: several sequences a step, as one padded rectangle."""
 
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
-from gradus.engine.sampler import Sampler
 from gradus.models import Model
+from gradus.sampling.sampler import Sampler
 from phases.p02_static_batching.padded import PaddedAttention, PaddedRunner
 from phases.p02_static_batching.scheduler import StaticBatching
 from phases.p02_static_batching.slots import Slots, SlotTensors

@@ -8,10 +8,10 @@ before the last of their batch.
 import torch
 from torch import Tensor
 
+from gradus.attention.batch import Batch
 from gradus.attention.reference import attend_masked
-from gradus.engine.batch import Batch
 from gradus.engine.plan import Plan
-from gradus.engine.runner import ModelRunner, lay_out
+from gradus.execution.runner import ModelRunner, lay_out
 from gradus.models import ModelConfig
 from phases.p02_static_batching.slots import SlotTensors
 

@@ -1,10 +1,10 @@
 """p03: the batch is chosen anew at every step. No padding: the runner of p00 and p01 is back."""
 
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
-from gradus.engine.runner import ModelRunner
-from gradus.engine.sampler import Sampler
+from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from gradus.sampling.sampler import Sampler
 from phases.p02_static_batching.slots import Slots, SlotTensors
 from phases.p03_continuous_batching.mixed import MixedAttention
 from phases.p03_continuous_batching.scheduler import ContinuousBatching

@@ -8,8 +8,8 @@ a column of slots with a gap where no slot decodes.
 import torch
 from torch import Tensor
 
+from gradus.attention.batch import Batch
 from gradus.attention.reference import attend_causal, attend_masked
-from gradus.engine.batch import Batch
 from gradus.models import ModelConfig
 from phases.p02_static_batching.padded import visible
 from phases.p02_static_batching.slots import SlotTensors

@@ -5,12 +5,12 @@ from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
-from gradus.engine.batching import PagedBatching
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
-from gradus.engine.runner import ModelRunner
-from gradus.engine.sampler import Sampler
+from gradus.execution.runner import ModelRunner
 from gradus.models import Model
+from gradus.sampling.sampler import Sampler
+from gradus.scheduling.batching import PagedBatching
 
 USES = frozenset({"page_size", "cache_tokens", "policy"})  # the optional settings that this phase heeds
 

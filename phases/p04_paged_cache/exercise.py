@@ -36,7 +36,7 @@ GROWTH = Exercise(
 )
 
 PRESSURE = Exercise(
-    file="src/gradus/engine/batching.py",
+    file="src/gradus/scheduling/batching.py",
     functions={
         "PagedBatching.make_room": (
             "`self.cache.reserve` says whether there was room. If not, somebody must go: whose loss can never come "
@@ -69,7 +69,7 @@ PRESSURE = Exercise(
     "grow; who grows takes the pages of whoever came last, who goes back to the queue and is computed again. See to it "
     "that nobody runs on pages that are somebody else's, that nobody is lost, and that somebody always gets to the "
     "end.",
-    tests=("tests/engine/test_batching.py",),
+    tests=("tests/scheduling/test_batching.py",),
 )
 
 EXERCISES = (GROWTH, PRESSURE)

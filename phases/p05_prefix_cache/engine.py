@@ -1,8 +1,8 @@
 """p05: p04 with an index of what its pages hold. A prompt starts where an earlier one that began alike is stored."""
 
 from gradus.cache.radix import PrefixIndex
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.models import Model
 from phases.p04_paged_cache.engine import USES, paged_engine
 

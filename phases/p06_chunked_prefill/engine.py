@@ -1,8 +1,8 @@
 """p06: p05 with a budget of tokens a step. Decodes come first, and a long prompt takes what they leave, in chunks."""
 
 from gradus.cache.radix import PrefixIndex
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.models import Model
 from phases.p04_paged_cache.engine import paged_engine
 

@@ -3,7 +3,7 @@
 from gradus.course import Exercise
 
 EXERCISE = Exercise(
-    file="src/gradus/engine/batching.py",
+    file="src/gradus/scheduling/batching.py",
     functions={
         "PagedBatching.schedule": (
             "A step has three rounds, and each gets what the one before left of the budget. Whose tokens must no "
@@ -32,5 +32,5 @@ EXERCISE = Exercise(
     text="Give every step a budget of tokens, and spend it in the right order. `schedule` fills the step round by "
     "round; `place` cuts the next chunk off a prompt, or off a newcomer's. With a budget of None both are "
     "p04's: a prompt is one span.",
-    tests=("tests/engine/test_batching.py",),
+    tests=("tests/scheduling/test_batching.py",),
 )

@@ -3,8 +3,8 @@
 import logging
 
 from gradus.cache.radix import PrefixIndex
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.kernels import missing
 from gradus.models import Model
 from phases.p04_paged_cache.engine import paged_engine

@@ -1,9 +1,9 @@
 """p10: p09 without waits. Steps of decodes are replayed from CUDA graphs, and planned while the one before runs."""
 
-from gradus.engine.build import EngineConfig
-from gradus.engine.build import build as compose
+from gradus.assembly.final import EngineConfig
+from gradus.assembly.final import build as compose
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.models import Model
 from phases.p06_chunked_prefill.engine import USES
 

@@ -32,11 +32,11 @@ LOOP = Exercise(
     text="Turn the loop one step ahead of what is known. `step` launches a plan before the one before it has been "
     "looked at; with `lag` 0 it is the loop that you know since p00. Nothing may be lost at the end: a step that was "
     "launched is waited for once, in its turn.",
-    tests=("tests/engine/test_overlap.py",),
+    tests=("tests/scheduling/test_overlap.py",),
 )
 
 AHEAD = Exercise(
-    file="src/gradus/engine/batching.py",
+    file="src/gradus/scheduling/batching.py",
     functions={
         "PagedBatching.decode": (
             "A decode needs a length, pages, and a slot. Which length is it, if a step under way is going to make the "
@@ -69,11 +69,11 @@ AHEAD = Exercise(
     text="Plan with tokens that nobody has seen, and deal with what is seen late. `decode` plans a step from lengths "
     "alone; `commit` records a step in whose meantime a sequence may have stopped, been cancelled or been sent back. "
     "No token after a stop may reach anybody.",
-    tests=("tests/engine/test_overlap.py", "tests/engine/test_batching.py"),
+    tests=("tests/scheduling/test_overlap.py", "tests/scheduling/test_batching.py"),
 )
 
 DEVICE = Exercise(
-    file="src/gradus/engine/runner.py",
+    file="src/gradus/execution/runner.py",
     functions={
         "LatestTokens.record": (
             "The i-th token was sampled in slots[i]. Slots come in any order, and most of the table belongs to others.",

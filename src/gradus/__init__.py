@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from gradus.errors import CapacityError, CheckpointError, ConfigError, GradusError, RequestError
 
 if TYPE_CHECKING:
-    from gradus.engine.completion import Completion as Completion
-    from gradus.engine.completion import Delta as Delta
-    from gradus.engine.llm import LLM as LLM
     from gradus.engine.request import SamplingParams as SamplingParams
     from gradus.engine.request import SchedulingParams as SchedulingParams
+    from gradus.text.completion import Completion as Completion
+    from gradus.text.completion import Delta as Delta
+    from gradus.text.llm import LLM as LLM
 
 __version__ = "0.1.0"
 
@@ -32,11 +32,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "LLM": "gradus.engine.llm",
+    "LLM": "gradus.text.llm",
     "SamplingParams": "gradus.engine.request",
     "SchedulingParams": "gradus.engine.request",
-    "Completion": "gradus.engine.completion",
-    "Delta": "gradus.engine.completion",
+    "Completion": "gradus.text.completion",
+    "Delta": "gradus.text.completion",
 }
 
 

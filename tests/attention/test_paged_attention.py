@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradus.attention.batch import Batch
 from gradus.attention.gathered import GatheredDecodes
 from gradus.attention.paged import PagedAttention
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
 from gradus.cache import TableChange
-from gradus.engine.batch import Batch
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 from tests.phases.conftest import FAMILIES, NaiveAttention

@@ -13,7 +13,7 @@ from gradus.bench.declaration import FINAL, SWITCHES
 from gradus.bench.prediction import continuous
 from gradus.bench.suites import ABLATION, LADDER, MATRIX, cache_for
 from gradus.bench.workloads import burst
-from gradus.engine.options import SWITCHES as ENGINE_SWITCHES
+from gradus.config.options import SWITCHES as ENGINE_SWITCHES
 from gradus.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

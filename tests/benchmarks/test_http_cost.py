@@ -70,7 +70,7 @@ def test_a_request_says_how_long_it_is():
 
 
 def test_through_python_a_stream_asks_again_when_its_answer_is_complete():
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=4, context_length=16)
     found = through_python(llm, LOAD, LOAD.prompts(llm.config.vocab_size, seed=1))

@@ -6,7 +6,7 @@ import torch
 from benchmarks import real_weights
 from benchmarks.real_weights import CLOSE_CALL, Parting, Verdict, continuations, judge, partings, prompts_of
 from gradus import phases
-from gradus.engine.options import EngineOptions
+from gradus.config.options import EngineOptions
 from gradus.loading import open_checkpoint
 from gradus.models import create_model, randomize
 from gradus.models.shapes import SHAPES

@@ -132,7 +132,7 @@ def test_a_real_model_continues_a_story(gradus):
 
 @pytest.mark.parametrize(("arguments", "expected"), [([], 1), (["--n", "3"], 3)])
 def test_no_memory_is_taken_for_sequences_that_never_run(gradus, monkeypatch, arguments, expected):
-    from gradus.engine import llm
+    from gradus.text import llm
 
     class Asked(Exception):
         pass

@@ -56,7 +56,7 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
 # -- processes that need not import torch ------------------------------------------------------------------------------
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "pytest", "hypothesis", "gradus.models", "gradus.engine.sampler"])
+SERVER.set_forkserver_preload(["torch", "pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"])
 
 
 def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_) -> subprocess.CompletedProcess:

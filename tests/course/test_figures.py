@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.course import figures
 from gradus.course.drawing import MARGIN, WIDTH, Drawing
-from gradus.engine.options import EngineOptions
 from tests.course.conftest import ROOT
 from tests.phases.conftest import tiny_model
 from tests.phases.test_promises import LIMITS, SHAPE, ask, plans

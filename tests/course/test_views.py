@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.course.difference import NOT_PARTS, difference, parts
 from gradus.course.flat import flatten
 from gradus.course.reading import reading_order
-from gradus.engine.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
 from gradus.models import SHAPES, create_model, randomize

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradus import phases
-from gradus.engine.build import EngineConfig, build
-from gradus.engine.options import EngineOptions
+from gradus.assembly.final import EngineConfig, build
+from gradus.config.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams
 from tests.gpu.test_phases import model_on, requests
 from tests.phases.conftest import FAMILIES, limits_of

@@ -10,15 +10,15 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
-from gradus.engine.batching import PagedBatching
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
-from gradus.engine.runner import ModelRunner
-from gradus.engine.sampler import Sampler
+from gradus.execution.runner import ModelRunner
 from gradus.kernels.attention_launch import launches
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.paged_attention_reference import paged_attention_reference
 from gradus.kernels.split_attention import Partials
+from gradus.sampling.sampler import Sampler
+from gradus.scheduling.batching import PagedBatching
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.phases.conftest import FAMILIES, limits_of

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradus import phases
-from gradus.engine.options import EngineOptions
+from gradus.config.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams
 from gradus.models import Model, create_model, randomize
 from gradus.models.shapes import SHAPES

@@ -7,7 +7,7 @@ import torch
 
 from gradus.attention.reference import attend_causal
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.engine.options import EngineOptions
+from gradus.config.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.kernels.fuse import TWINS, FusedHead, fused
 from gradus.models import SHAPES, Model, create_model, randomize

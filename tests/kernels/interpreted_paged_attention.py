@@ -14,7 +14,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
-from gradus.engine.runner import lay_out
+from gradus.execution.runner import lay_out
 from gradus.kernels import paged_attention
 from gradus.kernels.attention_launch import Launch
 from gradus.models.shapes import SHAPES

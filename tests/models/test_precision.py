@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradus import phases
-from gradus.engine.options import EngineOptions
+from gradus.config.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
 from gradus.models import create_model, precision, randomize

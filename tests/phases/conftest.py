@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.models import Model, create_model, randomize
 from gradus.models.shapes import SHAPES

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus.engine.build import EngineConfig, build
+from gradus.assembly.final import EngineConfig, build
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from tests.phases.conftest import FAMILIES, limits_of, tiny_model

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.phases.conftest import FAMILIES, PHASES, build_engine, limits_of, tiny_model
 from tests.phases.drive import run, step

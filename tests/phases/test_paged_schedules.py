@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from tests.phases.conftest import FAMILIES, PHASES, build_engine, limits_of, tiny_model

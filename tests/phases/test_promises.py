@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult

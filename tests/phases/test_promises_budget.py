@@ -4,8 +4,8 @@ The scheduler is driven alone, with a stand-in for the model.
 """
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams
 from tests.phases.conftest import tiny_model

@@ -5,12 +5,12 @@ The engine's own loop turns here, over a stand-in for the device that writes dow
 
 import pytest
 
-from gradus.engine.batch import Batch
+from gradus.attention.batch import Batch
 from gradus.engine.engine import Engine
 from gradus.engine.plan import UNKNOWN, Plan, Span
 from gradus.engine.request import Request, SamplingParams
-from gradus.engine.runner import lay_out
 from gradus.engine.sequence import SpanResult
+from gradus.execution.runner import lay_out
 from tests.phases.test_promises import LIMITS, engine_of, since
 
 PROMPT = (5, 6, 7)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from gradus import phases
+from gradus.config.options import EngineOptions, Policy
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions, Policy
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.cache.memory import updated

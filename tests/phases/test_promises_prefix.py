@@ -6,8 +6,8 @@ The scheduler is driven alone, with a stand-in for the model; pages have 16 posi
 from collections.abc import Sequence
 
 from gradus import phases
+from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
-from gradus.engine.options import EngineOptions
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output

@@ -112,7 +112,7 @@ def serving():
 
 
 def tiny_llm(phase="p01"):
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
     return LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32")
 

@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from gradus.engine.completion import Completion, Delta
 from gradus.engine.engine import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Timings
+from gradus.text.completion import Completion, Delta
 
 
 @dataclass

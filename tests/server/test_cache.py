@@ -16,7 +16,7 @@ PROMPT = "The same forty characters for everybody."  # 40 tokens: 4 pages are hi
 
 
 def paged(**settings):
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
     return LLM("random:tiny-llama", phase="p06", device="cpu", dtype="float32", page_size=8, **settings)
 

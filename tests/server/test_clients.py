@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gradus.engine.completion import Delta
+from gradus.text.completion import Delta
 from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedLLM
 

@@ -11,7 +11,7 @@ from tests.server.test_cache import ok
 
 
 def final(**settings):
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
     return LLM("random:tiny-llama", device="cpu", dtype="float32", **settings)
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gradus.engine.request import SamplingParams
-from gradus.engine.transcript import Transcript
+from gradus.text.transcript import Transcript
 from tests.server.conftest import events, eventually, tiny_llm
 
 SAMPLED = {"temperature": 1.0, "seed": 7}

@@ -1,49 +1,6 @@
-"""The one seam between the model and everything that this project is about: how keys and values are kept and read."""
+"""How keys and values are kept and read: everything that changes from phase to phase and the model never sees.
 
-from typing import TYPE_CHECKING, Protocol
-
-from torch import Tensor
-
-from gradus.engine.batch import Batch
-
-if TYPE_CHECKING:
-    from gradus.kernels.new_token import Turning
-
-
-class Attention(Protocol):
-    """All that a model knows of it: hand over this step's queries, keys and values, get the attended values back."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store this step's keys and values of `layer`, then attend causally.
-
-        q: [N, Hq, Dh], k and v: [N, Hkv, Dh], row i being token i of the flat batch.
-        Returns [N, Hq, Dh]. Query head h reads key head h // (Hq // Hkv) (grouped-query attention).
-        """
-
-
-class PagesAttention(Attention, Protocol):
-    """`attend` in two halves, for a model that stores its keys and values itself, with a kernel that makes them.
-
-    turns: this step needs no first half. Each sequence has but one new token, and attention stores it itself.
-    """
-
-    turns: bool
-
-    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
-
-        Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch.
-        """
-
-    def attend_stored(self, layer: int, q: Tensor, turning: "Turning | None" = None) -> Tensor:
-        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh].
-
-        Or, with `turning`, the qkv product [N, (Hq + 2 Hkv) Dh] of a step that `turns`.
-        """
-
-
-class AttentionBackend(Attention, Protocol):
-    """Stores keys and values, and attends over them: everything that one phase changes and the model never sees."""
-
-    def prepare(self, batch: Batch) -> None:
-        """Set one step up: lengths, pages, masks. Called once a step, before the first layer."""
+Read backend.py first (what the runner asks of a backend), then reference.py (attention in plain torch), storage.py and
+paged.py (pages and block tables), decodes.py, gathered.py and sparse.py (decodes on any device), triton_paged.py and
+graph_paged.py (kernels on a GPU). batch.py is one step as the device sees it.
+"""

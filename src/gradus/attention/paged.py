@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradus.attention.batch import Batch
 from gradus.attention.decodes import Decodes, Visible
 from gradus.attention.gathered import GatheredDecodes
 from gradus.attention.reference import attend_causal
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
 from gradus.cache import TableChange
-from gradus.engine.batch import Batch
-from gradus.engine.transfer import upload
+from gradus.device.transfer import upload
 from gradus.models.config import ModelConfig
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradus.cache.groups import layer_groups
-from gradus.engine.transfer import upload
+from gradus.device.transfer import upload
 from gradus.models.config import ModelConfig
 
 

@@ -11,10 +11,10 @@ import torch
 import triton
 from torch import Tensor
 
+from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
-from gradus.engine.batch import Batch
-from gradus.engine.transfer import upload
+from gradus.device.transfer import upload
 from gradus.kernels.attention_launch import Launch, launches
 from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning
@@ -85,7 +85,7 @@ class TritonPagedAttention(PagedAttention):
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a kernel may store this step's keys and values itself: see `gradus.attention.PagesAttention`."""
+        """Where a kernel may store this step's keys and values itself: see `PagesAttention`."""
         group, index = self.storage.place(layer)
         return *self._pages[index], self.new_rows[group]
 

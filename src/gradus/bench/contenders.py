@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gradus import phases
+from gradus.assembly.garbage import spare_what_stays
 from gradus.bench.declaration import PEERS, switched
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive
 from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
@@ -14,11 +15,10 @@ from gradus.bench.peers import Transformers
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
 from gradus.cache.paged import PagedCache
+from gradus.config.phase_options import options_for, used_by
 from gradus.engine.engine import Engine
-from gradus.engine.garbage import spare_what_stays
-from gradus.engine.memory import free_memory
-from gradus.engine.phase_options import options_for, used_by
 from gradus.engine.request import ModelLimits
+from gradus.execution.memory import free_memory
 from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
 from gradus.models import Model, kv_bytes_per_token
 from gradus.models.precision import Precision, resolve_device, resolve_precision
@@ -78,7 +78,7 @@ class Workbench:
         options = options_for(phase, limits, room.batch, **heeded)
         if not off:
             return phases.load(phase).build(self.model, options)
-        from gradus.engine.build import EngineConfig, build  # here, since only these contenders need it
+        from gradus.assembly.final import EngineConfig, build  # here, since only these contenders need it
 
         return build(self.model, EngineConfig.of(options, **dict.fromkeys(off, False)))
 

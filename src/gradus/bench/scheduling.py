@@ -10,7 +10,7 @@ from gradus.bench import results, simulation
 from gradus.bench.metrics import shown
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import SEED
-from gradus.engine.options import POLICIES, Policy
+from gradus.config.options import POLICIES, Policy
 from gradus.errors import ConfigError
 
 NAME = "scheduler"

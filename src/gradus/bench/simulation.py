@@ -21,13 +21,13 @@ from gradus.bench.statistics import distribution, significant
 from gradus.bench.workloads import SEED, Workload, shared_prefix
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
-from gradus.engine.batching import PagedBatching
-from gradus.engine.options import DEFAULT_PAGE_SIZE, Policy
+from gradus.config.options import DEFAULT_PAGE_SIZE, Policy
 from gradus.engine.plan import Plan
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
+from gradus.scheduling.batching import PagedBatching
 
 SHAPE = "llama-3.1-8b"
 H200 = Machine(bandwidth=4.8e12, rate=989e12)

@@ -11,12 +11,12 @@ from typer import Option
 
 from gradus.cli import options, terminal
 from gradus.cli.engine import open_llm
-from gradus.engine.completion import Completion
 from gradus.engine.request import SamplingParams
 from gradus.errors import RequestError
+from gradus.text.completion import Completion
 
 if TYPE_CHECKING:
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
 DEFAULT = SamplingParams()
 COMMANDS = "/reset forgets the conversation, /quit leaves, Ctrl-C cancels the current answer"

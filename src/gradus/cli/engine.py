@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
 
 def open_llm(
@@ -19,7 +19,7 @@ def open_llm(
 ) -> "LLM":
     """max_sequences: what the command will run at once; a cache for more would be memory for nothing."""
     from gradus.cli.progress import Bars
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
     with Bars() as progress:
         return LLM(

@@ -7,12 +7,12 @@ from typer import Argument, Option
 
 from gradus.cli import options, terminal
 from gradus.cli.engine import open_llm
-from gradus.engine.completion import Completion, Delta
 from gradus.engine.request import SamplingParams
 from gradus.errors import RequestError
+from gradus.text.completion import Completion, Delta
 
 if TYPE_CHECKING:
-    from gradus.engine.llm import LLM
+    from gradus.text.llm import LLM
 
 DEFAULT = SamplingParams()
 

@@ -10,8 +10,8 @@ from gradus.cli import options, terminal
 from gradus.errors import RequestError
 
 if TYPE_CHECKING:
-    from gradus.engine.memory import MemoryPlan
-    from gradus.engine.sizing import EnginePlan
+    from gradus.execution.memory import MemoryPlan
+    from gradus.execution.sizing import EnginePlan
     from gradus.models.config import ModelConfig
     from gradus.server.config import ServerConfig
     from gradus.server.engine_thread import SteppedEngine
@@ -136,7 +136,7 @@ def _load(settings: "ServerConfig") -> "SteppedEngine":
 
 def _plan(settings: "ServerConfig", json: bool) -> None:
     """Show what serving would take, found out without reading a weight. Raises what serving would raise."""
-    from gradus.engine.options import FINAL
+    from gradus.config.options import FINAL
     from gradus.loading import open_checkpoint
     from gradus.server.serve import bind
 
@@ -158,11 +158,11 @@ def _plan(settings: "ServerConfig", json: bool) -> None:
 
 
 def _memory(settings: "ServerConfig", config: "ModelConfig") -> "MemoryPlan | EnginePlan":
-    from gradus.engine.memory import memory_plan
-    from gradus.engine.options import resolve_context
-    from gradus.engine.phase_options import capacity, final_options, options_for, used_by
+    from gradus.config.options import resolve_context
+    from gradus.config.phase_options import capacity, final_options, options_for, used_by
     from gradus.engine.request import ModelLimits
-    from gradus.engine.sizing import planned
+    from gradus.execution.memory import memory_plan
+    from gradus.execution.sizing import planned
     from gradus.models.precision import resolve_device, resolve_precision
 
     length = resolve_context(settings.context_length, config.context_length)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradus.engine.completion import Completion
 from gradus.errors import RequestError
+from gradus.text.completion import Completion
 
 
 def print_json(value: Any, *, lines: bool = False) -> None:

@@ -23,7 +23,7 @@ ROLES = {
     "store": "storage",
     "sample": "sampler",
 }
-WIRING = ("phases.", "gradus.engine.build")  # the modules whose functions put parts together
+WIRING = ("phases.", "gradus.assembly.final")  # the modules whose functions put parts together
 NOT_PARTS = {"__init__.py", "engine.py", "exercise.py", "benchmark.py"}
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, KEPT, NEW, WASTE, Drawing
-from gradus.engine.batching import PagedBatching
 from gradus.engine.plan import Plan
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
 from gradus.models.shapes import SHAPES
+from gradus.scheduling.batching import PagedBatching
 
 LLAMA, SMOL = SHAPES["llama-3.2-1b"], SHAPES["smollm2-135m"]
 H200, TWO_CORES = Machine(bandwidth=4.3e12, rate=780e12), Machine(bandwidth=33e9, rate=160e9)  # as measured, rounded

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, Drawing
-from gradus.engine.batching import PagedBatching
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import SpanResult
 from gradus.models.shapes import SHAPES
+from gradus.scheduling.batching import PagedBatching
 
 # -- launches, one by one and replayed ---------------------------------------------------------------------------------
 

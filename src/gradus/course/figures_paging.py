@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from gradus.bench.workloads import conversational
 from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
-from gradus.engine.batching import PagedBatching
 from gradus.engine.plan import Plan
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
+from gradus.scheduling.batching import PagedBatching
 
 # -- slots against pages -----------------------------------------------------------------------------------------------
 

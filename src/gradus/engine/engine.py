@@ -12,7 +12,7 @@ from gradus.engine.sequence import Output, Sequence
 
 if TYPE_CHECKING:
     from gradus.cache.usage import CacheUsage
-    from gradus.engine.timeline import Timeline
+    from gradus.execution.timeline import Timeline
 
 
 class Planner(Protocol):

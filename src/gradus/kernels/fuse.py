@@ -18,7 +18,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from gradus.attention import Attention, PagesAttention
+from gradus.attention.backend import PagesAttention
 from gradus.kernels.activation import activation, gated_activation
 from gradus.kernels.gemv import Norm
 from gradus.kernels.linear import fused_gemv, linear
@@ -26,6 +26,7 @@ from gradus.kernels.new_token import Turning
 from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.rope_store import rope_store
 from gradus.models import gemma3
+from gradus.models.attention import Attention
 from gradus.models.create import shorten_lookups
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm

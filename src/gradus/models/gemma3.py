@@ -11,7 +11,7 @@ Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_di
 import torch
 from torch import Tensor, nn
 
-from gradus.attention import Attention
+from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm

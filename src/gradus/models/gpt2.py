@@ -11,7 +11,7 @@ Shapes: N tokens, D hidden_size, H heads, Dh = D / H, F = 4 D, V vocabulary.
 import torch
 from torch import Tensor, nn
 
-from gradus.attention import Attention
+from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Embedding, LinearFactory, Model

@@ -2,7 +2,7 @@
 
 from torch import Tensor, cat, nn
 
-from gradus.attention import Attention
+from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.layers import RMSNorm
 from gradus.models.rope import Rotation, rotate

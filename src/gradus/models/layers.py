@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gradus.attention import Attention
+from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.source import Source
 

@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import gradus
-from gradus.engine.completion import Completion
 from gradus.errors import GradusError
 from gradus.server.body import read_json
 from gradus.server.client import EngineClient
@@ -28,6 +27,7 @@ from gradus.server.schemas import (
     openapi_of_generate,
 )
 from gradus.server.streaming import EventStream, cancelled_with_client
+from gradus.text.completion import Completion
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's name for an answer that nobody will read; it only ever shows in a log
 

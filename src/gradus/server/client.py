@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradus.cache.usage import CacheUsage
-from gradus.engine.completion import Delta
 from gradus.engine.engine import Metrics
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import GradusError, RequestError
 from gradus.server.config import ServerConfig
 from gradus.server.engine_thread import Cancel, EngineThread, ModelInfo, Prompt, Report, SteppedEngine, Stop, Submit
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
+from gradus.text.completion import Delta
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.engine.options import POLICIES, check_fraction, check_switches
+from gradus.config.options import POLICIES, check_fraction, check_switches
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
 

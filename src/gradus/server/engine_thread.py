@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from gradus.engine.completion import Delta
+from gradus.config.options import FINAL
 from gradus.engine.engine import Metrics
-from gradus.engine.options import FINAL
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.errors import GradusError
+from gradus.text.completion import Delta
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ A Stream lives on the event loop: the client fills it from the engine's reports,
 import asyncio
 from collections.abc import Callable
 
-from gradus.engine.completion import Delta
 from gradus.engine.request import SamplingParams
 from gradus.errors import CapacityError, GradusError
+from gradus.text.completion import Delta
 
 
 class Unavailable(CapacityError):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.engine import request as engine_limits
-from gradus.engine.completion import Completion, Delta
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.sequence import Timings, TokenLogprob
 from gradus.errors import CapacityError, RequestError
@@ -23,6 +22,7 @@ from gradus.server.body import BodyError
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig, did_you_mean
 from gradus.server.engine_thread import Prompt
 from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
+from gradus.text.completion import Completion, Delta
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 SCHEDULING_FIELDS = tuple(field.name for field in dataclasses.fields(SchedulingParams))

@@ -57,7 +57,7 @@ def serve(config: ServerConfig, load: Callable[[], SteppedEngine] | None = None)
 
 def load_llm(config: ServerConfig, progress: Progress | None = None) -> SteppedEngine:
     """The LLM that the configuration describes. progress: who shows how far loading is."""
-    from gradus.engine.llm import LLM  # torch comes with it
+    from gradus.text.llm import LLM  # torch comes with it
 
     return LLM(
         config.model,

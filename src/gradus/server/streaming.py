@@ -15,11 +15,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gradus.engine.completion import Completion
 from gradus.errors import GradusError
 from gradus.server.config import ServerConfig
 from gradus.server.results import ClientGone, Stream
 from gradus.server.schemas import encode, error_of, frame, usage
+from gradus.text.completion import Completion
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"

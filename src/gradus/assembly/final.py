@@ -1,0 +1,83 @@
+"""The final engine: what the phases taught, composed, with a switch for each.
+
+    build(model, EngineConfig(limits, max_sequences=256))
+
+Every phase since p04 is this engine with switches off: p04 without prefix cache, chunks, kernels, graphs and overlap;
+p10 is all of them. So the worth of each can be measured in the final engine, by leaving it out alone.
+"""
+
+import logging
+from collections.abc import Callable
+
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.cache.groups import layer_groups
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import PrefixIndex
+from gradus.config.options import EngineConfig
+from gradus.engine.engine import Engine
+from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.sizing import sized
+from gradus.kernels import missing
+from gradus.models import Model
+from gradus.sampling.sampler import Sampler
+from gradus.scheduling.batching import PagedBatching
+
+__all__ = ["EngineConfig", "build"]
+
+log = logging.getLogger(__name__)
+
+USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
+
+Report = Callable[[int, int], None]
+"""Called with (done, total) as CUDA graphs are captured, first with 0."""
+
+
+def build(model: Model, config: EngineConfig, report: Report = lambda done, total: None) -> Engine:
+    """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
+
+    Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
+    limits are as short. Raises ConfigError where no room is left for one.
+    """
+    config = sized(model, config)
+    page_size, count, device = config.page_size, config.max_sequences, model.device
+    windows = [group.window for group in layer_groups(model.config.windows)]
+    pages = config.cache_blocks * len(windows)
+    storage = PagedStorage(model.config, pages, page_size, model.dtype, device)
+    reason = missing(device.type)
+    if config.kernels and reason:
+        log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
+    latest = LatestTokens(count, device) if config.overlap or config.graphs else None
+    if config.kernels and not reason:
+        runner = kernel_runner(model, storage, latest, config, report)
+    else:
+        attention = PagedAttention(model.config, storage, slots=count)
+        runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device), latest)
+    cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
+    scheduler = PagedBatching(cache, count, config.budget(device.type), config.policy)
+    return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0)
+
+
+def kernel_runner(
+    model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig, report: Report
+) -> ModelRunner:
+    """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
+    from gradus.attention.graph_paged import GraphPagedAttention  # here, since Triton is not everywhere
+    from gradus.execution.graphs import GraphRunner
+    from gradus.execution.warm_up import warm_up
+    from gradus.kernels.fuse import fused
+    from gradus.sampling.kernel_sampler import KernelSampler
+
+    count = config.max_sequences
+    attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is nobody's
+    sampler = KernelSampler(model.config.vocab_size, model.device, count)
+    view = fused(model)
+    most = min(config.budget(model.device.type) or config.limits.context_length, config.limits.context_length)
+    warm_up(view, attention, sampler, nobody=count, most=most)
+    if not config.graphs:
+        return ModelRunner(view, attention, sampler, latest)
+    assert latest is not None
+    runner = GraphRunner(view, fused(model, pdl=True), attention, sampler, latest, count)
+    report(0, len(runner.sizes))
+    runner.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
+    return runner

@@ -1,0 +1,1 @@
+"""What every part that works on a device shares. transfer.py moves numbers between host and device without a wait."""

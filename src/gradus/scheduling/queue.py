@@ -1,0 +1,190 @@
+"""The line of those who wait: best first, whatever the policy, and never searched however long it gets.
+
+Sequences that end while they wait stay in the heap as they are; they are dropped when they come to the top. So ending
+one costs nothing, where taking it out of a list of 100,000 would cost a step's time. No torch here.
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from gradus.config.options import Policy
+from gradus.engine.sequence import Sequence
+
+RANKS: dict[Policy, Callable[[Sequence], float]] = {
+    "fcfs": lambda sequence: 0.0,
+    "priority": lambda sequence: float(sequence.request.scheduling.priority),
+    "deadline": lambda sequence: sequence.due,
+}
+"""Who goes first under each policy: the smallest rank; among equals, who came first."""
+
+SMALLEST_CLEANING = 64
+"""Entries of ended sequences that a heap may hold, however few live ones there are."""
+
+
+class SequenceHeap:
+    """Sequences by a key, smallest first. Those that have ended are as good as gone.
+
+    Ended ones leave when they reach the top, or all together when the heap has doubled since that was last done: so it
+    never holds much more than twice what lives, at a constant price for each push.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Sequence]] = []  # no two have both numbers in common
+        self._clean_at = SMALLEST_CLEANING
+
+    def push(self, key: float, number: int, sequence: Sequence) -> None:
+        if len(self._entries) >= self._clean_at:
+            self._entries = [entry for entry in self._entries if entry[2].finish_reason is None]
+            heapq.heapify(self._entries)
+            self._clean_at = max(SMALLEST_CLEANING, 2 * len(self._entries))
+        heapq.heappush(self._entries, (key, number, sequence))
+
+    def head(self) -> tuple[float, Sequence] | None:
+        """The smallest key and its sequence; None when nobody is left."""
+        while self._entries:
+            key, _, sequence = self._entries[0]
+            if sequence.finish_reason is None:
+                return key, sequence
+            heapq.heappop(self._entries)
+        return None
+
+    def pop(self) -> Sequence:
+        """Take out what `head` has shown."""
+        return heapq.heappop(self._entries)[2]
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Everybody who lives, in no order."""
+        return (sequence for _, _, sequence in self._entries if sequence.finish_reason is None)
+
+    def __len__(self) -> int:
+        """Entries kept, of the living and of the ended."""
+        return len(self._entries)
+
+
+class WaitingQueue:
+    """Sequences by their `order`, and how many tokens each class of them still wants.
+
+    A class is a rank, rounded up to a whole number: one under "fcfs", one a priority, and under "deadline" one for each
+    second in which a deadline falls.
+    """
+
+    def __init__(self) -> None:
+        self.wanted: Counter[float] = Counter()  # class → tokens
+        self.longest = 0  # the most tokens that one has wanted since the queue was last empty
+        self._heap = SequenceHeap()
+        self._count = 0
+
+    def push(self, sequence: Sequence) -> None:
+        self._heap.push(*sequence.order, sequence)
+        self._book(sequence, 1)
+
+    def extend(self, sequences: Iterable[Sequence], /) -> None:
+        for sequence in sequences:
+            self.push(sequence)
+
+    def head(self) -> Sequence | None:
+        """Who goes next; None when nobody waits."""
+        head = self._heap.head()
+        return None if head is None else head[1]
+
+    def popleft(self) -> Sequence:
+        """Take out who goes next. Raises IndexError when nobody waits."""
+        if self.head() is None:
+            raise IndexError("nobody waits")
+        sequence = self._heap.pop()
+        self._book(sequence, -1)
+        return sequence
+
+    def remove(self, sequence: Sequence, /) -> None:
+        """It ends while it waits: from the next call on, its finish_reason is set."""
+        self._book(sequence, -1)
+
+    def learn(self, sequence: Sequence, tokens: int) -> None:
+        """One that waits has just got so many more tokens, by a step that was under way when it was sent back."""
+        class_ = class_of(sequence)
+        self.wanted[class_] -= tokens
+        if not self.wanted[class_]:
+            del self.wanted[class_]
+
+    def steps_ahead(self, rank: float, slots: int) -> float:
+        """The fewest steps before someone of that rank, coming now, can start; if everybody wants what they say.
+
+        A step brings each slot one token. When a newcomer starts, at most slots - 1 of those ahead still run; what all
+        the others wanted is done by then.
+        """
+        ahead = sum(tokens for class_, tokens in self.wanted.items() if class_ <= rank)
+        return max(0.0, (ahead - (slots - 1) * self.longest) / slots)
+
+    def _book(self, sequence: Sequence, sign: int) -> None:
+        tokens = sequence.longest - len(sequence.tokens)
+        class_ = class_of(sequence)
+        self._count += sign
+        self.wanted[class_] += sign * tokens
+        if not self.wanted[class_]:
+            del self.wanted[class_]
+        self.longest = max(self.longest, tokens) if self._count else 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Everybody who waits, in no order."""
+        return iter(self._heap)
+
+    def check(self) -> None:
+        """Count and tokens are those of who is there."""
+        wanted: Counter[float] = Counter()
+        for sequence in self:
+            wanted[class_of(sequence)] += sequence.longest - len(sequence.tokens)
+        assert self._count == sum(1 for _ in self), "the queue lost count"
+        assert self.wanted == wanted, "the queue's load is not what waits in it"
+
+
+def class_of(sequence: Sequence) -> float:
+    rank = sequence.order[0]
+    return rank if math.isinf(rank) else math.ceil(rank)
+
+
+class Siblings:
+    """Samples of a request that wait, outside the queue, for the first one's prompt to be in the prefix index.
+
+    Then they find it there, where now each would compute it for itself.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[Sequence]] = {}  # request id → samples in their order, never none
+        self._count = 0
+
+    def hold(self, request_id: str, sequences: list[Sequence]) -> None:
+        if sequences:
+            self._held[request_id] = sequences
+            self._count += len(sequences)
+
+    def held(self, request_id: str) -> int:
+        return len(self._held.get(request_id, ()))
+
+    def take(self, request_id: str, count: int) -> list[Sequence]:
+        """The first `count` that the request holds back, no longer held."""
+        if request_id not in self._held:
+            return []
+        held = self._held.pop(request_id)
+        self._count -= len(held)
+        self.hold(request_id, held[count:])
+        return held[:count]
+
+    def remove(self, sequence: Sequence) -> bool:
+        """It ends. False if it is none of those held."""
+        held = self._held.get(sequence.request.id, [])
+        if sequence not in held:
+            return False
+        self.take(sequence.request.id, len(held))
+        self.hold(sequence.request.id, [other for other in held if other is not sequence])
+        return True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for held in self._held.values() for sequence in held)

@@ -1,0 +1,71 @@
+"""What one sample has said so far: the engine's outputs go in, deltas and a completion come out. No torch here."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gradus.engine.request import Request
+from gradus.engine.sequence import Output, TokenLogprob
+from gradus.text.completion import Completion, Delta
+from gradus.text.stream import TextStream
+
+
+class Transcript:
+    """Sample `index` of `request`. token_bytes: None where there is no tokenizer; the text then stays empty."""
+
+    def __init__(
+        self, request: Request, prompt_index: int, index: int, token_bytes: Callable[[int], bytes] | None
+    ) -> None:
+        self.request = request
+        self.prompt_index = prompt_index
+        self.index = index
+        self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens)
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has appeared: whatever the engine still computes for this sample is not wanted."""
+        return self._text.stop_reason is not None
+
+    def add(self, output: Output) -> Delta:
+        """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
+        self._tokens += output.tokens
+        self._logprobs += output.logprobs
+        # a token that stops is reported, but is not part of the text
+        text = self._text.push(output.tokens[:-1] if isinstance(output.stop_reason, int) else output.tokens)
+        if output.finish_reason is None:
+            return self._delta(output, text)
+        return self.close(self._delta(output, text + self._text.finish()), output)
+
+    def close(self, delta: Delta, last: Output) -> Delta:
+        """`delta` as the sample's last one; `last` is the output with which the engine ended it."""
+        return replace(delta, completion=self._complete(last))
+
+    def fail(self, last: Output) -> Delta:
+        """The last delta of a sample whose tokens could not be turned into text."""
+        return self.close(self._delta(last, ""), last)
+
+    def _delta(self, output: Output, text: str) -> Delta:
+        where = self.request.id, self.prompt_index, self.index
+        return Delta(*where, text=text, token_ids=output.tokens, logprobs=output.logprobs)
+
+    def _complete(self, last: Output) -> Completion:
+        assert last.finish_reason is not None and last.timings is not None
+        return Completion(
+            request_id=self.request.id,
+            prompt_index=self.prompt_index,
+            index=self.index,
+            text=self._text.text,
+            token_ids=tuple(self._tokens),
+            logprobs=None if self.request.params.logprobs is None else tuple(self._logprobs),
+            finish_reason="stop" if self.stopped else last.finish_reason,
+            stop_reason=self._text.stop_reason or last.stop_reason,
+            prompt_tokens=len(self.request.prompt),
+            cached_tokens=last.cached_tokens,
+            timings=last.timings,
+            error=last.error,
+        )
+
+
+def _nothing(token: int) -> bytes:
+    return b""

@@ -1,0 +1,234 @@
+"""Where no phase is named the final engine runs: the same tokens, settings that mean something, an end that is told.
+
+What its switches do to tokens is in tests/phases/test_final_engine.py; how its cache is sized, in test_sizing.py.
+"""
+
+import sys
+
+import pytest
+import torch
+
+from gradus import LLM, SamplingParams, phases
+from gradus.config.options import SWITCHES
+from gradus.config.phase_options import final_options
+from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError, RequestError
+from gradus.execution.memory import OutOfMemory, ran_out
+
+LIMITS = ModelLimits(vocab_size=320, context_length=512)
+SOME = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+def tiny(**settings) -> LLM:
+    return LLM("random:tiny-llama", device="cpu", dtype="float32", **settings)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tiny()
+
+
+# -- by default --------------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_where_no_phase_is_named(llm):
+    assert llm.phase is None
+    assert llm.settings == {
+        "engine": "final",
+        "max_sequences": 8,
+        "page_size": 16,
+        "cache_tokens": 8 * 512,
+        "policy": "fcfs",
+        "token_budget": 256,
+        "memory_fraction": 0.5,
+        "switches": {"prefix_cache": True, "chunked": True, "kernels": False, "graphs": False, "overlap": True},
+    }
+
+
+@pytest.mark.parametrize("phase", ["p00", "p06"])
+def test_its_tokens_are_those_of_the_phases(llm, phase):
+    params = [SOME, SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3, n=2)]
+    prompts = ["Once upon", "a time"]
+    tokens = [[done.token_ids for done in one.generate(prompts, params)] for one in (llm, tiny(phase=phase))]
+    assert tokens[0] == tokens[1]
+
+
+def test_on_a_cpu_it_does_not_complain_of_what_a_cpu_has_not(caplog):
+    tiny()
+    assert not caplog.records
+
+
+def test_it_does_not_need_the_course(monkeypatch):
+    """As where only the wheel is installed."""
+    monkeypatch.setattr(phases, "find_spec", lambda name: None)
+    for name in [name for name in sys.modules if name.split(".")[0] == "phases"]:
+        monkeypatch.setitem(sys.modules, name, None)  # importing it fails
+    done = tiny().generate("a", SOME)
+    assert len(done[0].token_ids) == 12
+    with pytest.raises(ConfigError, match="phases are not installed"):
+        tiny(phase="p00")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_runs_with_everything_and_gives_the_cpus_tokens(llm):
+    gpu = LLM("random:tiny-llama", device="cuda", dtype="float32", memory_fraction=0.3)
+    _share_weights(llm, gpu)  # each device draws its own
+    assert gpu.settings["max_sequences"] == 256 and all(gpu.settings["switches"].values())
+    assert gpu.settings["cache_tokens"] == 256 * 512  # all that can run
+    ours, cpus = (one.generate(["Once upon", "a time"], SOME) for one in (gpu, llm))
+    assert [done.token_ids for done in ours] == [done.token_ids for done in cpus]
+
+
+def _share_weights(one: LLM, other: LLM) -> None:
+    with torch.inference_mode():
+        for mine, theirs in zip(*(llm.engine.runner.model.parameters() for llm in (other, one)), strict=True):
+            mine.copy_(theirs)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_no_more_is_in_use_than_was_allowed():
+    free, total = torch.cuda.mem_get_info()
+    fraction = (total - free + (4 << 30)) / total
+    llm = LLM("random:smollm2-135m", device="cuda", dtype="bfloat16", memory_fraction=fraction)
+    assert llm.settings["cache_tokens"] < 256 * 8192
+    free, _ = torch.cuda.mem_get_info()
+    assert total - free <= fraction * total
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_reaches_the_engine():
+    llm = tiny(max_sequences=3, page_size=8, cache_tokens=160, policy="priority", token_budget=32, context_length=100)
+    scheduler = llm.engine.scheduler
+    assert (scheduler.max_sequences, scheduler.token_budget, scheduler.policy) == (3, 32, "priority")
+    assert (scheduler.cache.page_size, scheduler.cache.pool.count) == (8, 20)
+    assert llm.limits.context_length == 100
+
+
+def test_every_switch_is_one():
+    llm = tiny(switch_off=["prefix_cache", "chunked", "overlap"])
+    assert llm.engine.scheduler.cache.index is None
+    assert llm.engine.scheduler.token_budget is None
+    assert llm.engine.lag == 0
+    assert not any(llm.settings["switches"].values())
+    on = tiny().engine
+    assert on.scheduler.cache.index is not None and on.scheduler.token_budget == 256 and on.lag == 1
+
+
+def test_a_gpu_gets_more_sequences_and_its_kernels():
+    gpu = final_options(LIMITS, "cuda")
+    assert gpu.max_sequences == 256 and gpu.memory_fraction == 0.9
+    assert all(getattr(gpu, name) for name in SWITCHES)
+    assert not final_options(LIMITS, "cuda", switch_off=["graphs"]).graphs
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"switch_off": ["graph"]}, "switch_off takes prefix_cache, chunked, kernels, graphs, overlap, got 'graph'"),
+        ({"switch_off": ["kernels"]}, "graphs need kernels: switch both on, or graphs off"),
+        ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
+        ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
+        ({"memory_fraction": 1e-9}, "no memory is left for a cache on cpu"),
+        ({"policy": "fifo"}, "policy must be one of fcfs, priority, deadline, got 'fifo'"),
+        ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more, got 0"),
+        ({"page_size": 0}, "page_size must be a whole number, 1 or more, got 0"),
+        (
+            {"cache_tokens": 10**15},
+            "not enough memory for the weights and a cache of 10{15} tokens: lower memory_fract",
+        ),
+        (
+            {"memory_fraction": 0.5, "phase": "p06"},
+            "memory_fraction does nothing in phase p06, leave it out; it is for",
+        ),
+        ({"switch_off": ["graphs"], "phase": "p09"}, "switch_off does nothing in phase p09, .* for the final engine"),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        tiny(**settings)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cache_for_less_than_a_context_shortens_the_context_and_says_so(caplog):
+    llm = tiny(cache_tokens=64)
+    assert llm.limits.context_length == 64
+    (record,) = caplog.records
+    assert "64 tokens, not context_length's 512" in record.getMessage() and "cache_tokens" in record.getMessage()
+    with pytest.raises(RequestError, match="prompt must have at most 63 tokens"):
+        llm.generate([[1] * 64], SOME)
+    assert len(llm.generate([[1] * 63], SamplingParams(max_tokens=1))[0].token_ids) == 1
+
+
+def test_capture_is_shown_like_loading():
+    from gradus.assembly.checkpoint import _capturing
+
+    seen = []
+
+    class Screen:
+        def begin(self, task, total):
+            seen.append((task, total))
+
+        def advance(self, amount):
+            seen.append(amount)
+
+    report = _capturing(Screen())
+    for done in range(3):
+        report(done, 2)
+    assert seen == [("capturing CUDA graphs", 2), 1, 1]
+
+
+# -- memory that runs out ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried to …"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+)
+def test_what_runs_out_is_recognized(error):
+    assert ran_out(error)
+
+
+def test_an_illegal_access_is_no_lack_of_memory():
+    assert not ran_out(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+class Exhausted:
+    """A runner whose step finds no memory, after some that do."""
+
+    def __init__(self, runner, after: int) -> None:
+        self.runner, self.left = runner, after
+
+    def __getattr__(self, name):
+        return getattr(self.runner, name)
+
+    def run(self, plan):
+        self.left -= 1
+        if self.left < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.runner.run(plan)
+
+
+@pytest.mark.parametrize(("settings", "option"), [({}, "--memory-fraction (now 0.5)"), ({"phase": "p06"}, "--max-seq")])
+def test_a_step_without_memory_ends_the_engine_with_a_line_that_says_what_to_do(settings, option):
+    llm = tiny(**settings)
+    llm.engine.runner = Exhausted(llm.engine.runner, after=3)
+    with pytest.raises(OutOfMemory, match="a step found no memory on cpu: start again with a lower ") as ended:
+        llm.generate(["a", "b"], SOME)
+    assert option in str(ended.value) and "\n" not in str(ended.value)
+    with pytest.raises(OutOfMemory):  # it does not pretend to go on
+        llm.generate("a", SOME)
+    with pytest.raises(OutOfMemory):
+        llm.submit("a")
+
+
+def test_other_errors_of_a_step_keep_their_traceback(llm, monkeypatch):
+    monkeypatch.setattr(llm.engine, "step", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        llm.generate("a", SOME)

@@ -1,0 +1,200 @@
+"""The final engine's cache gets what is left, by arithmetic that can be done on paper; nothing is promised twice."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradus.assembly.final import EngineConfig, build
+from gradus.attention.storage import PagedStorage
+from gradus.cache.groups import layer_groups
+from gradus.cache.paged import PagedCache
+from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
+from gradus.execution import sizing
+from gradus.execution.sizing import DeviceMemory, planned, step_bytes
+from gradus.models import create_model, randomize
+from gradus.models.precision import resolve_precision
+from gradus.models.shapes import SHAPES
+
+CPU = torch.device("cpu")
+TINY = SHAPES["tiny-llama"]
+TOKEN = 2 * 4 * 2 * 24 * 4  # keys and values, 4 layers, 2 key-value heads of 24, 4 bytes
+MB = 1_000_000
+
+
+def options(shape="tiny-llama", context=None, **settings):
+    limits = ModelLimits(SHAPES[shape].vocab_size, context or SHAPES[shape].context_length)
+    return EngineConfig(limits, **({"memory_fraction": 0.5, "kernels": False, "graphs": False} | settings))
+
+
+def plan(memory, shape="tiny-llama", device=CPU, **settings):
+    precision = resolve_precision("float32", CPU, SHAPES[shape])
+    return planned(SHAPES[shape], options(shape, **settings), device, precision, memory)
+
+
+# -- what is left ------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_gets_what_weights_and_the_largest_step_leave():
+    shown = plan(DeviceMemory(free=8 * MB))
+    left = 4 * MB - shown.weight_bytes - shown.step_bytes
+    pages = left // (16 * TOKEN)  # of which page 0 is nobody's
+    assert (shown.pages.count, shown.pages.positions) == (pages - 1, (pages - 1) * 16)
+    assert 0 <= shown.left_bytes < 16 * TOKEN and shown.fits
+
+
+def test_a_step_on_paper():
+    """tiny-llama: width 64, 4 query and 2 key-value heads of 24, an MLP of 160, 320 tokens."""
+    assert (TINY.hidden_size, TINY.num_heads, TINY.intermediate_size, TINY.vocab_size) == (64, 4, 160, 320)
+    row = (2 * 64 + 3 * 160) * 4 + 2 * 64 * 4
+    assert step_bytes(TINY, 100, 7, itemsize=4) == 100 * row + 7 * 320 * 48
+
+
+def test_of_a_gpu_a_part_of_the_whole_may_be_in_use_whoever_uses_it():
+    assert DeviceMemory(free=70, total=100).usable(0.9) == 60  # others hold 30
+    assert DeviceMemory(free=5, total=100).usable(0.9) == 0
+    assert DeviceMemory(free=70).usable(0.5) == 35  # a CPU: of what is free
+
+
+def test_no_more_is_taken_than_all_sequences_can_fill():
+    shown = plan(DeviceMemory(free=10**12), max_sequences=3, context=100)
+    assert shown.pages.positions == 304 and shown.left_bytes > 10**11
+
+
+def test_the_books_stay_small_unless_more_is_asked_for(monkeypatch):
+    monkeypatch.setattr(sizing, "MOST_PAGES", 13)
+    assert plan(DeviceMemory(10**12)).pages.count == 13
+    assert plan(DeviceMemory(10**12), "tiny-gemma3").pages.count == 12  # its blocks are of 2 pages
+    assert plan(DeviceMemory(10**12), cache_tokens=4096).pages.count == 256
+
+
+def test_an_explicit_cache_wins():
+    shown = plan(DeviceMemory(free=10**12), cache_tokens=640)
+    assert shown.pages.positions == 640 and not shown.sized
+    assert plan(DeviceMemory(free=10 * MB), cache_tokens=10**6).fits is False  # and is not made smaller
+
+
+@pytest.mark.parametrize("larger", [{"token_budget": 64}, {"token_budget": 64, "max_sequences": 64}])
+def test_what_a_step_takes_the_cache_does_not_get(larger):
+    """A budget of more tokens, and more rows with logits."""
+    small = plan(DeviceMemory(free=8 * MB), token_budget=16, max_sequences=16, context=500)
+    large = plan(DeviceMemory(free=8 * MB), **({"max_sequences": 16, "context": 500} | larger))
+    assert large.step_bytes > small.step_bytes and large.pages.count < small.pages.count
+
+
+def test_without_chunks_a_step_is_as_long_as_a_prompt():
+    assert plan(DeviceMemory(free=10**9), chunked=False, context=400).step_tokens == 400
+    assert plan(DeviceMemory(free=10**9), token_budget=32, context=400).step_tokens == 32
+
+
+def test_graphs_are_planned_for_where_they_can_be_captured(monkeypatch):
+    monkeypatch.setattr(sizing, "missing", lambda device: None)
+    monkeypatch.setattr(sizing, "graph_bytes", lambda *_: 2 * MB)
+    gpu = torch.device("cuda")
+    on = plan(DeviceMemory(8 * MB, 10 * MB), device=gpu, kernels=True, graphs=True, token_budget=64)
+    off = plan(DeviceMemory(8 * MB, 10 * MB), device=gpu, kernels=True, token_budget=64)
+    assert (on.graph_bytes, off.graph_bytes) == (2 * MB, 0)
+    assert on.pages.positions < off.pages.positions
+
+
+# -- what is too small -------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_request_is_what_the_cache_holds():
+    shown = plan(None, cache_tokens=100, page_size=10)
+    assert shown.context_length == 100 and shown.wanted_context == 512
+    assert shown.note == (
+        "a request may have 100 tokens, not context_length's 512: the cache holds no more; raise cache_tokens, or "
+        "lower context_length"
+    )
+    applied = shown.applied(options(cache_tokens=100, page_size=10))
+    assert (applied.limits.context_length, applied.cache_tokens) == (100, 100)
+    assert plan(None, cache_tokens=100, page_size=10, context=100).note is None
+
+
+def test_a_cache_that_memory_made_small_says_so_too():
+    room = plan(DeviceMemory(0)).weight_bytes + plan(DeviceMemory(0)).step_bytes + 20 * 16 * TOKEN
+    assert "raise memory_fraction" in plan(DeviceMemory(2 * room)).note
+
+
+@pytest.mark.parametrize("budget", [8, 64, 500])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-mistral", "tiny-gemma3"])
+def test_the_longest_request_is_the_longest_that_the_cache_manager_takes(shape, budget):
+    """With windows it may be longer than the positions that all layers have room for."""
+    shown = plan(None, shape, cache_tokens=160, page_size=8, token_budget=budget)
+    windows = [group.window for group in layer_groups(SHAPES[shape].windows)]
+    cache, length = PagedCache(shown.pages.count, 8, windows), shown.context_length
+    assert cache.fits(length, min(length, budget))
+    assert length == shown.wanted_context or length == 512 or not cache.fits(length + 1, min(length + 1, budget))
+    assert length >= 160
+
+
+def test_where_nothing_is_left_it_is_one_line_that_says_where_it_went():
+    shown = plan(DeviceMemory(free=MB))
+    assert not shown.fits and shown.note is None and "does NOT fit" in shown.render()
+    with pytest.raises(ConfigError, match=r"no memory is left for a cache on cpu: weights take .* memory_fraction 0.5"):
+        shown.applied(options())
+
+
+def test_a_cache_for_no_request_at_all_is_refused():
+    with pytest.raises(ConfigError, match="a cache of 1 tokens holds no request"):
+        plan(None, cache_tokens=1, page_size=1).applied(options(cache_tokens=1, page_size=1))
+
+
+@pytest.mark.parametrize("fraction", [0, -0.1, 1.01, 90, float("nan"), True, "0.9"])
+def test_a_fraction_is_a_part_of_the_whole(fraction):
+    with pytest.raises(ConfigError, match="memory_fraction must be a number above 0 and at most 1, got"):
+        options(memory_fraction=fraction)
+
+
+@pytest.mark.parametrize("fraction", [1e-6, 0.5, 1, 1.0])
+def test_all_of_it_is_a_part_too(fraction):
+    assert options(memory_fraction=fraction).memory_fraction == fraction
+
+
+# -- the engine is as planned ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_an_engine_built_by_itself_sizes_its_cache(shape, monkeypatch):
+    model = create_model(SHAPES[shape])
+    randomize(model)
+    monkeypatch.setattr(sizing, "free_memory", lambda device: 8 * MB)
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    expected = plan(DeviceMemory(8 * MB + weights), shape, max_sequences=64)  # as if it were still to be loaded
+    engine = build(model, options(shape, max_sequences=64))
+    storage: PagedStorage = engine.runner.attention.storage
+    assert expected.sized and expected.pages.positions < 64 * 512
+    assert engine.metrics().cache.pages == expected.pages.count
+    assert storage.keys.nbytes + storage.values.nbytes == expected.pages.bytes
+
+
+def test_without_a_fraction_nobody_looks_at_the_memory(monkeypatch):
+    model = create_model(TINY)
+    randomize(model)
+    monkeypatch.setattr(sizing, "free_memory", lambda device: 0)
+    engine = build(model, options(memory_fraction=None, max_sequences=2))
+    assert engine.metrics().cache.pages == 2 * 512 // 16
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0, False), (10 * MB, True)])
+def test_once_it_stands_there_must_be_room_for_the_largest_step(monkeypatch, free, fits):
+    shown = replace(plan(DeviceMemory(10**9, 10**9)), step_bytes=5 * MB)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(sizing, "free_memory", lambda device: free)
+    shown.check_room(CPU)  # there, nothing can be said
+    if fits:
+        return shown.check_room(torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"0 B are left on cuda .* 5 MB: lower memory_fraction \(now 0.5\), token_bu"):
+        shown.check_room(torch.device("cuda"))
+
+
+def test_both_renderings_hold_every_figure():
+    shown = plan(DeviceMemory(8 * MB, 10 * MB))
+    content = json.loads(json.dumps(shown.as_dict()))
+    assert content["fits"] and content["cache_bytes"] == content["pages"]["bytes"] == shown.pages.bytes
+    text = shown.render()
+    assert "8 MB of 10 MB, of which 3 MB may be taken (memory_fraction 0.5)" in text
+    assert f"{shown.pages.positions} tokens in all layers" in text and "which fits" in text
