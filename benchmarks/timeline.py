@@ -116,12 +116,13 @@ def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple
         steps(1)
     kernels = kernel_microseconds(lambda: steps(PROFILED), device) if device.type == "cuda" else None
     steps(4)  # the profiler's traces have gone
-    engine.timeline = Timeline(device)
+    timeline = Timeline(device)
+    timeline.watch(engine)
     steps(scene.before)
     if scene.arrives:
         submit(1, scene.arrives, "arrives ")
     steps(scene.after)
-    timeline, engine.timeline = engine.timeline, None
+    timeline.leave(engine)
     assert timeline.records[-1].decodes >= scene.decodes, "somebody ended before the scene did"
     for name in answering | {"arrives 0"}:
         engine.cancel(name)

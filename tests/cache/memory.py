@@ -59,12 +59,8 @@ class Sequence:
 
     def __init__(self, cache: PagedCache, memory: Memory, id: Hashable, tokens: list[int], salt: Hashable = None):
         self.cache, self.memory, self.id, self.tokens, self.salt = cache, memory, id, tokens, salt
-        self.hit = cache.admit(id, tokens, salt)
+        self.hit = self.stored = cache.admit(id, tokens, salt)  # the cache counts what is reserved, this what is there
         self.tables: Tables = ()
-
-    @property
-    def stored(self) -> int:
-        return self.cache.stored(self.id)
 
     def step(self, count: int, publish: bool = True, poisoned: bool = False) -> bool:
         """Run a span of up to `count` tokens; one more token is sampled when all are stored. False: no room."""
@@ -72,7 +68,8 @@ class Sequence:
         end = min(start + count, len(self.tokens))
         if not self._find_room(start, end):
             return False
-        assert self.stored == end
+        assert self.cache.stored(self.id) >= end
+        self.stored = end
         self.tables = updated(self.tables, self.cache.table_change(self.id))
         self.memory.wipe(self.cache.take_wiped())
         self.memory.write(self.tables, self.tokens, self.salt, start, end, poisoned)
@@ -82,14 +79,16 @@ class Sequence:
         if end == len(self.tokens):
             self.tokens.append(len(self.tokens) % 2)
         if publish:
-            self.cache.publish(self.id, self.tokens)
+            self.cache.publish(self.id, self.tokens, self.stored)
         return True
 
     def _find_room(self, start: int, end: int) -> bool:
-        """A decode tries the short way first."""
-        if end - start == 1 and self.cache.next_page(self.cache.residents[self.id], end):
-            return True
-        return self.cache.reserve(self.id, end)
+        """A decode that enters a page reserves it whole."""
+        enters = start > 0 and start % self.cache.page_size == 0 and self.cache.stored(self.id) == start
+        if enters and end == start + 1 == len(self.tokens):
+            return self.cache.add_pages([self.id])
+        return end <= self.cache.stored(self.id) or self.cache.reserve(self.id, end)
 
     def release(self, poisoned: bool = False) -> None:
         self.cache.release(self.id, poisoned)
+        self.stored = 0

@@ -44,33 +44,37 @@ def test_tables_are_told_once_and_again_when_they_change():
     assert cache.table_change("a") is None
 
 
-def test_the_next_page_is_taken_as_reserve_would_take_it():
-    short, long = PagedCache(pages=4, page_size=2, windows=(None, None)), PagedCache(4, 2, (None, None))
-    for cache in (short, long):
-        cache.reserve("a", 2)
-        cache.table_change("a")
-    assert short.next_page(short.residents["a"], 3) and long.reserve("a", 3)
-    assert short.stored("a") == long.stored("a") == 3
-    assert short.table_change("a") == long.table_change("a") is not None
-    short.check()
+def test_pages_for_many_are_those_that_reserve_would_take_one_by_one():
+    many, single = (PagedCache(pages=12, page_size=2, windows=(None, 3)) for _ in range(2))
+    for cache in (many, single):
+        for name in "abc":
+            cache.reserve(name, 2)
+            cache.table_change(name)
+    assert many.add_pages("abc") and all(single.reserve(name, 4) for name in "abc")
+    for name in "abc":
+        assert many.stored(name) == single.stored(name) == 4
+        assert many.table_change(name) == single.table_change(name) is not None
+    many.check()
 
 
-def test_the_next_page_is_left_to_reserve_where_there_is_more_to_it():
-    full, windowed, index = PagedCache(2, 2), PagedCache(2, 2, (2,)), PrefixIndex()
-    for cache in (full, windowed):
-        assert cache.reserve("a", 2)
-        resident = cache.residents["a"]
-        assert not cache.next_page(resident, 2) and not cache.next_page(resident, 4), "it does not enter a page"
-    assert not windowed.next_page(windowed.residents["a"], 3), "a page is to be given back first"
-    assert full.reserve("b", 1) and not full.next_page(full.residents["a"], 3), "no page is free"
-    idle = PagedCache(2, 2, index=index)
-    run(idle, "gone", [1, 2])
-    idle.release("gone")
-    run(idle, "a", [3, 4])
-    assert not idle.next_page(idle.residents["a"], 3) and idle.reserve("a", 3), "one has to be evicted"
-    assert full.stored("a") == windowed.stored("a") == 2 and full.usage().refusals == 0
-    for cache in (full, windowed, idle):
-        cache.check()
+def test_pages_for_many_come_all_or_none():
+    cache = PagedCache(pages=3, page_size=2)
+    for name in "ab":
+        cache.reserve(name, 2)
+    assert not cache.add_pages("ab") and cache.usage().refusals == 1
+    assert [cache.stored(name) for name in "ab"] == [2, 2] and cache.usage().free == 1
+    assert cache.add_pages("a") and not cache.add_pages("b")
+    cache.check()
+
+
+def test_pages_for_many_are_made_by_eviction_where_none_is_free():
+    cache = PagedCache(3, 2, index=PrefixIndex())
+    run(cache, "gone", [1, 2])
+    cache.release("gone")
+    for name, tokens in (("a", [3, 4]), ("b", [5, 6])):
+        run(cache, name, tokens)
+    assert cache.usage().idle == 1 and cache.add_pages("a") and cache.usage().evictions == 1
+    cache.check()
 
 
 def test_reserve_is_all_or_nothing():

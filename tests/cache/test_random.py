@@ -120,30 +120,30 @@ def hit_without_a_reference(self, index, tokens, salt, hit=PagedCache._hit):
     return resident
 
 
-def given_back_by_the_end(self, resident, end, extend=PagedCache._extend):
-    extended = extend(self, resident, end)
-    if extended:
-        start, resident.stored = resident.stored, end
+def given_back_by_the_end(self, residents, count, extend=PagedCache._extend):
+    extended = extend(self, residents, count)
+    for resident in residents if extended else ():
+        start, resident.stored = resident.stored, resident.room
         self._give_back(resident)
         resident.stored = start
     return extended
 
 
-def half_reserved(self, resident, end, extend=PagedCache._extend):
-    extended = extend(self, resident, end)
+def half_reserved(self, residents, count, extend=PagedCache._extend):
+    extended = extend(self, residents, count)
     if not extended:
-        extend(self, resident, resident.room + self.page_size)  # keeps what it gets
+        extend(self, residents, 1)  # keeps what it gets
     return extended
 
 
-def own_page_kept(self, id, tokens):
+def own_page_kept(self, id, tokens, end=0):
     resident = self.residents[id]
     if self.index is not None:
         full = min(len(tokens), resident.stored) // self.page_size
         self.index.insert(resident.cursor, tokens, resident.tables, full)
 
 
-def published_unstored(self, id, tokens):
+def published_unstored(self, id, tokens, end=0):
     resident = self.residents[id]
     if self.index is not None:
         full = min(len(tokens), resident.room) // self.page_size

@@ -8,7 +8,7 @@ engine to compute. No torch.
 import hashlib
 from dataclasses import dataclass, field
 
-from gradus.engine.plan import UNKNOWN, Plan
+from gradus.engine.plan import UNKNOWN, Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import SpanResult
 from tests.cache.memory import updated
@@ -55,10 +55,10 @@ class Done:
     """A step that has run. It counts its rows as the engine wants them."""
 
     rows: int
-    results: list[SpanResult]
+    sampled: Sampled
 
-    def get(self) -> list[SpanResult]:
-        return self.results
+    def get(self) -> Sampled:
+        return self.sampled
 
 
 @dataclass
@@ -88,16 +88,17 @@ class Replica:
         for page in plan.wiped:
             for offset in range(self.page_size):
                 self.memory.pop(page * self.page_size + offset, None)
-        slots = [span.slot for span in plan.spans]
+        spans = plan.expanded()
+        slots = [span.slot for span in spans]
         assert len(set(slots)) == len(slots), "two spans in one slot"
-        for span in plan.spans:
+        for span in spans:
             self.tables[span.slot] = updated(self.tables.get(span.slot, ()), span.pages)
             for position, token in enumerate(span.tokens, span.start):
                 token = self.last[span.slot] if token == UNKNOWN else token
                 for group in range(len(self.windows)):
                     self.memory[self._row(span.slot, group, position)] = token
-        results = [self._sample(span.slot, span.start + len(span.tokens), span.logits) for span in plan.spans]
-        return Done(sum(len(span.tokens) for span in plan.spans), results)
+        results = [self._sample(span.slot, span.start + len(span.tokens), span.logits) for span in spans]
+        return Done(plan.tokens, Sampled.of(plan, results))
 
     def _row(self, slot: int, group: int, position: int) -> int:
         page = self.tables[slot][group][position // self.page_size]

@@ -10,8 +10,9 @@ from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output, Sequence
+from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 from tests.scheduling.replica import LIMITS, Done, Replica, VirtualClock, ask, expected
 
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 50, 60, 70, 80], []]
@@ -29,14 +30,15 @@ class World:
         policy: Policy = "fcfs",
         shared: bool = False,
         windows: tuple[int | None, ...] = (None,),
-        scheduler: Callable[..., PagedBatching] = PagedBatching,
+        scheduler: Callable[..., Scheduler] = Scheduler,
         lag: int = 0,
     ) -> None:
         self.clock = VirtualClock()
         self.cache = PagedCache(pages, page_size, windows, PrefixIndex() if shared else None)
-        self.scheduler = scheduler(self.cache, slots, budget, policy, self.clock)
+        times = TimeLimits(self.clock)
+        self.scheduler = scheduler(self.cache, slots, budget, policy, times)
         self.runner = Replica(page_size, self.clock, windows=windows)
-        self.engine = Engine(self.scheduler, self, LIMITS, lag)
+        self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.budget, self.slots = budget, slots
         self.requests: dict[str, Request] = {}
         self.tokens: dict[tuple[str, int], tuple[int, ...]] = {}  # of each sample, so far
@@ -91,10 +93,10 @@ class World:
         return result
 
     def watch_plan(self, plan: Plan) -> None:
-        rows = sum(len(span.tokens) for span in plan.spans)
-        assert self.budget is None or rows <= self.budget, "more tokens than the budget"
-        assert all(span.tokens for span in plan.spans)
-        assert all(span.start + len(span.tokens) < span.sequence.longest for span in plan.spans), "planned past its end"
+        spans = plan.expanded()
+        assert self.budget is None or plan.tokens <= self.budget, "more tokens than the budget"
+        assert all(span.tokens for span in spans)
+        assert all(span.start + len(span.tokens) < span.sequence.longest for span in spans), "planned past its end"
         entered = {admission.slot for admission in plan.admissions}
         worst = max((span.sequence.order for span in plan.spans if span.slot in entered), default=None)
         waiting = [sequence.order for sequence in self.scheduler.waiting]
@@ -151,7 +153,7 @@ def random_request(name: str, draw: random.Random) -> Request:
     )
 
 
-def random_world(seed: int, scheduler: Callable[..., PagedBatching] = PagedBatching, lag: int = 0) -> None:
+def random_world(seed: int, scheduler: Callable[..., Scheduler] = Scheduler, lag: int = 0) -> None:
     """A whole life: arrivals, cancellations and steps in random order, then the end."""
     draw = random.Random(seed)
     world = World(

@@ -15,13 +15,14 @@ from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
-from gradus.engine.engine import Engine
+from gradus.engine.engine import Engine, Runner
 from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.engine.time_limits import TimeLimits
 from gradus.execution.sizing import sized
 from gradus.kernels import missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 
 __all__ = ["EngineConfig", "build"]
 
@@ -49,21 +50,22 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
         log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
     latest = LatestTokens(count, device) if config.overlap or config.graphs else None
     if config.kernels and not reason:
-        runner = kernel_runner(model, storage, latest, config, report)
+        runner: Runner = kernel_runner(model, storage, latest, config, report)
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device), latest)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    scheduler = PagedBatching(cache, count, config.budget(device.type), config.policy)
-    return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0)
+    times = TimeLimits()
+    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times)
+    return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0, times=times)
 
 
 def kernel_runner(
     model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig, report: Report
-) -> ModelRunner:
+) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
     from gradus.attention.graph_paged import GraphPagedAttention  # here, since Triton is not everywhere
-    from gradus.execution.graphs import GraphRunner
+    from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.execution.warm_up import warm_up
     from gradus.kernels.fuse import fused
     from gradus.sampling.kernel_sampler import KernelSampler
@@ -74,10 +76,11 @@ def kernel_runner(
     view = fused(model)
     most = min(config.budget(model.device.type) or config.limits.context_length, config.limits.context_length)
     warm_up(view, attention, sampler, nobody=count, most=most)
+    eager = ModelRunner(view, attention, sampler, latest)
     if not config.graphs:
-        return ModelRunner(view, attention, sampler, latest)
+        return eager
     assert latest is not None
-    runner = GraphRunner(view, fused(model, pdl=True), attention, sampler, latest, count)
-    report(0, len(runner.sizes))
-    runner.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
-    return runner
+    graphs = DecodeGraphs(view, fused(model, pdl=True), attention, sampler, latest, count)
+    report(0, len(graphs.sizes))
+    graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
+    return GraphRunner(eager, graphs)

@@ -1,6 +1,6 @@
 """A plan made ready for the device: flat tensors, and the few host numbers that an attention backend needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -17,7 +17,8 @@ class Batch:
     starts, lengths: for each span the position of its first token, and the positions stored after this step.
     tables: for each span what has changed in its slot's block tables; None where they hold.
     wiped: pages to fill with zeros before anything is stored (see Plan).
-    logits_rows: [R] int64, the rows that get logits; row_spans says whose they are.
+    logits_rows: [R] int64, the rows that get logits; row_spans says which span each belongs to.
+    unknown: spans whose first token is only on the device yet.
     """
 
     token_ids: Tensor
@@ -30,4 +31,5 @@ class Batch:
     tables: list[TableChange | None]
     logits_rows: Tensor
     row_spans: list[int]
+    unknown: list[int] = field(default_factory=list)
     wiped: tuple[int, ...] = ()

@@ -11,10 +11,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.bench.statistics import distribution, significant
@@ -22,12 +26,14 @@ from gradus.bench.workloads import SEED, Workload, shared_prefix
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import DEFAULT_PAGE_SIZE, Policy
-from gradus.engine.plan import Plan
+from gradus.engine.engine import Engine
+from gradus.engine.plan import Column, Plan, Result, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
-from gradus.engine.sequence import Output, Sequence, SpanResult
+from gradus.engine.sequence import Output, Sequence
+from gradus.engine.time_limits import TimeLimits
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 
 SHAPE = "llama-3.1-8b"
 H200 = Machine(bandwidth=4.8e12, rate=989e12)
@@ -58,36 +64,38 @@ class SimulatedStep:
     """A step that is done as soon as it is asked for."""
 
     rows: int
-    results: list[SpanResult]
+    sampled: Sampled
 
-    def get(self) -> list[SpanResult]:
-        return self.results
+    def get(self) -> Sampled:
+        return self.sampled
 
 
 class SimulatedRunner:
     """Gives every row that is sampled from a token, and takes as much virtual time as the roofline says."""
 
-    def __init__(self, config: ModelConfig, clock: VirtualClock, machine: Machine = H200) -> None:
+    def __init__(self, config: ModelConfig, clock: VirtualClock, slots: int, machine: Machine = H200) -> None:
         self.config = config
         self.clock = clock
         self.machine = machine
-        self._seeds: dict[int, int] = {}  # by slot
+        self._seeds = np.zeros(slots, np.uint64)  # by slot
 
     def run(self, plan: Plan) -> SimulatedStep:
         for admission in plan.admissions:
             self._seeds[admission.slot] = admission.request.seed_of(admission.index)
-        shapes = [SpanShape(span.start, len(span.tokens), span.logits) for span in plan.spans]
+        spans = [span for span in plan.spans if span.logits]
+        shapes = [SpanShape(start, 1, 1) for start in plan.decodes.starts.tolist()]
+        shapes += [SpanShape(span.start, len(span.tokens), span.logits) for span in plan.spans]
         self.clock.now += step_cost(self.config, shapes, BFLOAT16).seconds(self.machine)
-        results = [
-            SpanResult((token_at(self._seeds[span.slot], shape.start + shape.rows),)) if span.logits else SpanResult()
-            for span, shape in zip(plan.spans, shapes, strict=True)
-        ]
-        return SimulatedStep(sum(shape.rows for shape in shapes), results)
+        slots = np.append(plan.decodes.slots, [span.slot for span in spans]).astype(np.int64)
+        lengths = np.append(plan.decodes.starts + 1, [span.start + len(span.tokens) for span in spans])
+        tokens = tokens_at(self._seeds[slots], lengths.astype(np.uint64))
+        return SimulatedStep(plan.tokens, Sampled(tokens, [span.logits for span in plan.spans]))
 
 
-def token_at(seed: int, position: int) -> int:
-    """The rule: what any sequence of that seed says at that position, in any batch."""
-    return (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 >> 20) % VOCABULARY
+def tokens_at(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Column:
+    """The rule: what sequences of these seeds say at these positions, in any batch."""
+    mixed = seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xBF58476D1CE4E5B9)
+    return ((mixed >> np.uint64(20)) % np.uint64(VOCABULARY)).astype(np.int64)
 
 
 @dataclass(slots=True)
@@ -123,42 +131,54 @@ def _micro(seconds: Iterable[float]) -> dict[str, float]:
 
 
 class Simulation:
-    """A scheduler over a simulated machine, with a stopwatch at every call into it."""
+    """A scheduler in its loop over a simulated machine, with a stopwatch at every call into it."""
 
     def __init__(self, batch: int, pages: int, policy: Policy = "fcfs", token_budget: int = TOKEN_BUDGET) -> None:
         self.clock = VirtualClock()
-        self.runner = SimulatedRunner(SHAPES[SHAPE], self.clock)
         self.cache = PagedCache(pages, DEFAULT_PAGE_SIZE, index=PrefixIndex())
-        self.scheduler = PagedBatching(self.cache, batch, token_budget, policy, self.clock)
+        times = TimeLimits(self.clock)
+        self.scheduler = Scheduler(self.cache, batch, token_budget, policy, times)
+        limits = ModelLimits(VOCABULARY, SHAPES[SHAPE].context_length)
+        runner = SimulatedRunner(SHAPES[SHAPE], self.clock, batch)
         self.watch = Stopwatch()
+        self.engine = Engine(_Watched(self), runner, limits, times=times)
 
-    def add(self, request: Request) -> Sequence:
-        sequence = Sequence(request, 0, self.clock)
-        started = time.perf_counter()
-        self.scheduler.add([sequence])
-        self.watch.adds.append(time.perf_counter() - started)
-        return sequence
-
-    def step(self) -> list[Output]:
-        """One step; its outputs, those of whom it ended without one included."""
-        watch, scheduler = self.watch, self.scheduler
-        started = time.perf_counter()
-        plan = scheduler.schedule()
-        scheduled = time.perf_counter()
-        ended = scheduler.take_ended()
-        if plan is None:
-            return ended
-        step = self.runner.run(plan)
-        resumed = time.perf_counter()
-        outputs = scheduler.commit(plan, step)
-        watch.commits.append(time.perf_counter() - resumed)
-        watch.schedules.append(scheduled - started)
-        watch.batches.append(len(plan.spans))
-        return ended + outputs
+    def step(self) -> Ordered[Output]:
+        return self.engine.step()
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.waiting_count + self.scheduler.active_count > 0
+        return self.engine.has_work
+
+
+class _Watched:
+    """The scheduler, with the stopwatch running in those calls that are made for every request and step."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._scheduler = simulation, simulation.scheduler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        started = time.perf_counter()
+        self._scheduler.add(sequences)
+        self._simulation.watch.adds.append(time.perf_counter() - started)
+
+    def schedule(self) -> Plan | None:
+        started = time.perf_counter()
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._simulation.watch.schedules.append(time.perf_counter() - started)
+            self._simulation.watch.batches.append(plan.size)
+        return plan
+
+    def commit(self, plan: Plan, result: Result) -> Ordered[Output]:
+        result.get()  # making tokens is the machine's part
+        started = time.perf_counter()
+        outputs = self._scheduler.commit(plan, result)
+        self._simulation.watch.commits.append(time.perf_counter() - started)
+        return outputs
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------
@@ -199,7 +219,7 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
     workload, made = requests(count, batch, policy)
     simulation = Simulation(batch, batch * POSITIONS_EACH // DEFAULT_PAGE_SIZE, policy)
     pending = deque(zip((job.at for job in workload.jobs), made, strict=True))
-    running: dict[str, tuple[float, Sequence]] = {}
+    arrived: dict[str, float] = {}
     waits, latencies, usages, tokens, missed = [], [], [], 0, 0
     queue, started = [], time.perf_counter()
     with frozen():
@@ -208,17 +228,19 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
                 simulation.clock.now = max(simulation.clock.now, pending[0][0])
             while pending and pending[0][0] <= simulation.clock.now:
                 at, request = pending.popleft()
-                running[request.id] = at, simulation.add(request)
+                arrived[request.id] = at
+                simulation.engine.submit(request)
             for output in simulation.step():
                 tokens += len(output.tokens)
                 if output.finish_reason is None:
                     continue
-                at, sequence = running.pop(output.request_id)
+                assert output.timings is not None
+                latency = simulation.clock.now - arrived.pop(output.request_id)
                 missed += output.finish_reason == "deadline"
-                latencies.append(simulation.clock.now - at)
-                waits.append((sequence.scheduled or simulation.clock.now) - at)
+                latencies.append(latency)
+                waits.append(latency - output.timings.total_s + output.timings.queued_s)
             if len(simulation.watch.batches) % USAGE_EVERY == 0:
-                usages.append(simulation.cache.usage())
+                usages.append(simulation.scheduler.measure_usage())
                 queue.append(simulation.scheduler.waiting_count)
     wall, watch, scheduler = time.perf_counter() - started, simulation.watch, simulation.scheduler
     scheduler.check()
@@ -245,12 +267,12 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
 
 
 def steady(batch: int, steps: int, prompt: int = 512) -> dict[str, Any]:
-    """Nothing but decodes: every sequence of a full batch, step after step, nobody coming and nobody going."""
-    answer = prompt + 2 * steps  # nobody ends before the last prompt is done and all steps are taken
+    """Nothing but decodes: every sequence of a full batch, step after step, none coming and none going."""
+    answer = prompt + 2 * steps  # none ends before the last prompt is done and all steps are taken
     simulation = Simulation(batch, batch * (prompt + answer) // DEFAULT_PAGE_SIZE + batch)
     for request in short_requests(batch, prompt, (answer, answer)):
-        simulation.add(request)
-    while not all(sequence.decoding for sequence in simulation.scheduler.running) or simulation.scheduler.waiting_count:
+        simulation.engine.submit(request)
+    while simulation.scheduler.columns.count < batch:
         simulation.step()
     return _measured(simulation, steps, iter(()))
 
@@ -260,7 +282,7 @@ def queued(length: int, batch: int, steps: int) -> dict[str, Any]:
     simulation = Simulation(batch, batch * 128 // DEFAULT_PAGE_SIZE)
     supply = short_requests(length + (steps + 64) * batch, 32, (16, 64))
     for request in itertools.islice(supply, length + batch):
-        simulation.add(request)
+        simulation.engine.submit(request)
     for _ in range(64):  # until as many end at every step as at any other
         simulation.step()
         _refill(simulation, length, supply)
@@ -279,7 +301,7 @@ def _measured(simulation: Simulation, steps: int, supply: Iterator[Request], len
 
 def _refill(simulation: Simulation, length: int, supply: Iterator[Request]) -> None:
     while simulation.scheduler.waiting_count < length:
-        simulation.add(next(supply))
+        simulation.engine.submit(next(supply))
 
 
 def short_requests(count: int, prompt: int, answer: tuple[int, int], seed: int = SEED) -> Iterator[Request]:

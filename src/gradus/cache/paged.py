@@ -1,15 +1,18 @@
-"""The cache manager of the final engine: a sequence lives on pages, wherever they are, and its block table lists them.
+"""The final engine's cache manager: a sequence lives on pages, wherever they are, and its block table lists them.
 
 Entry i of a table is the page with positions [i * page_size, (i + 1) * page_size), so a sequence wastes less than a
 page, grows one page at a time, and shares whole pages with others that begin alike (PagedAttention: Kwon et al. 2023).
-A layer group with a sliding window has a table of its own, in which pages that nobody will read again are given back:
-their entries are 0.
+A layer group with a sliding window has a table of its own, in which pages that no query will read again are given
+back: their entries are 0.
+
+The teaching twin is phases/p04_paged_cache (and p05 for the prefix index); this one adds layer groups with windows,
+tables told by what changed, eviction ahead of need, and pages poisoned by numbers that are not finite.
 """
 
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 
 from gradus.cache import TableChange
 from gradus.cache.pool import PagePool
@@ -24,11 +27,10 @@ EVICT_AHEAD = 1 / 256
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A sequence in the cache. Whoever runs it may keep this: at every step, that is less work than to look it up.
+    """A sequence in the cache.
 
-    tables: its block table, a list of pages a layer group, all equally long. first: the first entry of each that has
-    not been given back. stored: positions stored; room: positions that the tables have room for. Who grows within its
-    room may raise `stored` itself, where calls of `reserve` would cost more than the rest of a decode's plan.
+    tables: its block tables, one list of pages per layer group, all equally long. first: the first entry of each that
+    has not been given back. stored: positions reserved; room: positions that the tables have room for.
     told: so many entries of each table are as `change` last told. cursor: how far its pages are in the prefix index, if
     there is one; publish_at: once that many positions are stored, there is a full page more to publish.
     """
@@ -125,7 +127,7 @@ class PagedCache:
         return 0 if resident is None else resident.stored
 
     def reserve(self, id: Hashable, end: int) -> bool:
-        """Make room for the span [stored, end), and count it as stored: all of it, or none and False.
+        """Make room for positions [stored, end), and count them as stored: all of them, or none and False.
 
         Before a page is taken, window pages that no query from the span's start on can see are given back, and idle
         pages are evicted if too few are free.
@@ -134,36 +136,35 @@ class PagedCache:
         if resident is None:
             resident = self._newcomer()
         if end > resident.room:
-            if not self._extend(resident, end):
+            if not self._extend([resident], -(-(end - resident.room) // self.page_size)):
                 return False
             self.residents[id] = resident
         resident.stored = end
         return True
 
-    def next_page(self, resident: Resident, end: int) -> bool:
-        """What `reserve` does for who decodes, made short for the usual case: a page more, in groups without windows.
-
-        False, with nothing done, where there is more to it: position `end` - 1 begins no page, or none is free.
-        """
-        pool, tables = self.pool, resident.tables
-        if end != resident.room + 1 or self.sliding or len(pool.free) < len(tables):
+    def add_pages(self, ids: Sequence[Hashable]) -> bool:
+        """A page more, reserved whole, for each of these sequences, whose pages are all full: all or none and False."""
+        entering = [self.residents[id] for id in ids]
+        if not self._extend(entering, 1):
             return False
-        for table in tables:
-            table.append(pool.take_one())
-        resident.stored = end
-        resident.room += self.page_size
+        for resident in entering:
+            resident.stored = resident.room
         return True
 
-    def _extend(self, resident: Resident, end: int) -> bool:
-        """Lengthen every table until position `end` - 1 has a page. False, and no page more, if there is no room."""
-        self._give_back(resident)
-        wanted = -(-end // self.page_size) - len(resident.tables[0])
-        if wanted * len(self.windows) > self.available:
+    def _extend(self, residents: Sequence[Resident], count: int) -> bool:
+        """Lengthen every table of each by so many pages. False, and no page more, if there is no room for all."""
+        if self.sliding:
+            for resident in residents:
+                self._give_back(resident)
+        wanted = len(residents) * count * len(self.windows)
+        if wanted > self.available:
             self.refusals += 1
             return False
-        for table in resident.tables:
-            table += self._take(wanted)
-        resident.room = len(resident.tables[0]) * self.page_size
+        pages = iter(self._take(wanted))
+        for resident in residents:
+            for table in resident.tables:
+                table += islice(pages, count)
+            resident.room += count * self.page_size
         return True
 
     def _give_back(self, resident: Resident) -> None:
@@ -197,21 +198,16 @@ class PagedCache:
     # -- others may share --------------------------------------------------------------------------------------------
 
     def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> None:
-        """A step has run: every full page of `tokens` that is stored enters the index, for others to hit.
+        """Steps have run: every full page of `tokens` that is stored enters the index, if there is one, for others to hit.
 
         end: only pages of positions below it; what later steps, now under way, store has not been seen to be good.
-        A sequence never seen has none.
+        Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
+        keep their snapshots, so they never notice. A sequence never seen has no pages.
         """
         resident = self.residents.get(id)
-        if resident is not None:
-            self.index_pages(resident, tokens, min(len(tokens), resident.stored, end))
-
-    def index_pages(self, resident: Resident, tokens: list[int], end: int) -> None:
-        """Enter the full pages of positions [0, end), all of them stored, into the index, if there is one.
-
-        Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
-        keep their snapshots, so they never notice.
-        """
+        if resident is None:
+            return
+        end = min(len(tokens), resident.stored, end)
         if end < resident.publish_at:
             return
         assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
@@ -267,9 +263,12 @@ class PagedCache:
         """Pages that `reserve` could take now."""
         return self.pool.available
 
-    def usage(self) -> CacheUsage:
-        """The pool now, and what has happened in it. Takes time with the number of pages: not for every step."""
-        unused = sum(resident.room - resident.stored for resident in self.residents.values())
+    def usage(self, ahead: int = 0) -> CacheUsage:
+        """The pool now, and what has happened in it. Takes time with the number of pages: not for every step.
+
+        ahead: positions that are reserved and that no step has been planned for yet.
+        """
+        unused = ahead + sum(resident.room - resident.stored for resident in self.residents.values())
         return CacheUsage(
             pages=self.pool.count,
             page_size=self.page_size,

@@ -60,13 +60,11 @@ class PagePool:
         """Free pages, with one reference each. Raises PoolExhausted if there are fewer: evict first, nobody waits."""
         if count > len(self.free):
             raise PoolExhausted(f"{count} pages are wanted, and {len(self.free)} of {self.count} are free")
-        return [self.take_one() for _ in range(count)]
-
-    def take_one(self) -> int:
-        """The free page that comes next, with one reference. There must be one."""
-        page = self.free.pop()
-        self.references[page] = 1
-        return page
+        split = len(self.free) - count
+        taken, self.free[split:] = self.free[split:][::-1], ()
+        for page in taken:
+            self.references[page] = 1
+        return taken
 
     def share(self, *pages: int) -> None:
         """One more reference to pages held or idle; idle no more. Raises FreePageUsed at a free one."""

@@ -3,30 +3,39 @@
 Progress is a span: "run these tokens of this sequence from this position". A prefill of P tokens is (0, P), a decode
 at position n is (n, 1), and the baseline without a cache recomputes (0, n) every step. There is no prefill mode and no
 decode mode: a step is a list of spans, mixed freely.
+
+Most spans of a busy engine are decodes, and all they differ in is a few numbers. The final engine writes those as
+columns (`Decodes`), one row per span; a `Span` then describes what is more than that.
 """
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradus.cache import TableChange
 from gradus.engine.request import Request
-from gradus.engine.sequence import Sequence, SpanResult
+from gradus.engine.sequence import Sequence, SpanResult, TokenLogprob
 
 UNKNOWN = -1
-"""In the place of a token id that is only on the device yet."""
+"""Stands for a token id that is only on the device yet."""
+
+Column = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class Span:
     """`tokens` of one sequence, at positions start, start + 1, …
 
-    tokens: UNKNOWN stands for the newest that was sampled in this slot, by a step that is still under way.
-    sequence: for commit alone; the runner never reads it.
-    slot: the row of the sequence's state on the device while it runs (sampling state; later its block table).
+    tokens: UNKNOWN stands for the newest token that was sampled in this slot, by a step that is still under way.
+    sequence: for commit alone; the runner never reads it, and a plan that was unpacked has None.
+    slot: the row of the sequence's state on the device while it runs (sampling state, block table).
     logits: how many of the last rows get logits, decided at scheduling: 1 to sample, 0 for a chunk that does not end
-        the prompt.
-    pages: what has changed in its block tables since its span before, or all of them if this is its first in the slot;
+        the prompt, k + 1 to verify k drafts.
+    pages: what has changed in its block tables since its last span, or all of them if this is its first in the slot;
         None where nothing has, as in most decodes, and from caches without pages.
     """
 
@@ -36,6 +45,32 @@ class Span:
     tokens: Ordered[int]
     logits: int
     pages: TableChange | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Decodes:
+    """Spans of one token with logits, in columns: row i runs tokens[i] at position starts[i] of slot slots[i].
+
+    pages: (slot, change) of the slots whose block tables have changed. owners, epochs: for commit alone; an unpacked
+    plan has none. An epoch tells whether the slot has changed hands since.
+    """
+
+    slots: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    starts: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    pages: Ordered[tuple[int, TableChange]] = ()
+    owners: NDArray[np.object_] | None = None
+    epochs: Column | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def expanded(self) -> Iterator[Span]:
+        """The same as spans, for readers that want those."""
+        changes = dict(self.pages)
+        owners = [None] * len(self) if self.owners is None else self.owners
+        rows = zip(owners, self.slots.tolist(), self.starts.tolist(), self.tokens.tolist(), strict=True)
+        return (Span(owner, slot, start, (token,), 1, changes.get(slot)) for owner, slot, start, token in rows)
 
 
 @dataclass(slots=True)
@@ -63,15 +98,31 @@ def admit(sequence: Sequence, slot: int) -> Admission:
 
 @dataclass(slots=True)
 class Plan:
-    """One step's work, in the order of the flat batch. Admissions and wiping take effect before any span runs.
+    """One step's work. In the flat batch the decodes come first, then the spans, each in their order.
 
-    wiped: pages to be filled with zeros, because a sequence that ended with numbers that are not finite wrote them: a
+    Admissions and wiping take effect before any span runs.
+    wiped: pages to fill with zeros, because a sequence that ended with numbers that are not finite wrote them: a
     position that attention masks has the weight 0, and 0 times NaN is NaN.
     """
 
-    spans: list[Span]
+    spans: list[Span] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     wiped: tuple[int, ...] = ()
+    decodes: Decodes = field(default_factory=Decodes)
+
+    @property
+    def size(self) -> int:
+        """How many sequences it advances."""
+        return len(self.decodes) + len(self.spans)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it runs."""
+        return len(self.decodes) + sum([len(span.tokens) for span in self.spans])
+
+    def expanded(self) -> list[Span]:
+        """All of it as spans, in the order of the flat batch: for readers that do not mind the cost."""
+        return [*self.decodes.expanded(), *self.spans]
 
 
 class Result(Protocol):
@@ -82,5 +133,59 @@ class Result(Protocol):
 
     rows: int
 
-    def get(self) -> list[SpanResult]:
-        """One result a span, in the plan's order. The only host sync of a step."""
+    def get(self) -> "Sampled":
+        """What was sampled, on the host. The only host sync of a step."""
+
+
+NOT_FINITE = "the model gave no finite logit to choose from"
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What a step sampled: a row per logits row, in the order of the flat batch, so the decodes' rows come first.
+
+    tokens: int64 [R], negative where there is none. counts: the rows of each span that is no column.
+    logprobs: by row, where the request asks for them. errors: by row, what went wrong where that was not the logits.
+
+    Iterating gives a SpanResult per span that is no column, as `zip(plan.spans, result.get())` wants them.
+    """
+
+    tokens: Column
+    counts: Ordered[int]
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":
+        """Out of a result per span of `plan.expanded()`: for runners that are no model."""
+        results = list(results)
+        sampled = cls(np.empty(0, np.int64), [span.logits for span in plan.spans])
+        tokens: list[int] = []
+        for span, result in zip(plan.expanded(), results, strict=True):
+            if result.error is not None and not result.poisoned:
+                sampled.errors[len(tokens)] = result.error
+            sampled.logprobs |= dict(enumerate(result.logprobs, len(tokens)))
+            tokens += (-1,) * span.logits if result.error is not None else result.tokens
+        sampled.tokens = np.array(tokens, np.int64)
+        return sampled
+
+    @property
+    def decoded(self) -> Column:
+        """The tokens of the decodes in columns."""
+        return self.tokens[: len(self.tokens) - sum(self.counts)]
+
+    def result(self, first: int, count: int = 1) -> SpanResult:
+        """What a span with these rows sampled; an error in one of them is the span's."""
+        for row in range(first, first + count):
+            if row in self.errors:
+                return SpanResult(error=self.errors[row])
+            if self.tokens[row] < 0:
+                return SpanResult(error=NOT_FINITE, poisoned=True)
+        logprobs = [self.logprobs[row] for row in range(first, first + count) if row in self.logprobs]
+        return SpanResult(tuple(self.tokens[first : first + count].tolist()), tuple(logprobs))
+
+    def __iter__(self) -> Iterator[SpanResult]:
+        row = len(self.decoded)
+        for count in self.counts:
+            yield self.result(row, count)
+            row += count

@@ -4,12 +4,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gradus.engine.request import Request
-
-if TYPE_CHECKING:
-    from gradus.cache.paged import Resident
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,64 +67,62 @@ class Output:
     cached_tokens: int = 0
 
 
+class Unread(Protocol):
+    """Tokens that steady steps have sampled for a sequence and that its list does not hold yet."""
+
+    def take(self, slot: int) -> list[int]:
+        """Those of the sequence in `slot`, which are taken over with this call."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Sample `index` of `request`. Its scheduler owns it; `tokens` is the prompt and, growing, the output.
 
-    clock: the scheduler's, in seconds. due: when its last token must be there, on that clock; infinite without a
-    deadline. longest: the length at which it ends. slot: where it runs; no matter while it does not.
+    clock: the engine's, in seconds. due: when its last token must be there, on that clock; infinite without a
+    deadline. longest: the length at which it ends. slot: where it runs; -1 while it does not.
 
-    Of a scheduler that cuts prompts up or chooses its order:
-    order: who goes first has the smaller one. decoding: each of its spans from now on is its newest token.
-    planned: the length that it will have once every step planned so far has run. Steps under way sample the tokens
-        from len(tokens) on, which nobody knows yet.
-    resumes: preempted, it must not run again before so many plans are committed: some of those may hold its tokens.
-    newest: the token that was sampled last, on its own.
-    room: it decodes, and up to this length its plans need no page and nobody's leave. 0: ask first.
-    quiet: a token sampled from a position before this one cannot end it, unless it is one to stop at.
-    full: the last position of a page. Once it is stored, there is a page more that others may share.
+    Of schedulers that preempt or choose an order:
+    order: the sequence with the smaller one goes first.
+    resumes: after a preemption, how many plans must be committed before it may run again: some may hold its tokens.
+    unread: where its newest tokens are while it decodes in columns.
     """
-
-    # What every step reads stands first, side by side in memory: with hundreds of sequences the processor's cache is
-    # what a step waits for.
 
     request: Request
     index: int
     clock: Callable[[], float] = time.perf_counter
     request_id: str = field(init=False)
-    tokens: list[int] = field(init=False)
-    stop_ids: frozenset[int] = field(init=False)
-    slot: int = -1
-    planned: int = field(init=False)
-    newest: tuple[int, ...] = ()
-    room: int = 0
-    quiet: int = 0
-    full: int = 0
-    resident: "Resident" = field(init=False)  # what the cache manager keeps of it
-
     id: tuple[str, int] = field(init=False)  # what the cache manager knows it by
+    stop_ids: frozenset[int] = field(init=False)
     longest: int = field(init=False)
+    slot: int = -1
     order: tuple[float, int] = (0.0, 0)
-    decoding: bool = False
     resumes: int = 0
+    unread: Unread | None = None
     cached_tokens: int = 0
     finish_reason: str | None = None
     arrived: float = field(init=False)
     due: float = field(init=False)
     scheduled: float | None = None
     first_token: float | None = None
+    _tokens: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         request = self.request
         self.request_id = request.id
         self.id = request.id, self.index
-        self.tokens = list(request.prompt)
-        self.planned = len(self.tokens)
+        self._tokens = list(request.prompt)
         self.longest = request.longest
         self.stop_ids = request.stop_ids
         self.arrived = self.clock()
         deadline = request.scheduling.deadline
         self.due = math.inf if deadline is None else self.arrived + deadline
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that is known of it, prompt first. Not to be changed by readers."""
+        if self.unread is not None:
+            self._tokens += self.unread.take(self.slot)
+        return self._tokens
 
     @property
     def generated(self) -> int:
@@ -139,7 +134,7 @@ class Sequence:
             return self.end("error", result.error)
         if self.first_token is None and result.tokens:
             self.first_token = self.clock()
-        known, request, self.newest = self.tokens, self.request, result.tokens[-1:]
+        known, request = self.tokens, self.request
         before = len(known)
         for token in result.tokens:
             known.append(token)

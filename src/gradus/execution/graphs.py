@@ -2,14 +2,14 @@
 
 A decode step computes the same operations with the same shapes every time; only numbers in tensors differ. A CUDA graph
 is such a step recorded once: the kernels, their arguments, the addresses they read and write. Replaying it costs the
-host one call, and the GPU a microsecond a kernel. So a graph must find everything at fixed addresses: who decodes and
-how far, block tables, what was sampled last. All of it lies in tables on the device, a row a slot; what the host sends
-for a step are three numbers a sequence.
+host one call, and the GPU a microsecond per kernel. So a graph must find everything at fixed addresses: slots and
+lengths, block tables, what was sampled last. All of it lies in tables on the device, one row per slot; what the host
+sends for a step are three numbers per sequence.
 
 In the graph: the newest tokens are read from their slots, the attention's work is divided, the model runs, its logits
 are sampled, and the tokens written back to their slots, where the next step finds them before the host has seen them.
 
-Batches are padded to the next captured size with rows of nobody: a slot of their own, page 0, length 0.
+Batches are padded to the next captured size with rows that belong to no sequence: a slot of their own, page 0, length 0.
 """
 
 import logging
@@ -22,16 +22,18 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
-from gradus.device.transfer import Arrival, to_host, upload
-from gradus.engine.plan import Plan
-from gradus.engine.sequence import SpanResult
-from gradus.execution.runner import LatestTokens, ModelRunner, StepResult
+from gradus.device.transfer import Arrival, upload
+from gradus.engine.plan import Column, Decodes, Plan
+from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.step import StepResult
 from gradus.kernels.decode_inputs import newest
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
-from gradus.sampling.sampler import Row, Sampled
+from gradus.sampling.sampler import Drawn, Row
 
 log = logging.getLogger(__name__)
+
+Numbers = Column | Sequence[int]
 
 BUFFERS = 3  # steps whose numbers may be on their way at once; more wait
 EARLY = 64  # rows of a step up to which it is tried whether launches should start while the ones before them drain
@@ -48,9 +50,9 @@ class GraphAttention(AttentionBackend, Protocol):
         """Before a replay: fill pages with zeros."""
 
     def prepare_decodes(self, slots: Tensor, lengths: Tensor, *, pdl: bool) -> None:
-        """Inside the graph: a row each of these slots, int32 [B], whose lengths, int32 [B], count the new token.
+        """Inside the graph: a row for each of these slots, int32 [B], whose lengths, int32 [B], count the new token.
 
-        A length of 0 is padding: its row is stored in page 0, if the slot's table is nobody's, and attends to nothing.
+        A length of 0 is padding: its row is stored in page 0, if the slot is the padding's, and attends to nothing.
         pdl: see `gradus.kernels.overlap`.
         """
 
@@ -67,11 +69,51 @@ class Captured:
     tokens: Tensor
 
 
-class GraphRunner(ModelRunner):
-    """Replays what it can and runs the rest eagerly: steps with a prompt, and with more sequences than slots.
+class GraphRunner:
+    """Replays steps of decodes; steps with a prompt run eagerly.
 
-    early: the model once more, with launches that start while the ones before them drain (`gradus.kernels.overlap`).
-    slots: how many sequences run at once; the attention backend, like sampler and latest, has room for one more.
+    eager: runs the rest; its sampler, latest tokens and attention are the graphs' as well.
+    """
+
+    def __init__(self, eager: ModelRunner, graphs: "DecodeGraphs") -> None:
+        self.eager = eager
+        self.graphs = graphs
+
+    @property
+    def attention(self) -> AttentionBackend:
+        return self.eager.attention
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        if plan.spans or not self.graphs.fit(plan.decodes):
+            return self.eager.run(plan)
+        self.graphs.sampler.admit(plan.admissions)
+        captured = self.graphs.replay(plan.decodes, plan.wiped)
+        drawn = self._draw_special(plan.decodes, captured)
+        return StepResult(plan, len(captured.tokens), drawn, self.graphs.device)
+
+    def _draw_special(self, decodes: Decodes, captured: Captured) -> Drawn:
+        """The graph's tokens. For requests that ask for more than it draws, logits are computed once again."""
+        graphs, tokens = self.graphs, captured.tokens[: len(decodes)]
+        asking = graphs.sampler.special
+        slots = decodes.slots.tolist() if asking else []
+        special = [row for row, slot in enumerate(slots) if slot in asking]
+        if not special:
+            return Drawn(tokens)
+        where = upload(special, torch.int64, graphs.device)
+        rows = [Row(slots[row], int(decodes.starts[row]) + 1) for row in special]
+        drawn = graphs.sampler.sample(graphs.model.logits(captured.hidden[where]), rows)
+        graphs.latest.record([row.slot for row in rows], drawn.tokens)
+        tokens[where] = drawn.tokens
+        logprobs = {special[i]: parts for i, parts in drawn.logprobs.items()}
+        return Drawn(tokens, logprobs, {special[i]: error for i, error in drawn.errors.items()})
+
+
+class DecodeGraphs:
+    """The captured decode steps of up to `slots` sequences, one per batch size.
+
+    model: as the kernels see it. early: the model once more, with launches that start while the ones before them drain
+    (`gradus.kernels.overlap`). attention, sampler and latest have room for one slot more, which is the padding's.
     """
 
     def __init__(
@@ -83,15 +125,14 @@ class GraphRunner(ModelRunner):
         latest: LatestTokens,
         slots: int,
     ) -> None:
-        super().__init__(model, attention, sampler, latest)
-        self.early = early
-        self.graph_attention, self.graph_sampler, self.graph_latest = attention, sampler, latest
-        self.nobody = slots
+        self.model, self.early, self.device = model, early, model.device
+        self.attention, self.sampler, self.latest = attention, sampler, latest
+        self.padding = slots
         self.sizes = batch_sizes(slots)
-        self.graphs: dict[int, Captured] = {}
+        self.captured: dict[int, Captured] = {}
         self.captured_bytes = 0
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
-        self.inputs = torch.zeros(3, slots, dtype=torch.int32, device=model.device)  # slots, lengths, token ids
+        self.inputs = torch.zeros(3, slots, dtype=torch.int32, device=self.device)  # slots, lengths, token ids
         self.buffers = [torch.zeros(3, slots, dtype=torch.int32, pin_memory=True) for _ in range(BUFFERS)]
         self.arrivals: list[Arrival | None] = [None] * BUFFERS
         self.turn = 0
@@ -103,20 +144,20 @@ class GraphRunner(ModelRunner):
         """Record a graph for every size, largest first: the smaller ones then fit into the memory of the largest.
 
         report(done, total) is called after each. length: of the sequences that graphs are tried out with, positions
-        that the block table of nobody has room for. Nothing else may run on the GPU meanwhile.
+        that the padding's block table has room for. Nothing else may run on the GPU meanwhile.
         """
-        before = torch.cuda.memory_reserved(self.model.device)
+        before = torch.cuda.memory_reserved(self.device)
         for number, size in enumerate(reversed(self.sizes), start=1):
-            self._fill([self.nobody] * size, [length] * size, [0] * size, size)
+            self._fill([self.padding] * size, [length] * size, [0] * size, size)
             candidates = [self._capture(size, early) for early in ((False, True) if size <= EARLY else (False,))]
-            self.graphs[size] = fastest(candidates)
+            self.captured[size] = fastest(candidates)
             report(number, len(self.sizes))
-        self.captured_bytes = torch.cuda.memory_reserved(self.model.device) - before
-        log.info("captured %d CUDA graphs in %d MiB", len(self.graphs), self.captured_bytes >> 20)
+        self.captured_bytes = torch.cuda.memory_reserved(self.device) - before
+        log.info("captured %d CUDA graphs in %d MiB", len(self.captured), self.captured_bytes >> 20)
 
     def _capture(self, size: int, early: bool) -> Captured:
         self._step(size, early)  # compiles kernels and sets them up, none of which a graph could record
-        torch.cuda.synchronize(self.model.device)
+        torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             hidden, tokens = self._step(size, early)
@@ -124,78 +165,54 @@ class GraphRunner(ModelRunner):
 
     def _step(self, size: int, early: bool) -> tuple[Tensor, Tensor]:
         """One decode step of `size` rows, all of it on the device. Returns the last hidden states, and tokens."""
+        hidden = self._forward(size, early)
+        return hidden, self._draw(size, hidden, early)
+
+    def _forward(self, size: int, early: bool) -> Tensor:
         slots, lengths, given = self.inputs[:, :size]
-        latest = self.graph_latest.tokens
-        token_ids, positions = newest(slots, lengths, given, latest)
-        self.graph_attention.prepare_decodes(slots, lengths, pdl=early)
+        token_ids, positions = newest(slots, lengths, given, self.latest.tokens)
+        self.attention.prepare_decodes(slots, lengths, pdl=early)
+        return (self.early if early else self.model)(token_ids, positions, self.attention)
+
+    def _draw(self, size: int, hidden: Tensor, early: bool) -> Tensor:
+        slots, lengths, _ = self.inputs[:, :size]
         model = self.early if early else self.model
-        hidden = model(token_ids, positions, self.attention)
         # the kernel widens each logit as it reads it: no second matrix of them
         logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
-        tokens, _ = self.graph_sampler.draw_slots(logits, slots, lengths, latest)
-        return hidden, tokens
+        tokens, _ = self.sampler.draw_slots(logits, slots, lengths, self.latest.tokens)
+        return tokens
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def run(self, plan: Plan) -> "StepResult | Replayed":  # type: ignore[override]  # both are Results
-        spans = plan.spans
-        size = next((size for size in self.sizes if size >= len(spans)), None)
-        decodes = [span for span in spans if span.logits and len(span.tokens) == 1]
-        if size not in self.graphs or len(decodes) < len(spans):
-            return super().run(plan)
-        self.sampler.admit(plan.admissions)  # a prompt of one token is a decode
-        if plan.wiped:
-            self.graph_attention.wipe(plan.wiped)
-        slots = [span.slot for span in spans]
-        self.graph_attention.update_tables(slots, [span.pages for span in spans])
-        self._fill(slots, [span.start + 1 for span in spans], [span.tokens[0] for span in spans], size)
-        captured = self.graphs[size]
-        captured.graph.replay()
-        return self._result(plan, captured)
+    def fit(self, decodes: Decodes) -> bool:
+        return 0 < len(decodes) <= self.padding and self._size(len(decodes)) in self.captured
 
-    def _fill(self, slots: list[int], lengths: list[int], token_ids: list[int], size: int) -> None:
+    def _size(self, count: int) -> int:
+        return next(size for size in self.sizes if size >= count)
+
+    def replay(self, decodes: Decodes, wiped: Sequence[int]) -> Captured:
+        """Launch a step. wiped: pages to fill with zeros first."""
+        if wiped:
+            self.attention.wipe(wiped)
+        if decodes.pages:
+            self.attention.update_tables(*zip(*decodes.pages, strict=True))
+        size = self._size(len(decodes))
+        self._fill(decodes.slots, decodes.starts + 1, decodes.tokens, size)
+        captured = self.captured[size]
+        captured.graph.replay()
+        return captured
+
+    def _fill(self, slots: Numbers, lengths: Numbers, token_ids: Numbers, size: int) -> None:
         """Send what each row is, and padding up to `size`."""
         turn, self.turn = self.turn, (self.turn + 1) % BUFFERS
         if (arrival := self.arrivals[turn]) is not None:
             arrival.wait()  # the step before the last ones has read its numbers: true long since
         numbers = self.buffers[turn].numpy()
-        for row, (values, padding) in enumerate(((slots, self.nobody), (lengths, 0), (token_ids, 0))):
+        for row, (values, padding) in enumerate(((slots, self.padding), (lengths, 0), (token_ids, 0))):
             numbers[row, : len(values)] = values
             numbers[row, len(values) : size] = padding
         self.inputs.copy_(self.buffers[turn], non_blocking=True)
-        self.arrivals[turn] = Arrival(self.model.device)
-
-    def _result(self, plan: Plan, captured: Captured) -> "Replayed":
-        """The tokens, on their way to the host. For requests that ask for more, logits are computed once again."""
-        spans = plan.spans
-        special, sampled = [], None
-        if asking := self.graph_sampler.special:
-            special = [i for i, span in enumerate(spans) if span.slot in asking]
-        if special:
-            where = upload(special, torch.int64, self.model.device)
-            rows = [Row(spans[i].slot, spans[i].start + 1) for i in special]
-            sampled = self.sampler.sample(self.model.logits(captured.hidden[where]), rows)
-            self.graph_latest.record([row.slot for row in rows], sampled.tokens)
-        return Replayed(len(captured.tokens), to_host(captured.tokens[: len(spans)]), special, sampled)
-
-
-class Replayed:
-    """The tokens of a replayed step, on their way to the host until `get`."""
-
-    def __init__(self, rows: int, tokens: Tensor, special: list[int], sampled: Sampled | None) -> None:
-        self.rows = rows
-        self._tokens, self._special, self._sampled = tokens, special, sampled
-        self._arrival = Arrival(torch.device("cuda"))
-
-    def get(self) -> list[SpanResult]:
-        self._arrival.wait()
-        failed = SpanResult(error="the model gave no finite logit to choose from", poisoned=True)
-        results = [SpanResult((token,)) if token >= 0 else failed for token in self._tokens.tolist()]
-        if self._sampled is not None:
-            for row, result in zip(self._special, self._sampled.get(), strict=True):
-                results[row] = result
-        return results
+        self.arrivals[turn] = Arrival(self.device)
 
 
 def fastest(candidates: Sequence[Captured]) -> Captured:

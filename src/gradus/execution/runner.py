@@ -1,4 +1,4 @@
-"""From a plan to tokens: lay the spans out flat, run the model once, sample the rows that were asked for."""
+"""From a plan to tokens: lay it out flat, run the model once, sample the rows that were asked for."""
 
 from itertools import accumulate
 
@@ -9,15 +9,15 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import upload
 from gradus.engine.plan import UNKNOWN, Plan
-from gradus.engine.sequence import SpanResult
+from gradus.execution.step import StepResult
 from gradus.models import Model
-from gradus.sampling.sampler import Row, Sampled, Sampler
+from gradus.sampling.sampler import Row, Sampler
 
 
 class ModelRunner:
     """One model on one device, run eagerly. Knows no policy: the plan says what to run.
 
-    latest: what every slot sampled last, for plans that are made before anybody has seen it.
+    latest: what every slot sampled last, for plans that are made while only the device knows that.
     """
 
     def __init__(
@@ -29,19 +29,19 @@ class ModelRunner:
         self.latest = latest
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> "StepResult":
+    def run(self, plan: Plan) -> StepResult:
         self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         if self.latest is not None:
-            self.latest.fill_in(batch, plan)
+            self.latest.fill_in(batch)
         self.attention.prepare(batch)
         hidden = self.model(batch.token_ids, batch.positions, self.attention)
         logits = self.model.logits(hidden[batch.logits_rows])
         rows = sampled_rows(batch)
-        sampled = self.sampler.sample(logits, rows)
+        drawn = self.sampler.sample(logits, rows)
         if self.latest is not None and rows:
-            self.latest.record([row.slot for row in rows], sampled.tokens)
-        return StepResult(batch, sampled)
+            self.latest.record([row.slot for row in rows], drawn.tokens)
+        return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
 
     def prepare(self, plan: Plan) -> Batch:
         """The plan on the device. A phase that pads overrides this: padding is the runner's affair alone."""
@@ -51,66 +51,69 @@ class ModelRunner:
 class LatestTokens:
     """The newest token of every slot, on the device: where a plan says UNKNOWN, it is here.
 
-    tokens: int64 [slots + 1]; the last one is nobody's, for padding.
+    tokens: int64 [slots + 1]; the last one belongs to padding.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots + 1, dtype=torch.int64, device=device)
 
-    def fill_in(self, batch: Batch, plan: Plan) -> None:
-        unknown = [i for i, span in enumerate(plan.spans) if span.tokens[0] == UNKNOWN]
-        if unknown:
-            places = [batch.query_start[i] for i in unknown] + [batch.slots[i] for i in unknown]
+    def fill_in(self, batch: Batch) -> None:
+        """Put the newest tokens where the batch has UNKNOWN: no value comes to the host on the way."""
+        if batch.unknown:
+            places = [batch.query_start[span] for span in batch.unknown] + [batch.slots[span] for span in batch.unknown]
             rows, slots = upload(places, torch.int64, self.tokens.device).chunk(2)
             batch.token_ids[rows] = self.tokens[slots]
 
     def record(self, slots: list[int], tokens: Tensor) -> None:
-        """tokens: int64 [len(slots)], just sampled."""
+        """tokens: int64 [len(slots)], just sampled, one per slot."""
         self.tokens[upload(slots, torch.int64, self.tokens.device)] = tokens
 
 
-class StepResult:
-    """The tokens of a step, on their way to the host until `get`."""
-
-    def __init__(self, batch: Batch, sampled: Sampled) -> None:
-        self.rows = len(batch.token_ids)
-        self._span_count, self._row_spans, self._sampled = len(batch.slots), batch.row_spans, sampled
-
-    def get(self) -> list[SpanResult]:
-        results = [SpanResult() for _ in range(self._span_count)]
-        for span, result in zip(self._row_spans, self._sampled.get(), strict=True):
-            results[span] = result
-        return results
-
-
 def lay_out(plan: Plan, device: torch.device) -> Batch:
-    """The plan's spans as one flat batch, in their order."""
-    spans = plan.spans
-    counts = [len(span.tokens) for span in spans]
+    """The plan as one flat batch: first the decodes, then the spans, in their order."""
+    decodes, spans = plan.decodes, plan.spans
+    slots = decodes.slots.tolist() + [span.slot for span in spans]
+    starts = decodes.starts.tolist() + [span.start for span in spans]
+    counts = [1] * len(decodes) + [len(span.tokens) for span in spans]
+    logits = [1] * len(decodes) + [span.logits for span in spans]
+    firsts = decodes.tokens.tolist() + [span.tokens[0] for span in spans]
+    changes = dict(decodes.pages)
     ends = list(accumulate(counts))
     # the last `logits` rows of each span
-    rows = [(index, row) for index, span in enumerate(spans) for row in range(ends[index] - span.logits, ends[index])]
-    token_ids = [token for span in spans for token in span.tokens]
-    positions = [
-        position
-        for span, count in zip(spans, counts, strict=True)
-        for position in range(span.start, span.start + count)
-    ]
+    rows = [(span, row) for span, count in enumerate(logits) for row in range(ends[span] - count, ends[span])]
     return Batch(
-        token_ids=upload(token_ids, torch.int64, device),
-        positions=upload(positions, torch.int64, device),
-        slots=[span.slot for span in spans],
+        token_ids=upload(_token_ids(plan), torch.int64, device),
+        positions=upload(_positions(starts, counts), torch.int64, device),
+        slots=slots,
         query_start=[end - count for end, count in zip(ends, counts, strict=True)],
         counts=counts,
-        starts=[span.start for span in spans],
-        lengths=[span.start + count for span, count in zip(spans, counts, strict=True)],
-        tables=[span.pages for span in spans],
+        starts=starts,
+        lengths=[start + count for start, count in zip(starts, counts, strict=True)],
+        tables=[changes.get(slot) for slot in slots[: len(decodes)]] + [span.pages for span in spans],
         logits_rows=upload([row for _, row in rows], torch.int64, device),
-        row_spans=[index for index, _ in rows],
+        row_spans=[span for span, _ in rows],
+        unknown=[span for span, token in enumerate(firsts) if token == UNKNOWN],
         wiped=plan.wiped,
     )
 
 
+def _token_ids(plan: Plan) -> list[int]:
+    return plan.decodes.tokens.tolist() + [token for span in plan.spans for token in span.tokens]
+
+
+def _positions(starts: list[int], counts: list[int]) -> list[int]:
+    spans = zip(starts, counts, strict=True)
+    return [position for start, count in spans for position in range(start, start + count)]
+
+
 def sampled_rows(batch: Batch) -> list[Row]:
-    """For each row with logits: whose it is, and the position of the token that will be sampled from it."""
-    return [Row(slot=batch.slots[span], position=batch.lengths[span]) for span in batch.row_spans]
+    """Of each row with logits: its slot, the position of the token that follows it, and the drafts before it."""
+    counts = [0] * len(batch.slots)
+    for span in batch.row_spans:
+        counts[span] += 1
+    rows, done = [], [0] * len(batch.slots)
+    for span in batch.row_spans:
+        position = batch.lengths[span] - counts[span] + 1 + done[span]
+        rows.append(Row(batch.slots[span], position, drafts=done[span]))
+        done[span] += 1
+    return rows

@@ -1,28 +1,30 @@
-"""A record a step: what it did, and where host and device spent their time.
+"""A record per step: what it did, and where host and device spent their time.
 
-    engine.timeline = Timeline(model.device)
+    timeline = Timeline(model.device)
+    timeline.watch(engine)
     ...
-    for step in engine.timeline.records: ...
+    timeline.leave(engine)
+    for step in timeline.records: ...
 
 A timeline stands between the loop and its parts, reads the clock before and after each, and hands everything through.
 When a GPU works is another matter: `run` only launches. So an event goes into the GPU's stream before a step's work and
 one after it, and they are asked for their times when the step is committed and both have long passed. Nothing ever
-waits for the timeline. What it costs the host itself, a few calls a step and a look at each span, is between the
-intervals and not in them; without a timeline, the loop pays a comparison with None.
+waits for the timeline. What it costs the host itself, a few calls per step and a look at each span, is between the
+intervals and not in them; without a timeline, the loop pays nothing.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from gradus.cache import CacheManager
-from gradus.cache.paged import PagedCache
-from gradus.engine.plan import Plan, Result, Span
-from gradus.engine.scheduler import Scheduler
-from gradus.engine.sequence import Output, SpanResult
+from gradus.engine.engine import Engine, Runner, Scheduler
+from gradus.engine.plan import Plan, Result, Sampled, Span
+from gradus.engine.sequence import Output
 
 Interval = tuple[float, float]
 """Start and end, in seconds since the timeline's beginning."""
@@ -73,13 +75,14 @@ class Timeline:
         self._launched: deque[_Launched] = deque()  # and not committed, in their order
         self._scheduled: Interval = (0.0, 0.0)
 
-    def watch(self, scheduler: Scheduler, run: Callable[[Plan], Result], in_flight: Sized) -> "Timeline":
-        """Stand in for the scheduler, and for the runner that has `run`, during an engine's next step.
+    def watch(self, engine: Engine) -> None:
+        """Stand before the engine's scheduler and its runner from the next step on, until `leave`."""
+        self._scheduler, self._runner, self._in_flight = engine.scheduler, engine.runner, engine.in_flight
+        engine.scheduler, engine.runner = _Watched(self, engine.scheduler), self
 
-        in_flight: the engine's, of steps that are launched and not committed.
-        """
-        self._scheduler, self._run, self._in_flight = scheduler, run, in_flight
-        return self
+    def leave(self, engine: Engine) -> None:
+        """Give the engine its own parts back. Records of steps under way are lost."""
+        engine.scheduler, engine.runner = self._scheduler, self._runner
 
     def schedule(self) -> Plan | None:
         start = self._now()
@@ -90,13 +93,13 @@ class Timeline:
     def run(self, plan: Plan) -> Result:
         before = self._gpu.mark() if self._gpu else None
         start = self._now()
-        result = self._run(plan)
+        result = self._runner.run(plan)
         ran = start, self._now()
         after = self._gpu.mark() if self._gpu else None
         self._launched.append(_Launched(plan, self._record(plan, result, ran), before, after))
         return result
 
-    def commit(self, plan: Plan, result: Result) -> list[Output]:
+    def commit(self, plan: Plan, result: Result) -> Ordered[Output]:
         waiting = _Waiting(result)
         start = self._now()
         outputs = self._scheduler.commit(plan, waiting)
@@ -111,28 +114,29 @@ class Timeline:
     def _record(self, plan: Plan, result: Result, ran: Interval) -> StepRecord:
         number, self._planned = self._planned, self._planned + 1
         tokens = decodes = 0
-        for span in plan.spans:
+        spans = plan.expanded()
+        for span in spans:
             tokens += len(span.tokens)
             decodes += is_decode(span)
         return StepRecord(
             number=number,
             under_way=len(self._in_flight),
-            prefills=len(plan.spans) - decodes,
+            prefills=len(spans) - decodes,
             decodes=decodes,
             tokens=tokens,
             rows=result.rows,
-            pages=pages_held(self._scheduler.cache),
+            pages=pages_held(self._scheduler),
             waiting=self._scheduler.waiting_count,
             schedule=self._scheduled,
             run=ran,
         )
 
     def _take(self, plan: Plan) -> "_Launched | None":
-        """What was noted when the plan was launched, if anybody watched then."""
+        """What was noted when the plan was launched, if the timeline watched then."""
         if all(launched.plan is not plan for launched in self._launched):
             return None
         while (launched := self._launched.popleft()).plan is not plan:
-            pass  # it was committed when nobody watched
+            pass  # it was committed while the timeline did not watch
         return launched
 
     def _keep(self, launched: "_Launched", committed: Interval, waited: float) -> None:
@@ -142,6 +146,17 @@ class Timeline:
             record.gpu = self._gpu.seconds(launched.before), self._gpu.seconds(launched.after)
         self.records.append(record)
         self.steps += 1
+
+
+class _Watched:
+    """A scheduler whose calls in each step pass through a timeline."""
+
+    def __init__(self, timeline: Timeline, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.schedule, self.commit = timeline.schedule, timeline.commit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
 
 
 @dataclass(slots=True)
@@ -160,7 +175,7 @@ class _Waiting:
     def __init__(self, result: Result) -> None:
         self.rows, self.seconds, self._result = result.rows, 0.0, result
 
-    def get(self) -> list[SpanResult]:
+    def get(self) -> Sampled:
         start = time.perf_counter()
         try:
             return self._result.get()
@@ -203,6 +218,7 @@ def is_decode(span: Span) -> bool:
     return len(span.tokens) == 1 and span.sequence is not None and span.start >= len(span.sequence.request.prompt)
 
 
-def pages_held(cache: CacheManager) -> int | None:
+def pages_held(scheduler: Any) -> int | None:
     """Pages that sequences hold; None of a cache without pages."""
-    return cache.pool.held if isinstance(cache, PagedCache) else None
+    pool = getattr(scheduler.cache, "pool", None)
+    return None if pool is None else pool.held

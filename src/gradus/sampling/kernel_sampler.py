@@ -13,7 +13,7 @@ from torch import Tensor
 from gradus.device.transfer import upload
 from gradus.engine.plan import Admission
 from gradus.kernels.sampling import sample
-from gradus.sampling.sampler import Drawn, Row, Sampler
+from gradus.sampling.sampler import Drawn, Row, Sampler, finite_only
 
 
 class KernelSampler(Sampler):
@@ -53,4 +53,4 @@ class KernelSampler(Sampler):
         if any(row.slot in self.special for row in rows):
             return super()._sample(logits, rows)
         numbers = upload([row.slot for row in rows] + [row.position for row in rows], torch.int64, self.device)
-        return Drawn(*self.draw_slots(logits, *numbers.chunk(2)), {})
+        return Drawn(finite_only(*self.draw_slots(logits, *numbers.chunk(2))))

@@ -7,15 +7,14 @@ across rows. So a request's tokens are the same in any batch, after preemption, 
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gradus.device.transfer import Arrival, to_host, upload
+from gradus.device.transfer import upload
 from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
-from gradus.engine.sequence import SpanResult, TokenLogprob
 from gradus.sampling.noise import exponential
 
 log = logging.getLogger(__name__)
@@ -23,10 +22,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of logits: the slot it samples for, and the position that the new token will have."""
+    """A row of logits: the slot it samples for, the position that the new token will have, and how many drafts of the
+    same span come before it (0 but in a verification)."""
 
     slot: int
     position: int
+    drafts: int = 0
 
 
 class Sampler:
@@ -42,27 +43,26 @@ class Sampler:
         for admission in admissions:
             self._slots[admission.slot] = _Slot(admission, self.vocab_size, self.device)
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> "Sampled":
+    def sample(self, logits: Tensor, rows: Sequence[Row]) -> "Drawn":
         """Draw one token for each row of `logits`, float32 [R, V]. Does not wait for the device.
 
-        A row that fails alone (its own settings, its own logits) fails only itself: its result carries the error.
+        A row that fails alone (its own settings, its own logits) fails only itself: `Drawn.errors` says why.
         """
-        if not rows:
-            return Sampled([], self.device)
-        if len(rows) == 1:
-            return Sampled([self._sample_alone(logits, rows[0])], self.device)
-        try:
-            return Sampled([self._sample(logits, rows)], self.device)
-        except Exception:
-            log.exception("sampling %d rows together failed; sampling them one by one", len(rows))
-            return Sampled([self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)], self.device)
+        if len(rows) > 1:
+            try:
+                return self._sample(logits, rows)
+            except Exception:
+                log.exception("sampling %d rows together failed; sampling them one by one", len(rows))
+        alone = [self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)]
+        return Drawn.joined(alone) if alone else Drawn(torch.empty(0, dtype=torch.int64, device=self.device))
 
     def _sample_alone(self, logits: Tensor, row: Row) -> "Drawn":
         try:
             return self._sample(logits, [row])
         except Exception as error:
             log.exception("sampling failed for slot %d", row.slot)
-            return Drawn.failed(f"sampling failed: {type(error).__name__}", self.device)
+            nothing = torch.full((1,), -1, dtype=torch.int64, device=self.device)
+            return Drawn(nothing, errors={0: f"sampling failed: {type(error).__name__}"})
 
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> "Drawn":
         slots = [self._slots[row.slot] for row in rows]
@@ -81,11 +81,8 @@ class Sampler:
             tokens[where] = draw(logits[where], params, seeds, positions)
         for i, slot in enumerate(slots):
             slot.record(tokens[i : i + 1])
-        return Drawn(
-            tokens=tokens,
-            best=best,
-            logprobs={i: _report(raw[i], tokens[i], slots[i].params.logprobs or 0) for i in raw},
-        )
+        logprobs = {i: _report(raw[i], tokens[i], slots[i].params.logprobs or 0) for i in raw}
+        return Drawn(finite_only(tokens, best), logprobs)
 
 
 def draw(logits: Tensor, params: Sequence[SamplingParams], seeds: Tensor, positions: Tensor) -> Tensor:
@@ -183,60 +180,26 @@ def _report(raw: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor, Ten
     return raw[token], values, ids
 
 
+def finite_only(tokens: Tensor, best: Tensor) -> Tensor:
+    """-1 in the place of tokens whose row's largest logit is not finite: there was nothing to choose from."""
+    return torch.where(best.isfinite(), tokens, -1)
+
+
 @dataclass(slots=True)
 class Drawn:
-    """Rows sampled together, on the device: tokens and their row's maximum [R]; logprobs for the rows that asked."""
+    """Rows sampled together, on the device.
+
+    tokens: int64 [R], negative where there is none. logprobs: by row, for those that asked: the token's, and the best
+    ones with their ids. errors: by row, why sampling failed.
+    """
 
     tokens: Tensor
-    best: Tensor
-    logprobs: dict[int, tuple[Tensor, Tensor, Tensor]]
-    error: str | None = None
+    logprobs: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def failed(cls, error: str, device: torch.device) -> "Drawn":
-        nothing = torch.empty(0, device=device)
-        return cls(nothing, nothing, {}, error)
-
-    def to_host(self) -> "Drawn":
-        """The same on its way to the host."""
-        logprobs = {row: (to_host(a), to_host(b), to_host(c)) for row, (a, b, c) in self.logprobs.items()}
-        return Drawn(to_host(self.tokens), to_host(self.best), logprobs, self.error)
-
-    def get(self) -> list[SpanResult]:
-        if self.error is not None:
-            return [SpanResult(error=self.error)]
-        finite = self.best.isfinite().tolist()
-        return [
-            SpanResult((token,), self._logprobs(i, token))
-            if finite[i]
-            else SpanResult(error="the model gave no finite logit to choose from", poisoned=True)
-            for i, token in enumerate(self.tokens.tolist())
-        ]
-
-    def _logprobs(self, row: int, token: int) -> tuple[TokenLogprob, ...]:
-        if row not in self.logprobs:
-            return ()
-        chosen, values, ids = self.logprobs[row]
-        return (TokenLogprob(token, chosen.item(), tuple(zip(ids.tolist(), values.tolist(), strict=True))),)
-
-
-class Sampled:
-    """What a step drew, on its way to the host. `get` waits until it is there, and for nothing that comes later."""
-
-    def __init__(self, drawn: Sequence[Drawn], device: torch.device) -> None:
-        self._on_device = drawn
-        self._on_host = [each.to_host() for each in drawn]
-        self._arrival = Arrival(device)
-
-    @property
-    def tokens(self) -> Tensor:
-        """int64 [R], on the device; anything in a row that failed."""
-        nothing = [torch.zeros(1, dtype=torch.int64, device=each.best.device) for each in self._on_device if each.error]
-        if not nothing and len(self._on_device) == 1:
-            return self._on_device[0].tokens
-        return torch.cat([nothing[0] if each.error else each.tokens for each in self._on_device])
-
-    def get(self) -> list[SpanResult]:
-        """One result a row, in the rows' order."""
-        self._arrival.wait()
-        return [result for drawn in self._on_host for result in drawn.get()]
+    def joined(cls, rows: Sequence["Drawn"]) -> "Drawn":
+        """One after the other, a row each."""
+        logprobs = {i: row.logprobs[0] for i, row in enumerate(rows) if row.logprobs}
+        errors = {i: row.errors[0] for i, row in enumerate(rows) if row.errors}
+        return cls(torch.cat([row.tokens for row in rows]), logprobs, errors)

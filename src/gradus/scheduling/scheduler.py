@@ -1,0 +1,438 @@
+"""The final engine's scheduler: any mixture of decodes, chunks of prompts and newcomers, in as many pages as there are.
+
+A step is filled in three rounds, each with what the one before left of the token budget: one token for each decoding
+sequence, the next chunk of each prompt under way, then newcomers, best first (Sarathi-Serve, Agrawal et al. 2024).
+Pages are taken as sequences grow, never ahead (PagedAttention, Kwon et al. 2023), so they can run out: then the worst
+running sequence goes back to the queue and is recomputed later. The best one never does, and `add` refuses what would
+not fit an empty cache; so the best always advances, ends, and leaves its place: every sequence has its turn.
+
+Plans may be made while earlier ones are still under way. Then the token that a decode starts from is not known: UNKNOWN
+takes its place in the plan, and the runner, which has it on the device, fills it in. Planning needs lengths alone.
+
+Steady decodes are columns (`gradus.scheduling.columns`). They pass through here only when something must be decided: at
+the end of a page, at their end, and when they have to give way. The teaching twin is phases/p06_chunked_prefill
+(and p10 for plans made ahead); this one adds columns, order by priority and deadline, samples that share their prompt,
+layer groups with windows, and sequences that end with numbers that are not finite. No torch here.
+"""
+
+import heapq
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+
+from gradus.cache import TableChange
+from gradus.cache.paged import PagedCache
+from gradus.cache.usage import CacheUsage, Snapshot
+from gradus.config.options import Policy
+from gradus.engine.outputs import Outputs
+from gradus.engine.plan import Plan, Result, Sampled, Span, admit
+from gradus.engine.sequence import Output, Sequence, SpanResult
+from gradus.engine.time_limits import TimeLimits
+from gradus.errors import RequestError
+from gradus.scheduling.columns import Columns
+from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
+
+BY_ORDER = attrgetter("order")
+
+
+class Scheduler:
+    """Up to `max_sequences` run, within `token_budget` tokens per step and the pages of `cache`.
+
+    token_budget: None sets no limit; a prompt is then always one span.
+    policy: what goes first (see queue.RANKS). Under "priority" a newcomer may also take the place of a running sequence
+    with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
+    times: the engine's. It judges whether a deadline can still be met; the engine ends what cannot.
+    """
+
+    def __init__(
+        self,
+        cache: PagedCache,
+        max_sequences: int,
+        token_budget: int | None = None,
+        policy: Policy = "fcfs",
+        times: TimeLimits | None = None,
+    ) -> None:
+        self.cache = cache
+        self.max_sequences = max_sequences
+        self.token_budget = token_budget
+        self.policy = policy
+        self.times = TimeLimits() if times is None else times
+        self.waiting = WaitingQueue()
+        self.siblings = Siblings()
+        self.prefilling: list[Sequence] = []  # running, and their prompts are not planned to the end
+        self.columns = Columns(max_sequences)  # running, and decoding
+        self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
+        self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
+        self.plan = Plan()  # being made
+        self.left = 0  # tokens that it has room for
+        self.issued = self.committed = 0  # plans; they are under way in between
+        self.preemptions = self.cached_tokens = 0
+        self._moved: list[Sequence] = []  # decoding sequences whose next plan must tell their block tables
+        self._numbers = itertools.count()
+        self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
+        self._refused: tuple[Sequence | None, int] = (None, 0)  # what found no room, and the spare pages there were
+        self._usage = Snapshot(self.measure_usage, self.times.clock)
+
+    # -- a request comes -----------------------------------------------------------------------------------------------
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """Queue the samples of one request, all or none.
+
+        Raises RequestError, keeping nothing, for an id that is in use and for what an empty cache could not hold. A
+        request that cannot meet its deadline is given up at once, before it costs anything.
+        """
+        sequences = list(sequences)
+        first = sequences[0]
+        self._refuse_impossible(first)
+        rank = RANKS[self.policy](first)
+        for sequence in sequences:
+            sequence.order = rank, next(self._numbers)
+        if first.request.scheduling.deadline and self.times.too_late(first, self._steps_ahead(rank)):
+            self.times.give_up(sequences)
+        self.requests[first.request.id] = {sequence.index: sequence for sequence in sequences}
+        at_once = len(sequences) if self.cache.index is None else 1
+        self.waiting.extend(sequences[:at_once])
+        self.siblings.hold(first.request.id, sequences[at_once:])
+
+    def _steps_ahead(self, rank: float) -> float:
+        return self.waiting.steps_ahead(rank, self.max_sequences)
+
+    def _refuse_impossible(self, sequence: Sequence) -> None:
+        request, longest = sequence.request, sequence.longest
+        if request.id in self.requests:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
+        if not self.cache.fits(longest, min(longest, self.token_budget or longest)):
+            raise RequestError(
+                f"{longest} tokens are more than the cache can ever hold (prompt {len(request.prompt)}, max_tokens "
+                f"{request.max_tokens})",
+                param="max_tokens",
+                limit=f"at most {self.cache.longest(self.token_budget, longest)} tokens, with the prompt's",
+                got=longest,
+            )
+
+    # -- a step is planned ---------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Plan | None:
+        """The next step's work, or None when there is none."""
+        self.plan, preempted = Plan(), self.preemptions
+        self.enter_pages(self.columns.at_page_end())
+        self.left = (self.token_budget or sys.maxsize) - self.columns.going
+        for sequence in sorted(self.prefilling, key=BY_ORDER):
+            self.continue_prompt(sequence)
+        if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
+            self.admit()
+        self.plan.decodes = self.columns.advance(known=self.issued == self.committed)
+        if not self.plan.size:
+            return None
+        self.plan.decodes.pages = self._changes()
+        for span in self.plan.spans:
+            self.begin_decoding(span)
+        self.plan.wiped = self.cache.take_wiped()
+        self.issued += 1
+        return self.plan
+
+    def enter_pages(self, sequences: list[Sequence]) -> None:
+        """Have a page for the next tokens of these decodes: for all at once, or one by one at the cost of worse ones."""
+        if self.cache.add_pages([sequence.id for sequence in sequences]):
+            entered = sequences
+        else:
+            entered = [sequence for sequence in sequences if self.enter_page(sequence)]
+        self.columns.extend([sequence.slot for sequence in entered if sequence.slot >= 0], self.cache.page_size)
+        self._moved += entered
+
+    def enter_page(self, sequence: Sequence) -> bool:
+        """One of them. False if it had to give way itself, or has for the sake of one before it."""
+        end = self.cache.stored(sequence.id) + self.cache.page_size
+        return self.columns.holds(sequence) and self.make_room(sequence, end)
+
+    def continue_prompt(self, sequence: Sequence) -> None:
+        """The next chunk of a prompt under way, as far as the budget goes."""
+        if self.left > 0 and sequence.slot >= 0:  # not sent back for the sake of one before it
+            self.place(sequence, self.make_room)
+
+    def place(self, sequence: Sequence, find_room: Callable[[Sequence, int], bool]) -> bool:
+        """Plan the next span: what the sequence knows and has not stored, as far as the step's budget goes.
+
+        find_room(sequence, end) has positions [0, end) stored after this step, or returns False; then so does this.
+        Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
+        """
+        tokens, start = sequence.tokens, self.cache.stored(sequence.id)
+        end = min(len(tokens), start + self.left)
+        if not find_room(sequence, end):
+            return False
+        logits = 1 if end == len(tokens) else 0
+        pages = self.cache.table_change(sequence.id)
+        self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
+        self.left -= end - start
+        return True
+
+    def begin_decoding(self, span: Span) -> None:
+        """A sequence whose prompt ends with this plan has a place in the columns from the next one on."""
+        sequence = span.sequence
+        assert sequence is not None
+        if span.logits:
+            stored, size = len(sequence.tokens), self.cache.page_size
+            room = -(-stored // size) * size
+            fits = self.cache.reserve(sequence.id, room)
+            assert fits, "the rest of its last page is its own"
+            self.prefilling.remove(sequence)
+            self.columns.join(sequence, room)
+
+    def _changes(self) -> list[tuple[int, TableChange]]:
+        """What the plan has to tell of decodes' block tables."""
+        moved, self._moved = self._moved, []
+        told = [(each.slot, self.cache.table_change(each.id)) for each in moved if self.columns.holds(each)]
+        return [(slot, change) for slot, change in told if change is not None]
+
+    # -- room ----------------------------------------------------------------------------------------------------------
+
+    def make_room(self, sequence: Sequence, end: int) -> bool:
+        """Have [0, end) of a running sequence stored, at the cost of worse ones. False: it was the worst, and is out.
+
+        The best can take all other sequences' pages, so it always finds room.
+        """
+        while not self.cache.reserve(sequence.id, end):
+            worst = max(self.running, key=BY_ORDER)
+            self.preempt(worst)
+            if worst is sequence:
+                return False
+        return True
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back into the queue, to where it was before it started: so it is among the first to resume.
+
+        It is recomputed from what it knows, prompt and output; pages still in the prefix index are reused. If this step
+        was to advance it, that is off. Steps under way go on: their tokens reach it in the queue, and it resumes when
+        it has them all.
+        """
+        self.release(sequence)
+        self.waiting.push(sequence)
+        self.preemptions += 1
+        sequence.resumes = self.issued
+        self.plan.spans[:] = [span for span in self.plan.spans if span.sequence is not sequence]
+
+    def release(self, sequence: Sequence, poisoned: bool = False) -> None:
+        """It runs no more: its slot and its pages are free for the next."""
+        if not self.columns.holds(sequence):
+            self.prefilling.remove(sequence)
+        else:
+            if not poisoned:
+                self.publish(sequence, int(self.columns.seen[sequence.slot]))
+            self.columns.leave(sequence)
+        self.cache.release(sequence.id, poisoned)
+        heapq.heappush(self.free_slots, sequence.slot)
+        sequence.slot = -1
+
+    # -- newcomers -----------------------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """Start waiting sequences, best first, until one finds no slot, no pages or no tokens left: none overtakes it.
+
+        Nor one that is too late: the engine ends it before the next step.
+        """
+        while self.left > 0 and (sequence := self.waiting.head()) is not None:
+            if self.times.too_late(sequence) or not self.start_next(sequence):
+                return
+
+    def start_next(self, sequence: Sequence) -> bool:
+        """Start the head of the queue, under "priority" in the place of worse ones if need be. False: it must wait."""
+        if self.committed < sequence.resumes:
+            return False
+        while not self.enter(sequence):
+            if self.policy != "priority":
+                return False
+            worst = max(self.running, key=BY_ORDER, default=sequence)
+            if worst.order[0] <= sequence.order[0]:
+                return False
+            self.preempt(worst)
+        return True
+
+    def enter(self, sequence: Sequence) -> bool:
+        """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
+        spare = self.cache.available - self.active_count * self._growth
+        if not self.free_slots or (self.active_count and not self._may_suffice(sequence, spare)):
+            return False
+        hit = self.find_prefix(sequence)
+        admission = admit(sequence, self.free_slots[0])
+        if not self.place(sequence, self.squeeze_in):
+            self.cache.release(sequence.id)
+            sequence.slot = -1
+            self._refused = sequence, spare
+            return False
+        self.waiting.popleft()
+        heapq.heappop(self.free_slots)
+        self.prefilling.append(sequence)
+        self.plan.admissions.append(admission)
+        if not sequence.generated:
+            sequence.cached_tokens = hit
+            self.cached_tokens += hit
+        return True
+
+    def _may_suffice(self, sequence: Sequence, spare: int) -> bool:
+        """Whether it is worth looking: a newcomer needs a page at least, and more than what was too little before."""
+        refused, too_little = self._refused
+        return spare >= self._growth and (sequence is not refused or spare > too_little)
+
+    def squeeze_in(self, sequence: Sequence, end: int) -> bool:
+        """Have [0, end) of a newcomer stored, if that leaves each running sequence a page (per group) to grow into."""
+        if not self.cache.reserve(sequence.id, end):
+            return False
+        return not self.active_count or self.cache.available >= self.active_count * self._growth
+
+    # -- the prefix index ----------------------------------------------------------------------------------------------
+
+    def publish(self, sequence: Sequence, end: int) -> None:
+        """Committed steps have stored positions [0, end) of a running sequence: others may share the pages they fill."""
+        self.cache.publish(sequence.id, sequence.tokens, end)
+        self.columns.indexed[sequence.slot] = end // self.cache.page_size
+        if self.columns.holds(sequence):
+            self._moved.append(sequence)  # the index may have had such a page already: then that one is used
+
+    def find_prefix(self, sequence: Sequence) -> int:
+        """Begin a newcomer with the pages that others have of its tokens. Returns the positions hit.
+
+        Pages that decodes fill are told to the index only where it matters: a hit that ends where the index's knowledge
+        of a running sequence ends might go on in there.
+        """
+        while True:
+            hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
+            untold = self.columns.with_new_pages(hit // self.cache.page_size, self.cache.page_size)
+            if self.cache.index is None or not untold:
+                return hit
+            self.cache.release(sequence.id)
+            for other in untold:
+                self.publish(other, int(self.columns.seen[other.slot]))
+
+    # -- a step is done ------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, result: Result) -> Outputs:
+        """Wait for the step, append its tokens, finish and free what ended."""
+        sampled = result.get()
+        outputs = self._commit_decodes(plan, sampled)
+        for span, one in zip(plan.spans, sampled, strict=True):
+            outputs.others += self.commit_span(span, one)
+        self.committed += 1
+        return outputs
+
+    def _commit_decodes(self, plan: Plan, sampled: Sampled) -> Outputs:
+        """The columns take in plain tokens; the others are decided one by one."""
+        decodes = plan.decodes
+        if not len(decodes):
+            return Outputs()
+        assert decodes.owners is not None
+        plain, others = self.columns.record(decodes, sampled.decoded)
+        outputs = Outputs(decodes.owners, sampled.decoded, plain, sampled.logprobs)
+        for row in others.tolist():
+            outputs.others += self.commit_exception(decodes.owners[row], sampled.result(row))
+        return outputs
+
+    def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
+        """A decode that ends with this token, or that has lost its slot while the step was under way."""
+        if sequence.finish_reason is not None:
+            return []
+        output = sequence.accept(sampled)
+        if sequence.slot < 0:
+            self.waiting.learn(sequence, len(sampled.tokens))
+        if sequence.finish_reason is not None:
+            self.retire(sequence, sampled.poisoned)
+        return [output]
+
+    def commit_span(self, span: Span, sampled: SpanResult) -> list[Output]:
+        """A chunk was stored, or a prompt and with it the first token."""
+        sequence, end = span.sequence, span.start + len(span.tokens)
+        assert sequence is not None
+        if sequence.finish_reason is not None:  # it ended while its step was under way
+            return []
+        outputs = [sequence.accept(sampled)] if span.logits else []
+        if sequence.slot < 0:  # it was preempted while its step was under way
+            self.waiting.learn(sequence, len(sampled.tokens))
+        elif sampled.error is None:
+            self.publish(sequence, end)
+            if span.logits:
+                self.columns.begin(sequence, sampled.tokens[-1], end)
+        if sampled.error is None:
+            self._refused = None, 0  # what found no room may find a part of its prompt now
+            if span.logits:
+                self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
+        if sequence.finish_reason is not None:
+            self.retire(sequence, sampled.poisoned)
+        return outputs
+
+    # -- endings -------------------------------------------------------------------------------------------------------
+
+    def cancel(self, request_id: str, index: int | None, reason: str) -> list[Output]:
+        """End the request's samples (or one of them) in whatever state they are; [] if they ended before.
+
+        Steps of them that are under way will be ignored.
+        """
+        samples = self.requests.get(request_id, {}).values()
+        outputs = []
+        for sequence in [sequence for sequence in samples if index in (None, sequence.index)]:
+            outputs.append(sequence.end(reason))
+            self.retire(sequence)
+        return outputs
+
+    def retire(self, sequence: Sequence, poisoned: bool = False) -> None:
+        """It has ended: it leaves its slot, or the line in which it waits.
+
+        If its siblings were waiting for its prompt, the next of them computes it.
+        """
+        if sequence.slot >= 0:
+            self.release(sequence, poisoned)
+        elif not self.siblings.remove(sequence):
+            self.waiting.remove(sequence)
+        samples = self.requests[sequence.request_id]
+        del samples[sequence.index]
+        if not samples:
+            del self.requests[sequence.request_id]
+        elif len(samples) == self.siblings.held(sequence.request_id):
+            self.waiting.extend(self.siblings.take(sequence.request_id, 1))
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def head(self) -> Sequence | None:
+        """The sequence that would start next; None when none waits."""
+        return self.waiting.head()
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [*self.columns.members(), *self.prefilling]
+
+    @property
+    def active_count(self) -> int:
+        return self.columns.count + len(self.prefilling)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting) + len(self.siblings)
+
+    def usage(self) -> CacheUsage:
+        """How full the cache is: now, if nothing runs; else not long ago."""
+        return self._usage.look(now=not self.active_count)
+
+    def measure_usage(self) -> CacheUsage:
+        """How full the cache is at this moment. Takes time with the number of pages."""
+        return self.cache.usage(self.columns.reserved_ahead())
+
+    def check(self) -> None:
+        """Assert the invariants of queue, slots, pages and columns. Every live sample is in exactly one place."""
+        self.cache.check()
+        self.waiting.check()
+        running = self.running
+        slots = sorted([sequence.slot for sequence in running] + self.free_slots)
+        assert slots == list(range(self.max_sequences)), "a slot is lost, or taken twice"
+        places = [*running, *self.waiting, *self.siblings]
+        live = [sequence for samples in self.requests.values() for sequence in samples.values()]
+        assert len(places) == len(live) == self.active_count + self.waiting_count
+        assert set(places) == set(live), "a sample is nowhere, or lives on after its end"
+        assert all(sequence.slot == -1 and sequence.unread is None for sequence in (*self.waiting, *self.siblings))
+        assert set(self.cache.residents) == {sequence.id for sequence in running}, "pages of a sequence not running"
+        assert self.issued >= self.committed
+        self.columns.check(self.issued - self.committed)
+        for sequence in running:
+            stored = self.cache.stored(sequence.id)
+            if self.columns.holds(sequence):
+                assert stored == self.columns.room[sequence.slot], "cache and columns disagree on the room"
+            else:
+                assert 1 <= stored < len(sequence.tokens), "its prompt is not stored to the end, and it does not run"
