@@ -21,7 +21,7 @@ def test_ended_entries_do_not_pile_up():
     assert len(heap) <= 2 * 100 + SMALLEST_CLEANING and set(heap) == set(keeps)
 
 
-# -- how long a step takes ----------------------------------------------------------------------------------------------
+# -- how long a step takes ---------------------------------------------------------------------------------------------
 
 
 def measured(*seconds: float) -> StepTime:
@@ -74,7 +74,7 @@ def test_time_in_which_nothing_ran_is_no_step():
     assert world.engine.times.step_time.seconds(world.clock.now) == pytest.approx(1.0)
 
 
-# -- which sequences are out of time --------------------------------------------------------------------------------------
+# -- which sequences are out of time -----------------------------------------------------------------------------------
 
 
 def test_time_is_up_in_order_and_only_for_the_living():

@@ -183,7 +183,10 @@ class ReservesNoPage(Scheduler):
 @pytest.mark.parametrize(
     ("broken", "noticed"),
     [
-        (KeepsVictimsInThePlan, "somebody overtook the head of the queue|two spans in one slot|wrong token|list.remove"),
+        (
+            KeepsVictimsInThePlan,
+            "somebody overtook the head of the queue|two spans in one slot|wrong token|list.remove",
+        ),
         (PreemptsTheBest, "the best sequence lost its place"),
         (LeaksSlots, "a slot is lost, or taken twice"),
         (LeaksPages, "pages of a sequence not running"),
@@ -204,7 +207,7 @@ def test_a_broken_scheduler_is_noticed(broken, noticed):
             random_world(seed, broken, lag=seed % 3)
 
 
-# -- broken columns ------------------------------------------------------------------------------------------------------
+# -- broken columns ----------------------------------------------------------------------------------------------------
 
 
 def gives_a_late_token_to_the_next_owner(self, decodes, tokens, record=Columns.record):

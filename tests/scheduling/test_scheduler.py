@@ -12,7 +12,9 @@ from tests.scheduling.world import World
 
 def planned(world: World) -> list[tuple[str, int, int, int]]:
     """The newest plan: (request, start, tokens, rows with logits) of each span."""
-    return [(span.sequence.request.id, span.start, len(span.tokens), span.logits) for span in world.runner.plan.expanded()]
+    return [
+        (span.sequence.request.id, span.start, len(span.tokens), span.logits) for span in world.runner.plan.expanded()
+    ]
 
 
 def names(world: World) -> list[str]:

@@ -49,8 +49,8 @@ class IdleWatch:
         took = time.perf_counter() - start
         late = not self.steps or self.steps[-1].after.query()
         after.record()
-        decodes = all(len(span.tokens) == 1 for span in plan.spans)
-        self.steps.append(Step(len(plan.spans) if decodes else 0, before, after, 1e6 * took, late))
+        decodes = plan.tokens == plan.size
+        self.steps.append(Step(plan.size if decodes else 0, before, after, 1e6 * took, late))
         return result
 
     def idle_us(self) -> list[float]:

@@ -20,9 +20,9 @@ from gradus.bench.declaration import Goal
 from gradus.bench.statistics import distribution, significant
 from gradus.bench.workloads import Arrival
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan, Result
+from gradus.engine.plan import Plan, Result, Sampled
 from gradus.engine.request import Request, SamplingParams
-from gradus.engine.sequence import Output, SpanResult
+from gradus.engine.sequence import Output
 
 RAW_REQUESTS = 8  # a sample keeps each request's times up to this many; beyond, the distributions must do
 
@@ -135,7 +135,7 @@ class _Timed:
     def __init__(self, result: Result, watch: Stopwatch) -> None:
         self.rows, self._result, self._watch = result.rows, result, watch
 
-    def get(self) -> list[SpanResult]:
+    def get(self) -> Sampled:
         start = time.perf_counter()
         try:
             return self._result.get()

@@ -198,7 +198,7 @@ class PagedCache:
     # -- others may share --------------------------------------------------------------------------------------------
 
     def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> None:
-        """Steps have run: every full page of `tokens` that is stored enters the index, if there is one, for others to hit.
+        """Steps have run: each full page of `tokens` that is stored enters the index, for others to hit.
 
         end: only pages of positions below it; what later steps, now under way, store has not been seen to be good.
         Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way

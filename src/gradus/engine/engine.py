@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from typing import Protocol
 
+from gradus.cache import CacheManager
 from gradus.cache.usage import CacheUsage
 from gradus.engine.metrics import Metrics
 from gradus.engine.outputs import endings
@@ -18,12 +19,16 @@ from gradus.engine.time_limits import TimeLimits
 class Scheduler(Protocol):
     """Decides which sequences run and how many tokens of each. Knows no tensor.
 
-    running: the sequences that have a slot. preemptions: how often one was sent back to the queue.
+    cache: knows what is stored where. running: the sequences that have a slot. preemptions: how often one of them was
+    sent back to the queue.
     cached_tokens: prompt positions that the prefix cache had.
     """
 
     preemptions: int
     cached_tokens: int
+
+    @property
+    def cache(self) -> CacheManager: ...
 
     @property
     def running(self) -> list[Sequence]: ...

@@ -1,12 +1,15 @@
-"""What a step has done, for readers that want it as a list and for the loop that makes hundreds of them. No torch here."""
+"""What a step has done: a list for its readers, columns for the loop that makes hundreds per step. No torch here."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import overload
 
+import numpy as np
+from numpy.typing import NDArray
 
-from gradus.engine.sequence import Output, Sequence, TokenLogprob
+from gradus.engine.plan import Column
+from gradus.engine.sequence import Output, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -17,9 +20,9 @@ class Outputs(Ordered[Output]):
     others: endings, first tokens, and tokens of sequences that have left their slot.
     """
 
-    owners: Ordered[Sequence] = ()
-    tokens: Ordered[int] = ()
-    rows: Ordered[int] = ()
+    owners: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, object))
+    tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    rows: Column = field(default_factory=lambda: np.empty(0, np.int64))
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     others: list[Output] = field(default_factory=list)
 
@@ -27,9 +30,10 @@ class Outputs(Ordered[Output]):
         return len(self.rows) + len(self.others)
 
     def __iter__(self) -> Iterator[Output]:
-        for row in self.rows:
-            owner, logprob = self.owners[row], self.logprobs.get(row)
-            yield Output(owner.request_id, owner.index, (int(self.tokens[row]),), (logprob,) if logprob else ())
+        rows = zip(self.rows.tolist(), self.owners[self.rows], self.tokens[self.rows].tolist(), strict=True)
+        for row, owner, token in rows:
+            logprobs = (self.logprobs[row],) if row in self.logprobs else ()
+            yield Output(owner.request_id, owner.index, (token,), logprobs)
         yield from self.others
 
     @overload
@@ -47,7 +51,7 @@ class Outputs(Ordered[Output]):
 
 def endings(outputs: Ordered[Output]) -> list[str]:
     """The finish reasons among them. Decodes in columns have none."""
-    told: Any = outputs.others if isinstance(outputs, Outputs) else outputs
+    told = outputs.others if isinstance(outputs, Outputs) else outputs
     return [output.finish_reason for output in told if output.finish_reason is not None]
 
 

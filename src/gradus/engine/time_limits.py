@@ -1,8 +1,8 @@
 """Timeouts and deadlines, in one place: how long a step takes, and which sequences have no time left. No torch here.
 
 A timeout ends a request at its hour. A deadline ends it as soon as it cannot be met anymore, so that no further step is
-spent on it: a token takes a step, and steps take about as long as the last ones did. The loop asks before each step, and
-ends what is named here as a cancellation from outside would.
+spent on it: a token takes a step, and steps take about as long as the last ones did. The loop asks before each step,
+and ends what is named here as a cancellation from outside would.
 """
 
 import math

@@ -9,7 +9,7 @@ sends for a step are three numbers per sequence.
 In the graph: the newest tokens are read from their slots, the attention's work is divided, the model runs, its logits
 are sampled, and the tokens written back to their slots, where the next step finds them before the host has seen them.
 
-Batches are padded to the next captured size with rows that belong to no sequence: a slot of their own, page 0, length 0.
+Batches are padded to the next captured size with rows of no sequence: a slot of their own, page 0, length 0.
 """
 
 import logging

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from gradus.engine.engine import Engine, Runner, Scheduler
+from gradus.engine.engine import Engine, Scheduler
 from gradus.engine.plan import Plan, Result, Sampled, Span
 from gradus.engine.sequence import Output
 

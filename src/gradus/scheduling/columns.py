@@ -20,9 +20,9 @@ class Columns:
     """The state of up to `slots` decoding sequences. A row without an owner holds nothing of meaning.
 
     planned: the length that the sequence has once every step planned so far has run. room: the positions that its pages
-    have room for, all of them reserved. longest: the length at which it ends. seen: how many of its positions committed steps have stored.
-    indexed: how many of its pages the prefix index has been told of. newest: the token sampled last. stops: the tokens
-    that end it, padded with NO_TOKEN.
+    have room for, all of them reserved. longest: the length at which it ends. seen: how many of its positions committed
+    steps have stored. indexed: how many of its pages the prefix index has been told of. newest: the token sampled last.
+    stops: the tokens that end it, padded with NO_TOKEN.
     epochs: how often the slot has changed hands, so that a late token is not given to the next owner.
     """
 

@@ -15,6 +15,7 @@ RANKS: dict[Policy, Callable[[Sequence], float]] = {
 }
 """What goes first under each policy: the smallest rank; among equals, the first to come."""
 
+
 class WaitingQueue:
     """Sequences by their `order`, and how many tokens each class of them still wants.
 

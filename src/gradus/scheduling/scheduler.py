@@ -133,7 +133,7 @@ class Scheduler:
         return self.plan
 
     def enter_pages(self, sequences: list[Sequence]) -> None:
-        """Have a page for the next tokens of these decodes: for all at once, or one by one at the cost of worse ones."""
+        """Have a page for the next tokens of each: for all at once, or one by one at the cost of worse sequences."""
         if self.cache.add_pages([sequence.id for sequence in sequences]):
             entered = sequences
         else:
@@ -283,7 +283,7 @@ class Scheduler:
     # -- the prefix index ----------------------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence, end: int) -> None:
-        """Committed steps have stored positions [0, end) of a running sequence: others may share the pages they fill."""
+        """Committed steps have stored positions [0, end) of a running sequence: others may share its full pages."""
         self.cache.publish(sequence.id, sequence.tokens, end)
         self.columns.indexed[sequence.slot] = end // self.cache.page_size
         if self.columns.holds(sequence):

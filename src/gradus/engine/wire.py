@@ -1,0 +1,130 @@
+"""Plans as bytes: for workers in other processes, and for recordings that are played back later. No torch here.
+
+A plan is mostly columns of numbers, and those go as they are. What is rare and has names (an admission's parameters) is
+JSON. What only commit reads (sequences, epochs) stays behind: a plan that was unpacked can be run, not committed.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from gradus.cache import TableChange
+from gradus.engine.plan import Admission, Decodes, Plan, Span
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
+
+MAGIC = b"gplan1"
+COUNTS = struct.Struct("<6I")  # decodes, spans, numbers of spans, numbers of changes, wiped pages, bytes of JSON
+
+
+class PackError(ValueError):
+    """Bytes that are not a packed plan."""
+
+
+def pack(plan: Plan) -> bytes:
+    """The plan without what only commit reads. `unpack` gives an equal one back."""
+    decodes = plan.decodes
+    spans = list(_span_numbers(plan.spans))
+    changes = list(_change_numbers(decodes.pages))
+    named = json.dumps([_admission(each) for each in plan.admissions]).encode()
+    counts = len(decodes), len(plan.spans), len(spans), len(changes), len(plan.wiped), len(named)
+    columns = np.concatenate([decodes.slots, decodes.starts, decodes.tokens, spans, changes, plan.wiped])
+    return MAGIC + COUNTS.pack(*counts) + columns.astype("<i8").tobytes() + named
+
+
+def unpack(packed: bytes) -> Plan:
+    """Raises PackError for bytes that `pack` did not make."""
+    head = len(MAGIC) + COUNTS.size
+    if packed[: len(MAGIC)] != MAGIC or len(packed) < head:
+        raise PackError("this is no packed plan")
+    decodes, spans, span_numbers, change_numbers, wiped, named = COUNTS.unpack(packed[len(MAGIC) : head])
+    numbers = 3 * decodes + span_numbers + change_numbers + wiped
+    if len(packed) != head + 8 * numbers + named:
+        raise PackError(f"a packed plan of {head + 8 * numbers + named} bytes has {len(packed)}")
+    columns = np.frombuffer(packed, "<i8", numbers, head).astype(np.int64)
+    reader = iter(columns[3 * decodes :].tolist())
+    slots, starts, tokens = columns[: 3 * decodes].reshape(3, decodes)
+    plan = Plan([_span(reader) for _ in range(spans)])
+    plan.decodes = Decodes(slots, starts, tokens, _changes(reader))
+    plan.wiped = tuple(reader)
+    plan.admissions = [_admitted(each) for each in json.loads(packed[head + 8 * numbers :])]
+    return plan
+
+
+# -- block tables: whether something changed, entries kept, groups, entries each, pages --------------------------------
+
+
+def _change(change: TableChange | None) -> Iterator[int]:
+    if change is None:
+        yield 0
+        return
+    yield from (1, change.kept, len(change.pages), len(change.pages[0]))
+    for pages in change.pages:
+        yield from pages
+
+
+def _changed(reader: Iterator[int]) -> TableChange | None:
+    if not next(reader):
+        return None
+    kept, groups, entries = (next(reader) for _ in range(3))
+    return TableChange(kept, tuple(tuple(next(reader) for _ in range(entries)) for _ in range(groups)))
+
+
+def _change_numbers(pages: Iterable[tuple[int, TableChange]]) -> Iterator[int]:
+    pages = list(pages)
+    yield len(pages)
+    for slot, change in pages:
+        yield slot
+        yield from _change(change)
+
+
+def _changes(reader: Iterator[int]) -> list[tuple[int, TableChange]]:
+    found = [(next(reader), _changed(reader)) for _ in range(next(reader))]
+    return [(slot, change) for slot, change in found if change is not None]
+
+
+# -- spans: slot, start, logits, number of tokens, tokens, block tables ------------------------------------------------
+
+
+def _span_numbers(spans: Iterable[Span]) -> Iterator[int]:
+    for span in spans:
+        yield from (span.slot, span.start, span.logits, len(span.tokens), *span.tokens)
+        yield from _change(span.pages)
+
+
+def _span(reader: Iterator[int]) -> Span:
+    slot, start, logits, count = (next(reader) for _ in range(4))
+    return Span(None, slot, start, tuple(next(reader) for _ in range(count)), logits, _changed(reader))
+
+
+# -- admissions --------------------------------------------------------------------------------------------------------
+
+
+def _admission(admission: Admission) -> dict[str, Any]:
+    request = admission.request
+    return {
+        "slot": admission.slot,
+        "index": admission.index,
+        "tokens": admission.tokens,
+        "request": {
+            **{name: getattr(request, name) for name in ("id", "prompt", "max_tokens", "seed")},
+            "stop_ids": sorted(request.stop_ids),
+            "params": asdict(request.params),
+            "scheduling": asdict(request.scheduling),
+        },
+    }
+
+
+def _admitted(named: dict[str, Any]) -> Admission:
+    request = named["request"]
+    made = Request(
+        **{name: request[name] for name in ("id", "max_tokens", "seed")},
+        prompt=tuple(request["prompt"]),
+        params=SamplingParams(**request["params"]),
+        stop_ids=frozenset(request["stop_ids"]),
+        scheduling=SchedulingParams(**request["scheduling"]),
+    )
+    return Admission(named["slot"], made, named["index"], tuple(named["tokens"]))
