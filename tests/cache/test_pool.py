@@ -1,5 +1,7 @@
 """Pages by hand: what each state allows, and what is refused by name."""
 
+import time
+
 import pytest
 
 from gradus.cache.pool import DoubleFree, FreePageUsed, PageInUse, PagePool, PoolExhausted
@@ -68,6 +70,7 @@ def test_the_page_idle_longest_goes_first_and_a_hit_makes_it_the_youngest():
         (lambda pool: pool.references.__setitem__(pool.free[0], 1), "free and in use"),
         (lambda pool: pool.idle.__setitem__(pool.free[0], None), "idle is indexed"),
         (lambda pool: pool.references.__setitem__(0, 1), "page 0"),
+        (lambda pool: pool.is_free.__setitem__(1, 1), "map of free pages"),
     ],
 )
 def test_check_finds_books_that_do_not_balance(spoil, complaint):
@@ -86,3 +89,22 @@ def test_the_longest_free_run_counts_neighbors():
     assert pool.longest_free_run() == 0
     pool.drop(2, 4, 5, 6, 8)
     assert pool.longest_free_run() == 3
+
+
+def test_looking_for_the_longest_run_costs_a_step_nothing():
+    """A server asks once per second, on the engine's thread. The two extremes: all free, and every other page."""
+    pool = PagePool(262_144)
+    taken = pool.take(262_144)
+    for free in (taken[::2], taken[1::2]):
+        pool.drop(*free)
+        assert fastest(pool.longest_free_run) < 0.5e-3
+    assert pool.longest_free_run() == 262_144
+
+
+def fastest(function, runs=20):
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)

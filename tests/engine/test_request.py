@@ -1,8 +1,11 @@
 """A request is checked once, and what passes can be served: every field, its limits, and nonsense of every type."""
 
+import copy
 import dataclasses
 import json
 import math
+import operator
+import pickle
 
 import pytest
 from hypothesis import given
@@ -136,8 +139,28 @@ def test_params_cannot_be_changed_after_they_were_checked():
     assert dict(params.logit_bias) == {5: 1.0}
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.temperature = 2.0
-    with pytest.raises(TypeError):
-        params.logit_bias[5] = 9.0
+    for change in (
+        lambda: params.logit_bias.__setitem__(5, 9.0),
+        lambda: params.logit_bias.update({5: 9.0}),
+        lambda: params.logit_bias.pop(5),
+        lambda: operator.ior(params.logit_bias, {6: 1.0}),
+    ):
+        with pytest.raises(TypeError, match="do not change"):
+            change()
+    assert dict(params.logit_bias) == {5: 1.0}
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(logit_bias={5: 1.0, 7: -2.0}, stop=["a"], n=2)])
+def test_a_request_is_plain_data(params):
+    """It crosses to other processes, and into files."""
+    request = Request.create("r", [1, 2], params, LIMITS, SchedulingParams(timeout=3))
+    for copied in (pickle.loads(pickle.dumps(request)), copy.deepcopy(request)):
+        assert copied == request
+        with pytest.raises(TypeError):
+            copied.params.logit_bias[5] = 9.0
+    fields = dataclasses.asdict(request)
+    assert SamplingParams(**fields["params"]) == params
+    assert json.loads(json.dumps(fields["params"]["logit_bias"])) == {str(k): v for k, v in params.logit_bias.items()}
 
 
 def test_json_spellings_are_understood():

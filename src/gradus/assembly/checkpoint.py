@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import torch
 
 from gradus.assembly.final import build as build_final
-from gradus.assembly.garbage import spare_what_stays
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
@@ -45,7 +44,6 @@ def assemble(
         build = phases.load(phase).build
         with _enough_memory(options):
             engine = build(load(), options)
-        spare_what_stays()
         return engine, options
     assert isinstance(options, EngineConfig)
     plan = planned(checkpoint.config, options, device, precision)
@@ -55,13 +53,12 @@ def assemble(
     with _enough_memory(config):
         engine = build_final(load(), config, _capturing(progress))
         plan.check_room(device)
-    spare_what_stays()
     return engine, config
 
 
 @contextmanager
 def _enough_memory(options: EngineOptions) -> Iterator[None]:
-    """Says what to do where torch says that an allocation failed."""
+    """Turns a failed allocation into a ConfigError that says what to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from gradus import phases
-from gradus.assembly.garbage import spare_what_stays
 from gradus.bench.declaration import PEERS, switched
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive
 from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
@@ -19,6 +18,7 @@ from gradus.config.phase_options import options_for, used_by
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.execution.memory import free_memory
+from gradus.garbage import spare_what_stays
 from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
 from gradus.models import Model, kv_bytes_per_token
 from gradus.models.precision import Precision, resolve_device, resolve_precision
@@ -133,7 +133,7 @@ class PhaseContender:
         before = allocated(self.bench.device)
         self.engine = self.bench.engine(self.name, self.room)
         self.own_bytes = allocated(self.bench.device) - before
-        spare_what_stays()  # as whoever runs an engine does
+        spare_what_stays()  # as the server does
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
         assert self.engine is not None, "built before it runs"

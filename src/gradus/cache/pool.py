@@ -1,19 +1,21 @@
 """Pages: what keys and values are kept on, handed out one by one and shared by counting references.
 
-A page is free (nobody wants it), held (sequences refer to it), or idle: nobody refers to it, but the prefix index knows
-what it holds, and keeps it for whoever asks next, until the room is needed. Because every page is as good as any other,
-no request is ever refused for want of *adjacent* room. (PagedAttention: Kwon et al. 2023, section 4.)
+A page is free, held (at least one sequence refers to it), or idle: no sequence refers to it, but the prefix index knows
+what it holds and keeps it for the next request that needs it, until the room is needed. Every page is as good as any
+other, so no request is refused for lack of *adjacent* room. (PagedAttention: Kwon et al. 2023, section 4.)
 
-The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Page 0 is nobody's.
+The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Page 0 is never handed out.
 """
 
 from collections import OrderedDict
 from collections.abc import Container
 from itertools import islice
 
+import numpy as np
+
 
 class PageError(RuntimeError):
-    """A page was used against the rules: a defect of the engine's, never the user's."""
+    """A page was used against the rules: a defect of the engine, never a user's mistake."""
 
 
 class PoolExhausted(PageError):
@@ -21,11 +23,11 @@ class PoolExhausted(PageError):
 
 
 class DoubleFree(PageError):
-    """A reference was given back that nobody has."""
+    """A reference was given back that does not exist."""
 
 
 class FreePageUsed(PageError):
-    """Somebody wanted to share a page that is free: what it held is forgotten."""
+    """A free page was to be shared: what it held is forgotten."""
 
 
 class PageInUse(PageError):
@@ -43,31 +45,33 @@ class PagePool:
         self.count = count
         self.indexed = indexed
         self.free = list(range(count, 0, -1))  # a stack with page 1 on top
+        self.is_free = bytearray(b"\0" + b"\1" * count + b"\0")  # the same by page, with a page that is not at each end
         self.references = [0] * (count + 1)  # by page
         self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
     def available(self) -> int:
-        """Pages that could be had now: the free ones, and the idle ones once they are evicted."""
+        """Pages that could be taken now: the free ones, and the idle ones once they are evicted."""
         return len(self.free) + len(self.idle)
 
     @property
     def held(self) -> int:
-        """Pages that somebody refers to."""
+        """Pages that at least one sequence refers to."""
         return self.count - self.available
 
     def take(self, count: int) -> list[int]:
-        """Free pages, with one reference each. Raises PoolExhausted if there are fewer: evict first, nobody waits."""
+        """Free pages, with one reference each. Raises PoolExhausted if there are fewer: the caller evicts first."""
         if count > len(self.free):
             raise PoolExhausted(f"{count} pages are wanted, and {len(self.free)} of {self.count} are free")
         split = len(self.free) - count
         taken, self.free[split:] = self.free[split:][::-1], ()
         for page in taken:
+            self.is_free[page] = 0
             self.references[page] = 1
         return taken
 
     def share(self, *pages: int) -> None:
-        """One more reference to pages held or idle; idle no more. Raises FreePageUsed at a free one."""
+        """One more reference to held or idle pages; an idle page becomes held. Raises FreePageUsed at a free one."""
         references = self.references
         for page in pages:
             if references[page] == 0:
@@ -77,24 +81,25 @@ class PagePool:
             references[page] += 1
 
     def drop(self, *pages: int) -> None:
-        """One reference less. With the last one a page is idle, the most recently used, or free if not indexed.
+        """One reference less. With the last one a page turns idle, as the most recently used, or free if not indexed.
 
-        Raises DoubleFree at a page that nobody holds.
+        Raises DoubleFree at a page without references.
         """
         references, indexed = self.references, self.indexed
         for page in pages:
             left = references[page] - 1
             if left < 0:
-                raise DoubleFree(f"nobody holds page {page}")
+                raise DoubleFree(f"page {page} has no references")
             references[page] = left
             if left == 0:
                 if page in indexed:
                     self.idle[page] = None
                 else:
                     self.free.append(page)
+                    self.is_free[page] = 1
 
     def oldest_idle(self, count: int) -> list[int]:
-        """Up to `count` idle pages, the one first that was used longest ago: it is the next to be evicted.
+        """Up to `count` idle pages, the least recently used first: it is the next to be evicted.
 
         Raises PoolExhausted if none is idle.
         """
@@ -109,20 +114,25 @@ class PagePool:
                 raise PageInUse(f"page {page} is not idle, it has {self.references[page]} references")
             del self.idle[page]
             self.free.append(page)
+            self.is_free[page] = 1
 
     def longest_free_run(self) -> int:
-        """The most free pages side by side: all that an allocator of adjacent room could hand out at once."""
-        free = bytearray(self.count + 1)
-        for page in self.free:
-            free[page] = 1
-        return max(map(len, free.split(b"\0")))
+        """The most free pages side by side: all that an allocator of adjacent room could hand out at once.
+
+        Between two neighbors among the pages that are not free lies a run of free ones.
+        """
+        taken = np.flatnonzero(np.frombuffer(self.is_free, np.uint8) == 0)
+        return int(np.diff(taken).max()) - 1
 
     def check(self) -> None:
         """Every page is in exactly one of three states, the one that its references and the index say."""
         free, pages = set(self.free), range(1, self.count + 1)
         assert len(free) == len(self.free), "a page is free twice"
-        assert self.references[0] == 0, "page 0 is nobody's"
+        assert self.references[0] == 0, "page 0 is never handed out"
         unheld = {page for page in pages if self.references[page] == 0}
         assert all(self.references[page] > 0 for page in pages if page not in unheld)
         assert set(self.idle) == {page for page in unheld if page in self.indexed}, "idle is indexed and unheld"
         assert free == unheld - set(self.idle), "a page is lost, or free and in use"
+        assert all(self.is_free[page] == (page in free) for page in range(self.count + 2)), (
+            "the map of free pages is wrong"
+        )

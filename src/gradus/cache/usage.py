@@ -12,9 +12,9 @@ class CacheUsage:
     pages: all there are, `page_size` positions each; pages = held + idle + free.
     stored_positions: positions in held pages that store something. A page that several share counts once; a position
         counts once for each layer group.
-    longest_free_run: the most free pages with neighboring numbers.
-    queried_positions, hit_positions: tokens of the sequences admitted, and how many of them the prefix index had.
-    evictions: pages that the index gave up for room. refusals: times that `reserve` found no room.
+    longest_free_run: the most free pages with consecutive numbers.
+    queried_positions, hit_positions: tokens of the admitted sequences, and how many of them the prefix index had.
+    evictions: pages that the index gave up for room. refusals: how often `reserve` found no room.
     """
 
     pages: int
@@ -41,12 +41,12 @@ class CacheUsage:
 
     @property
     def external_fragmentation(self) -> float:
-        """How scattered the free pages are: 1 - longest run / free. Harmless, for a block table needs no run."""
+        """How scattered the free pages are: 1 - longest run / free. Harmless, since a block table needs no run."""
         return 1 - self.longest_free_run / self.free if self.free else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """The part of the admitted tokens that needed no computing."""
+        """The part of the admitted tokens that was not computed."""
         return self.hit_positions / self.queried_positions if self.queried_positions else 0.0
 
 
@@ -54,7 +54,7 @@ AGE_S = 1.0
 
 
 class Snapshot:
-    """A usage that is looked at often and taken seldom, for taking one costs time with the number of pages."""
+    """A usage that is read after every step and taken once per second: taking one costs time per page."""
 
     def __init__(self, take: Callable[[], CacheUsage], clock: Callable[[], float]) -> None:
         self._take, self._clock = take, clock

@@ -17,12 +17,16 @@ def open_llm(
     switch_off: list[str] | None,
     max_sequences: int = 1,
 ) -> "LLM":
-    """max_sequences: what the command will run at once; a cache for more would be memory for nothing."""
+    """max_sequences: how many the command will run at once; a cache for more would be wasted memory.
+
+    Also keeps the garbage collector from pausing the engine: the process is ours.
+    """
     from gradus.cli.progress import Bars
+    from gradus.garbage import spare_what_stays
     from gradus.text.llm import LLM
 
     with Bars() as progress:
-        return LLM(
+        llm = LLM(
             model,
             phase=phase,
             device=device,
@@ -33,3 +37,5 @@ def open_llm(
             max_sequences=max_sequences,
             progress=progress,
         )
+    spare_what_stays()
+    return llm

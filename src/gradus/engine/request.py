@@ -9,8 +9,7 @@ import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 from gradus.errors import RequestError
 
@@ -25,6 +24,19 @@ MAX_PRIORITY = 1000
 MAX_SECONDS = 7 * 24 * 3600
 MAX_SALT_CHARACTERS = 1024
 DEFAULT_MAX_TOKENS = 256
+
+
+class TokenBias(dict[int, float]):
+    """A dict that cannot be changed. Unlike a mapping proxy it can be pickled, copied and given to `asdict`."""
+
+    def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("sampling parameters do not change: make new ones with dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse_change  # type: ignore[assignment]
+    clear = pop = popitem = setdefault = update = _refuse_change  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[type["TokenBias"], tuple[dict[int, float]]]:
+        return type(self), (dict(self),)  # the usual way fills an empty one, entry by entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +272,7 @@ def _bias(value: Any) -> Mapping[int, float]:
         # JSON has no integer keys: there, and only there, a token id comes as its decimal digits
         token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
         bias[_whole("logit_bias", token, 0, None, noun="token ids")] = _real("logit_bias", amount, -100, 100)
-    return MappingProxyType(bias)
+    return TokenBias(bias)
 
 
 def _stop_strings(value: Any) -> tuple[str, ...]:

@@ -1,9 +1,12 @@
-"""What an engine is made of is not looked through by Python's collector, and yet is let go of."""
+"""What an engine is made of is spared by Python's collector and still freed; an importer's collector is left alone."""
 
 import gc
 import weakref
 
-from gradus.assembly.garbage import spare_what_stays
+import pytest
+
+from gradus import LLM, SamplingParams
+from gradus.garbage import spare_what_stays
 
 
 class Node:
@@ -35,3 +38,11 @@ def test_a_step_of_256_decodes_is_committed_before_the_young_are_looked_through(
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("phase", ["p01", None])
+def test_building_an_llm_leaves_the_importers_collector_alone(phase):
+    before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
+    llm = LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32", max_sequences=2)
+    llm.generate("a", SamplingParams(max_tokens=2))
+    assert (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()) == before
