@@ -20,14 +20,14 @@ import pytest
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.serve import Server, bind
-from tests.server.scripted import ScriptedLLM
+from tests.server.scripted import ScriptedCore, register, registered
 
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass
 class Running:
-    """A server that answers. `engine` is the very object that its engine thread runs."""
+    """A server that answers. `engine` is what was made for it: a ScriptedCore, or the LLM whose core is served."""
 
     url: str
     port: int
@@ -70,8 +70,9 @@ class Running:
         assert done.wait(10)
 
     def idle(self):
-        """The engine has nothing to do, and the client remembers nobody."""
-        return not self.client._streams and not self.engine.has_work and self.client.waiting == 0
+        """The engine has nothing to do, and the client and its front end remember no request."""
+        open_requests = self.client._front_end.open_requests
+        return not (self.client._streams or open_requests or self.engine.has_work or self.client.waiting)
 
 
 def eventually(condition, seconds=10.0):
@@ -85,9 +86,8 @@ def eventually(condition, seconds=10.0):
 @contextlib.contextmanager
 def running(load=None, **settings):
     """A server on a free port in this process; `load` makes its engine (scripted when None)."""
-    config = ServerConfig(port=0, **settings)
-    made = []
-    client = EngineClient(lambda: made.append((load or ScriptedLLM)()) or made[0], config)
+    config = ServerConfig(model=register(load or ScriptedCore), port=0, **settings)
+    client = EngineClient(config, loader="tests.server.scripted")
     server, listening = Server(config, client), bind(config)
     port = listening.getsockname()[1]
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -97,7 +97,7 @@ def running(load=None, **settings):
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
             assert eventually(lambda: server.started)
             assert eventually(lambda: client.state != "loading", 60)
-            yield Running(url, port, made[0] if made else None, client, server, http)
+            yield Running(url, port, registered(config.model), client, server, http)
     finally:
         server.should_exit = True
         thread.join(20)
@@ -152,17 +152,18 @@ def read_answer(connection, seconds=20):
 class Process:
     """`serve` in a process of its own. engine: an expression that makes the engine, evaluated by the loader there."""
 
-    def __init__(self, engine="ScriptedLLM()", **settings):
+    def __init__(self, engine="ScriptedCore()", **settings):
         source = (
             "import sys, time\n"
             "from gradus.errors import GradusError, ConfigError\n"
             "from gradus.server.config import ServerConfig\n"
             "from gradus.server.serve import serve\n"
-            "from tests.server.scripted import ScriptedLLM\n"
+            "from tests.server.scripted import ScriptedCore, register\n"
             "def fail(error):\n"
             "    raise error\n"
             "try:\n"
-            f"    sys.exit(serve(ServerConfig(**{settings!r}), lambda: {engine}))\n"
+            f"    config = ServerConfig(model=register(lambda: {engine}), **{settings!r})\n"
+            "    sys.exit(serve(config, loader='tests.server.scripted'))\n"
             "except GradusError as error:\n"
             "    print(f'gradus: {error}', file=sys.stderr)\n"
             "    sys.exit(2)\n"

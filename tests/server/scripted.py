@@ -1,18 +1,19 @@
-"""A deterministic engine with an LLM's step-level interface, for tests that need faults and timing on cue.
+"""A deterministic core, for tests that need faults and timing on cue; and the loader that gives it to a server.
 
 Sample i of a prompt yields the tokens i, i + 1, i + 2, … as text "0 1 2 …", one token a step, `slots` samples at once,
 first come first served. Validation is the real one; a request's time and its deadline are looked at before each step.
 """
 
+import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 from gradus.engine.engine import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.engine.sequence import Timings
-from gradus.text.completion import Completion, Delta
+from gradus.engine.sequence import Output, Timings
+from gradus.server.loading import described
+from gradus.server.messages import ModelInfo
 
 
 @dataclass
@@ -24,7 +25,20 @@ class Sample:
     first: float | None = None
 
 
-class ScriptedLLM:
+class ScriptedTokenizer:
+    """A character is a token by its code; a token is its number and `piece`."""
+
+    def __init__(self, piece=" "):
+        self.piece = piece
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def token_bytes(self, token):
+        return f"{token}{self.piece}".encode()
+
+
+class ScriptedCore:
     """step_s: how long a step takes. piece: the text of a token after its number, to make answers large.
 
     `faults` maps a step's number (from 1) to an exception to raise in it; `hang` maps it to a duration; `poison` is a
@@ -44,24 +58,22 @@ class ScriptedLLM:
         context_length=4096,
     ):
         self.limits = ModelLimits(vocab_size=1000, context_length=context_length)
-        self.checkpoint = SimpleNamespace(name="scripted")
-        self.precision = SimpleNamespace(weights="torch.float32", activations="torch.float32")
-        self.phase, self.device = "p99", "cpu"
-        self.slots, self.step_s, self.piece = slots, step_s, piece
+        self.tokenizer = ScriptedTokenizer(piece)
+        self.info = ModelInfo(
+            "scripted", "p99", "p99", "cpu", "float32", self.limits, settings={"max_sequences": slots}
+        )
+        self.slots, self.step_s = slots, step_s
         self.faults, self.hang, self.poison = faults or {}, hang or {}, poison
         self.unbalanced, self.checks = unbalanced, 0
         self.waiting, self.running = deque(), []
-        self.settings = {"max_sequences": slots}
         self.totals = Metrics()
         self.seen = []  # request ids in the order in which their first sample began
         self.spent = {}  # request id → steps that included it
+        self.cancelled = []  # (request id, index, reason) of every cancellation
 
-    def submit(self, prompt, params, *, scheduling=None, request_id):
-        tokens = list(prompt.encode()) if isinstance(prompt, str) else prompt
-        request = Request.create(request_id, tokens, params, self.limits, scheduling)
+    def submit(self, request):
         self.totals.prompt_tokens += len(request.prompt)
-        self.waiting.extend(Sample(request, index) for index in range(params.n))
-        return request_id
+        self.waiting.extend(Sample(request, index) for index in range(request.params.n))
 
     @property
     def has_work(self):
@@ -91,13 +103,15 @@ class ScriptedLLM:
             scheduling = sample.request.scheduling
             for reason, limit in (("timeout", scheduling.timeout), ("deadline", scheduling.deadline)):
                 if limit is not None and age >= limit:
-                    ended.append(self._end(sample, (), "", reason))
+                    ended.append(self._end(sample, (), reason))
                     break
         return ended
 
-    def cancel(self, request_id, reason="cancelled"):
-        meant = [sample for sample in (*self.running, *self.waiting) if sample.request.id == request_id]
-        return [self._end(sample, (), "", reason) for sample in meant]
+    def cancel(self, request_id, index=None, reason="cancelled"):
+        self.cancelled.append((request_id, index, reason))
+        everything = (*self.running, *self.waiting)
+        meant = [one for one in everything if one.request.id == request_id and index in (None, one.index)]
+        return [self._end(sample, (), reason) for sample in meant]
 
     def metrics(self):
         metrics = Metrics(**{name: getattr(self.totals, name) for name in Metrics.__slots__})
@@ -107,45 +121,70 @@ class ScriptedLLM:
     def _advance(self, sample):
         self.spent[sample.request.id] = self.spent.get(sample.request.id, 0) + 1
         if self.poison in sample.request.prompt:
-            return self._end(sample, (), "", "error")
+            return self._end(sample, (), "error")
         token = sample.index + len(sample.tokens)
         sample.first = sample.first or time.perf_counter()
         sample.tokens.append(token)
         self.totals.generated_tokens += 1
         if len(sample.tokens) == sample.request.max_tokens:
-            return self._end(sample, (token,), self._text(token), "length")
-        return Delta(sample.request.id, 0, sample.index, self._text(token), (token,), ())
+            return self._end(sample, (token,), "length")
+        return Output(sample.request.id, sample.index, (token,))
 
-    def _end(self, sample, tokens, text, reason):
+    def _end(self, sample, tokens, reason):
         (self.running if sample in self.running else self.waiting).remove(sample)
-        self.totals.completed += reason == "length"
+        self.totals.completed += reason in ("length", "stop")
         self.totals.failed += reason == "error"
         self.totals.cancelled += reason in ("cancelled", "timeout", "deadline")
         now = time.perf_counter()
-        completion = Completion(
-            request_id=sample.request.id,
-            prompt_index=0,
-            index=sample.index,
-            text="".join(self._text(token) for token in sample.tokens),
-            token_ids=tuple(sample.tokens),
-            logprobs=None,
+        return Output(
+            sample.request.id,
+            sample.index,
+            tokens,
             finish_reason=reason,
-            stop_reason=None,
-            prompt_tokens=len(sample.request.prompt),
-            cached_tokens=0,
+            error="secret detail" if reason == "error" else None,
             timings=Timings(
                 queued_s=0.0,
                 ttft_s=sample.first and sample.first - sample.arrived,
                 total_s=now - sample.arrived,
                 tokens=len(sample.tokens),
             ),
-            error="secret detail" if reason == "error" else None,
         )
-        return Delta(sample.request.id, 0, sample.index, text, tokens, (), completion)
-
-    def _text(self, token):
-        return f"{token}{self.piece}"
 
 
 def greedy(max_tokens, **fields):
     return SamplingParams(max_tokens=max_tokens, **fields)
+
+
+# -- the loader --------------------------------------------------------------------------------------------------------
+
+_engines = {}  # name of the "model" → [what makes a ScriptedCore or an LLM, what it made]
+_numbers = itertools.count()
+
+
+def register(make):
+    """A name that, as the configuration's `model`, has this loader load what `make` makes."""
+    name = f"scripted-{next(_numbers)}"
+    _engines[name] = [make, None]
+    return name
+
+
+def registered(name):
+    """What was made; None before."""
+    return _engines[name][1]
+
+
+def _made(config):
+    """Made once: by whichever side comes first."""
+    entry = _engines[config.model]
+    if entry[1] is None:
+        entry[1] = entry[0]()
+    return entry[1]
+
+
+def open_tokenizer(config):
+    return _made(config).tokenizer
+
+
+def load_engine(config):
+    made = _made(config)
+    return (made, made.info) if isinstance(made, ScriptedCore) else (made.core, described(made))

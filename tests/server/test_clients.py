@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
-from gradus.text.completion import Delta
+from gradus.engine.sequence import Output
 from tests.server.conftest import events, eventually, read_answer
-from tests.server.scripted import ScriptedLLM
+from tests.server.scripted import ScriptedCore
 
-SLOW = partial(ScriptedLLM, step_s=0.01)
+SLOW = partial(ScriptedCore, step_s=0.01)
 ENDLESS = b'{"prompt": "a", "max_tokens": 4000}'
 ENDLESS_STREAM = b'{"prompt": "a", "max_tokens": 4000, "stream": true}'
 
@@ -88,7 +88,7 @@ def test_others_go_on_when_one_leaves(serving):
 
 def test_a_stream_that_nobody_reads_is_cut(serving):
     """64 KiB a token: the kernel's buffers take some megabytes, then writing blocks."""
-    server = serving(partial(ScriptedLLM, step_s=0.001, piece="x" * 65536), write_timeout=0.5, max_buffered=100_000)
+    server = serving(partial(ScriptedCore, step_s=0.001, piece="x" * 65536), write_timeout=0.5, max_buffered=100_000)
     stalled = server.send(ENDLESS_STREAM)
     other = server.generate(prompt="a", max_tokens=20)
     assert other.status_code == 200
@@ -98,7 +98,7 @@ def test_a_stream_that_nobody_reads_is_cut(serving):
 
 
 def test_results_do_not_pile_up_without_bound(serving):
-    server = serving(partial(ScriptedLLM, step_s=0.001, piece="x" * 65536), write_timeout=3, max_buffered=50)
+    server = serving(partial(ScriptedCore, step_s=0.001, piece="x" * 65536), write_timeout=3, max_buffered=50)
     stalled = server.send(ENDLESS_STREAM)
     start = time.monotonic()
     assert eventually(lambda: server.stats()["stalled"] == 1)
@@ -108,7 +108,7 @@ def test_results_do_not_pile_up_without_bound(serving):
 
 
 def test_a_quiet_stream_is_kept_alive_by_comments(serving):
-    server = serving(partial(ScriptedLLM, slots=1, step_s=0.2), ping_interval=0.1)
+    server = serving(partial(ScriptedCore, slots=1, step_s=0.2), ping_interval=0.1)
     with server.http.stream("POST", "/generate", json={"prompt": "a", "max_tokens": 4, "stream": True}) as answer:
         text = answer.read().decode()
     assert ": ping\n\n" in text
@@ -116,10 +116,10 @@ def test_a_quiet_stream_is_kept_alive_by_comments(serving):
 
 
 def test_steps_that_only_advance_the_prompt_are_no_frames(serving):
-    class Chunked(ScriptedLLM):
+    class Chunked(ScriptedCore):
         def _advance(self, sample):
             if self.totals.steps <= 3:
-                return Delta(sample.request.id, 0, sample.index, "", (), ())
+                return Output(sample.request.id, sample.index)
             return super()._advance(sample)
 
     answer = serving(Chunked).generate(prompt="a", max_tokens=2, stream=True)

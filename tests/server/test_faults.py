@@ -9,9 +9,9 @@ import pytest
 
 from gradus.errors import CapacityError, ConfigError
 from tests.server.conftest import events, eventually, read_answer
-from tests.server.scripted import ScriptedLLM
+from tests.server.scripted import ScriptedCore, register
 
-SLOW = partial(ScriptedLLM, step_s=0.01)
+SLOW = partial(ScriptedCore, step_s=0.01)
 
 
 def in_thread(function):
@@ -28,7 +28,7 @@ def in_thread(function):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_requests_fault_is_its_own(serving, caplog, stream):
-    server = serving(partial(ScriptedLLM, step_s=0.01, poison=13))
+    server = serving(partial(ScriptedCore, step_s=0.01, poison=13))
     neighbor = in_thread(lambda: server.generate(prompt="a", max_tokens=30))
     assert eventually(lambda: server.engine.running)
     answer = server.generate(prompt=[7, 13], max_tokens=30, stream=stream)
@@ -42,9 +42,9 @@ def test_one_requests_fault_is_its_own(serving, caplog, stream):
 
 
 def test_a_sample_that_fails_leaves_its_siblings_streams_alone(serving):
-    class OneBad(ScriptedLLM):
+    class OneBad(ScriptedCore):
         def _advance(self, sample):
-            return self._end(sample, (), "", "error") if sample.index == 1 else super()._advance(sample)
+            return self._end(sample, (), "error") if sample.index == 1 else super()._advance(sample)
 
     frames, done = events(serving(OneBad).generate(prompt="a", max_tokens=3, n=3, stream=True))
     endings = {frame["index"]: frame["finish_reason"] for frame in frames if "finish_reason" in frame}
@@ -52,15 +52,16 @@ def test_a_sample_that_fails_leaves_its_siblings_streams_alone(serving):
     assert done
 
 
-def test_a_submission_that_breaks_the_tokenizer_breaks_nothing_else(serving, caplog):
-    class Fragile(ScriptedLLM):
-        def submit(self, prompt, params, **names):
-            if prompt == "break":
-                raise ZeroDivisionError("secret detail")
-            return super().submit(prompt, params, **names)
+@pytest.mark.parametrize("times", [1, 10_000], ids=["short", "long"])
+def test_a_prompt_that_breaks_the_tokenizer_breaks_nothing_else(serving, caplog, monkeypatch, times):
+    def encode(text):
+        if text.startswith("break"):
+            raise ZeroDivisionError("secret detail")
+        return [1]
 
-    server = serving(Fragile)
-    answer = server.generate(prompt="break", max_tokens=1)
+    server = serving()
+    monkeypatch.setattr(server.engine.tokenizer, "encode", encode)
+    answer = server.generate(prompt="break" * times, max_tokens=1)
     assert answer.status_code == 500
     assert "secret detail" not in answer.text and "ZeroDivision" not in answer.text
     assert "secret detail" in caplog.text  # the log has it
@@ -68,8 +69,8 @@ def test_a_submission_that_breaks_the_tokenizer_breaks_nothing_else(serving, cap
 
 
 def test_an_engine_that_is_full_is_an_overload(serving):
-    class Full(ScriptedLLM):
-        def submit(self, prompt, params, **names):
+    class Full(ScriptedCore):
+        def submit(self, request):
             raise CapacityError("no room")
 
     answer = serving(Full).generate(prompt="a", max_tokens=1)
@@ -78,7 +79,7 @@ def test_an_engine_that_is_full_is_an_overload(serving):
 
 
 def test_when_the_engine_breaks_everybody_is_told_within_a_second(serving, caplog):
-    server = serving(partial(ScriptedLLM, slots=2, step_s=0.05, faults={10: RuntimeError("secret detail")}))
+    server = serving(partial(ScriptedCore, slots=2, step_s=0.05, faults={10: RuntimeError("secret detail")}))
     whole = [in_thread(lambda: server.generate(prompt="a", max_tokens=100)) for _ in range(3)]
     stream = in_thread(lambda: server.generate(prompt="a", max_tokens=100, stream=True))
     assert eventually(lambda: server.client.state == "failed")
@@ -101,7 +102,7 @@ def test_when_the_engine_breaks_everybody_is_told_within_a_second(serving, caplo
 
 
 def test_a_step_that_hangs_is_noticed(serving):
-    server = serving(partial(ScriptedLLM, hang={3: 1.5}), step_timeout=0.4)
+    server = serving(partial(ScriptedCore, hang={3: 1.5}), step_timeout=0.4)
     start = time.monotonic()
     answer = server.generate(prompt="a", max_tokens=10)
     assert 0.4 < time.monotonic() - start < 1.5
@@ -125,7 +126,7 @@ def test_an_idle_engine_checks_its_books_once_and_says_so(serving):
 
 
 def test_books_that_do_not_balance_are_reported_and_serving_goes_on(serving, caplog):
-    server = serving(partial(ScriptedLLM, unbalanced=True))
+    server = serving(partial(ScriptedCore, unbalanced=True))
     assert server.generate(prompt="a", max_tokens=1).status_code == 200
     assert eventually(lambda: server.stats()["failed_self_checks"] == 1)
     assert "self-check failed" in caplog.text and "secret detail" in caplog.text
@@ -144,7 +145,7 @@ def test_the_books_are_checked_at_most_once_a_second(serving):
 
 
 def test_slow_steps_below_the_limit_are_no_alarm(serving):
-    server = serving(partial(ScriptedLLM, step_s=0.3), step_timeout=1.0)
+    server = serving(partial(ScriptedCore, step_s=0.3), step_timeout=1.0)
     assert server.generate(prompt="a", max_tokens=5).status_code == 200
     assert server.health() == 200
 
@@ -154,7 +155,7 @@ def test_while_the_model_loads_http_answers(serving):
 
     def load():
         gate.wait(10)
-        return ScriptedLLM()
+        return ScriptedCore()
 
     import httpx
 
@@ -162,8 +163,8 @@ def test_while_the_model_loads_http_answers(serving):
     from gradus.server.config import ServerConfig
     from gradus.server.serve import Server, bind
 
-    config = ServerConfig(port=0)
-    client = EngineClient(load, config)
+    config = ServerConfig(model=register(load), port=0)
+    client = EngineClient(config, loader="tests.server.scripted")
     server, listening = Server(config, client), bind(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -189,8 +190,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_error():
     def load():
         raise ConfigError("no such phase")
 
-    config = ServerConfig(port=0)
-    server = Server(config, EngineClient(load, config))
+    config = ServerConfig(model=register(load), port=0)
+    server = Server(config, EngineClient(config, loader="tests.server.scripted"))
     server.run(sockets=[bind(config)])
     assert str(server.load_error) == "no such phase"
 
@@ -205,7 +206,7 @@ def test_an_unexpected_error_of_the_server_itself_is_json_without_detail(serving
 
 
 def test_a_request_cancelled_before_it_was_accepted_leaves_nothing(serving):
-    server = serving(partial(ScriptedLLM, slots=1, step_s=0.3))
+    server = serving(partial(ScriptedCore, slots=1, step_s=0.3))
     first = server.send(b'{"prompt": "a", "max_tokens": 3}')
     assert eventually(lambda: server.engine.running)
     second = server.send(b'{"prompt": "a", "max_tokens": 3}')  # arrives in the middle of a step

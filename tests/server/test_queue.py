@@ -9,9 +9,9 @@ import pytest
 
 from gradus.server.client import ServiceRate
 from tests.server.conftest import events, eventually, read_answer
-from tests.server.scripted import ScriptedLLM
+from tests.server.scripted import ScriptedCore
 
-SLOW = partial(ScriptedLLM, slots=1, step_s=0.05)
+SLOW = partial(ScriptedCore, slots=1, step_s=0.05)
 
 
 def all_at_once(server, count, **body):
@@ -20,14 +20,14 @@ def all_at_once(server, count, **body):
 
 
 def test_requests_share_steps(serving):
-    server = serving(partial(ScriptedLLM, slots=8, step_s=0.01))
+    server = serving(partial(ScriptedCore, slots=8, step_s=0.01))
     answers = all_at_once(server, 8, prompt="a", max_tokens=20)
     assert [answer.json()["token_ids"] for answer in answers] == [list(range(20))] * 8
     assert server.stats()["max_batch"] == 8
 
 
 def test_a_flood_is_served_up_to_the_limit_and_the_rest_is_told_at_once_when_to_return(serving):
-    server = serving(partial(ScriptedLLM, slots=2, step_s=0.01), max_waiting=10)
+    server = serving(partial(ScriptedCore, slots=2, step_s=0.01), max_waiting=10)
     latencies = []
 
     def one(_):
@@ -52,7 +52,7 @@ def test_a_flood_is_served_up_to_the_limit_and_the_rest_is_told_at_once_when_to_
 
 
 def test_requests_begin_in_the_order_in_which_they_came(serving):
-    server = serving(partial(ScriptedLLM, slots=1, step_s=0.005))
+    server = serving(partial(ScriptedCore, slots=1, step_s=0.005))
     hold = server.send(b'{"prompt": "a", "max_tokens": 30}')
     connections = []
     for number in range(2, 12):
@@ -119,7 +119,7 @@ def test_a_request_whose_time_is_up_in_the_queue_costs_no_step(serving):
 
 
 def test_a_request_whose_time_is_up_costs_no_further_step(serving):
-    server = serving(partial(ScriptedLLM, slots=2, step_s=0.02))
+    server = serving(partial(ScriptedCore, slots=2, step_s=0.02))
     other = server.send(b'{"prompt": "a", "max_tokens": 1000}')
     assert server.generate(prompt="b", max_tokens=1000, timeout=0.2).status_code == 504
     spent = server.engine.spent["gen-2"]
@@ -130,7 +130,7 @@ def test_a_request_whose_time_is_up_costs_no_further_step(serving):
 
 
 def test_an_answer_does_not_wait_for_a_step_that_takes_long(serving):
-    server = serving(partial(ScriptedLLM, hang={2: 5.0}))
+    server = serving(partial(ScriptedCore, hang={2: 5.0}))
     start = time.monotonic()
     assert server.generate(prompt="a", max_tokens=10, timeout=0.3).status_code == 504
     assert time.monotonic() - start < 2.0
@@ -177,9 +177,9 @@ def test_a_deadline_that_is_met_is_no_matter(serving):
 
 def test_time_spent_before_the_engine_looks_counts(serving):
     """The second request comes while the engine is inside a long step: its time runs all the same."""
-    server = serving(partial(ScriptedLLM, slots=2, hang={2: 0.6}))
+    server = serving(partial(ScriptedCore, slots=2, hang={2: 0.6}))
     first = server.send(b'{"prompt": "a", "max_tokens": 50}')
-    assert eventually(lambda: server.client._thread.step_started and server.engine.totals.steps == 2)
+    assert eventually(lambda: server.engine.totals.steps == 2)
     assert server.generate(prompt="b", max_tokens=50, deadline=0.3).status_code == 504
     assert "gen-2" not in server.engine.spent
     assert read_answer(first)[0] == 200
@@ -227,7 +227,7 @@ def test_a_rate_forgets_what_was_long_ago():
 
 def test_retry_after_is_measured(serving):
     """Each request takes a second, so a queue of two at its limit clears one place in about that time."""
-    server = serving(partial(ScriptedLLM, slots=1, step_s=0.1), max_waiting=2)
+    server = serving(partial(ScriptedCore, slots=1, step_s=0.1), max_waiting=2)
     assert server.generate(prompt="a", max_tokens=20).status_code == 200  # two seconds: the measurement
     connections = []
     for _ in range(2):
@@ -244,7 +244,7 @@ def test_retry_after_is_measured(serving):
 
 @pytest.mark.stress
 def test_two_thousand_at_once(serving):
-    server = serving(partial(ScriptedLLM, slots=16, step_s=0.001), max_waiting=256)
+    server = serving(partial(ScriptedCore, slots=16, step_s=0.001), max_waiting=256)
     outcomes, lock = {}, threading.Lock()
 
     def one(_):

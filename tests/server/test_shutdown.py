@@ -46,7 +46,7 @@ def get(url, path="/health"):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_runs_is_finished_before_leaving(number):
-    with Process("ScriptedLLM(step_s=0.01)", port=0, drain_timeout=20) as server:
+    with Process("ScriptedCore(step_s=0.01)", port=0, drain_timeout=20) as server:
         url = server.ready()
         begun, result = stream_in_background(url)
         assert begun.wait(10)
@@ -67,7 +67,7 @@ def test_what_runs_is_finished_before_leaving(number):
 
 
 def test_what_does_not_finish_in_time_gets_a_last_frame():
-    with Process("ScriptedLLM(step_s=0.05, slots=1)", port=0, drain_timeout=0.5) as server:
+    with Process("ScriptedCore(step_s=0.05, slots=1)", port=0, drain_timeout=0.5) as server:
         url = server.ready()
         begun, running = stream_in_background(url)
         assert begun.wait(10)
@@ -86,7 +86,7 @@ def test_what_does_not_finish_in_time_gets_a_last_frame():
 
 
 def test_a_second_signal_stops_at_once_with_last_frames():
-    with Process("ScriptedLLM(step_s=0.05)", port=0, drain_timeout=60) as server:
+    with Process("ScriptedCore(step_s=0.05)", port=0, drain_timeout=60) as server:
         url = server.ready()
         begun, result = stream_in_background(url, STREAM | {"max_tokens": 4000})
         assert begun.wait(10)
@@ -101,7 +101,7 @@ def test_a_second_signal_stops_at_once_with_last_frames():
 
 
 def test_a_step_that_hangs_does_not_keep_the_process():
-    with Process("ScriptedLLM(hang={2: 600})", port=0, drain_timeout=0.2) as server:
+    with Process("ScriptedCore(hang={2: 600})", port=0, drain_timeout=0.2) as server:
         url = server.ready()
         begun, result = stream_in_background(url)
         assert begun.wait(10)
@@ -114,7 +114,7 @@ def test_a_step_that_hangs_does_not_keep_the_process():
 
 
 def test_a_client_that_reads_nothing_does_not_keep_the_process():
-    with Process("ScriptedLLM(piece='x' * 65536, step_s=0.001)", port=0, drain_timeout=0.2) as server:
+    with Process("ScriptedCore(piece='x' * 65536, step_s=0.001)", port=0, drain_timeout=0.2) as server:
         url = server.ready()
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as connection:
             body = b'{"prompt": "a", "max_tokens": 4000, "stream": true}'

@@ -19,7 +19,7 @@ def llm() -> LLM:
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(llm):
     yield
-    assert not llm.has_work and not llm._transcripts
+    assert not llm.has_work and not llm.front_end.open_requests
     llm.engine.scheduler.check()
 
 
@@ -219,7 +219,7 @@ def test_a_stream_says_that_it_ran_out_of_time(llm):
 def test_tokens_that_cannot_be_decoded_end_their_request_alone(llm, monkeypatch):
     expected = llm.generate("good", LONG)[0].token_ids
     name = llm.submit("bad", LONG)
-    transcript = llm._transcripts[name][0]
+    transcript = llm.front_end._transcripts[name][0]
 
     def broken(token):
         raise ValueError("injected")

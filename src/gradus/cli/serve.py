@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gradus.execution.sizing import EnginePlan
     from gradus.models.config import ModelConfig
     from gradus.server.config import ServerConfig
-    from gradus.server.engine_thread import SteppedEngine
 
 _WHERE, _LIMITS, _CACHE = "Where", "Limits", "Cache and scheduling (in phases that use them)"
 
@@ -123,15 +122,7 @@ def serve(
         raise RequestError("--json goes with --dry-run: a server's answers are JSON anyway", param="json")
     from gradus.server.serve import serve as run
 
-    return run(settings, lambda: _load(settings))
-
-
-def _load(settings: "ServerConfig") -> "SteppedEngine":
-    from gradus.cli.progress import Bars
-    from gradus.server.serve import load_llm
-
-    with Bars() as progress:
-        return load_llm(settings, progress)
+    return run(settings, loader="gradus.cli.loading")
 
 
 def _plan(settings: "ServerConfig", json: bool) -> None:

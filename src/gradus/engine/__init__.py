@@ -1,5 +1,5 @@
 """The loop and the words that its parts speak. No torch here.
 
 Read in this order: request.py (what a caller asks for), sequence.py (one sample on its way), plan.py (spans, plans and
-results), engine.py (the loop: schedule, run, commit).
+results), engine.py (the loop: schedule, run, commit), core.py (what a front end asks of it).
 """

@@ -32,8 +32,8 @@ class TokenBias(dict[int, float]):
     def _refuse_change(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("sampling parameters do not change: make new ones with dataclasses.replace")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse_change  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse_change  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse_change
+    clear = pop = popitem = setdefault = update = _refuse_change
 
     def __reduce__(self) -> tuple[type["TokenBias"], tuple[dict[int, float]]]:
         return type(self), (dict(self),)  # the usual way fills an empty one, entry by entry

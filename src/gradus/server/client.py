@@ -1,8 +1,13 @@
-"""The event loop's side of the engine: who may enter, how long they may stay, and what everyone is told.
+"""The event loop's side of the engine: what may enter, what is said of it, and the text of it all.
 
-`EngineClient.submit` returns a `Stream` at once; the engine's results arrive in it as reports come from the engine
-thread. All of this runs on the event loop, and the engine only on its thread, so there is no lock here: counting a
-request's samples and admitting it is atomic because nothing else runs in between.
+`EngineClient.submit` returns a `Stream` at once; its results arrive as reports come from the engine loop. Prompts are
+encoded and answers decoded here, by a `FrontEnd`: the engine's side knows token ids alone. Everything runs on the event
+loop, so there is no lock: counting a request's samples and admitting it is atomic because nothing else runs in between.
+Only what takes long (opening the tokenizer, encoding a long prompt) is done by one worker thread.
+
+Time limits have one home, the engine loop: it ends a request whose time is up between two steps, and the request's last
+output says so. An engine inside a long step cannot do that. So a reader here has a grace: LAST_WORD_S after a request's
+time is up, or after a cancellation, it is told without the engine's last word.
 """
 
 import asyncio
@@ -11,30 +16,55 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradus.cache.usage import CacheUsage
 from gradus.engine.engine import Metrics
-from gradus.engine.request import SamplingParams, SchedulingParams
+from gradus.engine.request import Request, SamplingParams, SchedulingParams
+from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
 from gradus.server.config import ServerConfig
-from gradus.server.engine_thread import Cancel, EngineThread, ModelInfo, Prompt, Report, SteppedEngine, Stop, Submit
+from gradus.server.engine_loop import loader
+from gradus.server.engine_thread import EngineThread
+from gradus.server.messages import (
+    Cancel,
+    Command,
+    EngineFailed,
+    Failure,
+    Loaded,
+    LoadFailed,
+    Message,
+    ModelInfo,
+    Report,
+    SelfChecked,
+    Stop,
+    Submit,
+)
 from gradus.server.results import ClientGone, RequestFailed, RequestTimeout, Stream, Unavailable
 from gradus.text.completion import Delta
+from gradus.text.front_end import FrontEnd, Prompt
+
+if TYPE_CHECKING:
+    from gradus.loading import Tokenizer
 
 log = logging.getLogger(__name__)
 
 State = Literal["loading", "ready", "draining", "failed"]
 
-# The engine ends a request, for its time or from here, between two steps. A step that takes longer than this does not
-# delay the answer further: the request ends without the engine's last word.
+# How long a reader waits for the engine's last word on a request that is to end: most steps are far shorter.
 LAST_WORD_S = 1.0
+
+# Characters, or token ids, that are encoded and checked at once, in a few milliseconds at most. A longer prompt would
+# hold up the other streams, so it goes to the worker.
+SHORT_PROMPT = 4096
 
 
 class ServiceRate:
-    """How fast samples end while the engine works, the last minute counting most. Idle time is no evidence."""
+    """How fast samples end while the engine works, the last minute counting most. Idle time does not count."""
 
     HALF_LIFE_S = 60.0
 
@@ -59,7 +89,7 @@ class Counts:
     Requests: rejected: no room in the queue. abandoned: their client left. stalled: their client did not read.
     Samples: timed_out: their time was up.
     self_checks: how often the idle engine looked through its books; failed_self_checks: how often they did not balance,
-    which is a defect of ours: the log has it.
+    which is a defect of ours, described in the log.
     """
 
     rejected: int = 0
@@ -70,10 +100,34 @@ class Counts:
     failed_self_checks: int = 0
 
 
-class EngineClient:
-    """Serves requests from the one engine that `load` makes, on the engine thread. Use it from one event loop only."""
+class Watch:
+    """Since when the engine has been silent though it has something to do; None while it rests.
 
-    def __init__(self, load: Callable[[], SteppedEngine], config: ServerConfig) -> None:
+    The loop ends every turn with a report. So silence with a step to take, or with commands that it has not taken, is
+    a step that takes long.
+    """
+
+    def __init__(self) -> None:
+        self.silent_since: float | None = None
+        self._commands_sent = 0
+
+    def sent(self, now: float) -> None:
+        self._commands_sent += 1
+        if self.silent_since is None:
+            self.silent_since = now
+
+    def reported(self, report: Report, now: float) -> None:
+        waited_for = report.busy or self._commands_sent > report.commands_taken
+        self.silent_since = now if waited_for else None
+
+
+class EngineClient:
+    """Serves requests from the one engine that `config` describes, on a thread of its own. For one event loop only.
+
+    loader: the name of the module that loads tokenizer and engine (see `gradus.server.loading`).
+    """
+
+    def __init__(self, config: ServerConfig, loader: str = "gradus.server.loading") -> None:
         self.config = config
         self.state: State = "loading"
         self.reason = "the model is loading"
@@ -82,10 +136,14 @@ class EngineClient:
         self.counts = Counts()
         self.started = time.monotonic()
         self.stopped = False
-        self._load = load
+        self._loader = loader
+        self._tokenizer: Tokenizer | None = None
+        self._front_end: FrontEnd  # once loaded
         self._streams: dict[str, Stream] = {}
+        self._beginnings: set[asyncio.Task[None]] = set()  # of requests whose long prompts are being encoded
         self._numbers = itertools.count(1)
         self._rate = ServiceRate()
+        self._watch = Watch()
         self._samples_sent = 0
         self._samples_taken = 0
         self._drain_ends = 0.0
@@ -99,12 +157,26 @@ class EngineClient:
         self._nothing_runs = asyncio.Event()
         self._nothing_runs.set()
         self._hurry = asyncio.Event()
-        self._thread = EngineThread(self._load, self, self._loop)
-        self._thread.start()
-        self._watchdog = self._loop.create_task(self._watch())
+        self._worker = ThreadPoolExecutor(1, "front-end")
+        self._thread = EngineThread(self._loader, self.config, self.receive, self._loop)
+        self._opening = self._worker.submit(lambda: loader(self._loader).open_tokenizer(self.config))
+        self._tasks = [self._loop.create_task(self._load()), self._loop.create_task(self._watch_engine())]
+
+    async def _load(self) -> None:
+        """The tokenizer first, which finds or downloads the model; then the engine."""
+        try:
+            self._tokenizer = await asyncio.wrap_future(self._opening)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # as the engine's side does it: a defect, a mistake of the user's, even exit()
+            if not isinstance(error, GradusError):
+                log.exception("the tokenizer could not be opened")
+            self.receive(LoadFailed(Failure.of(error)))
+        else:
+            self._thread.start()
 
     async def loaded(self) -> ModelInfo:
-        """What is served, once it is there; raises what loading raised."""
+        """What is served, once it is there. Raises the GradusError that loading ended with, or RuntimeError."""
         return await asyncio.shield(self._loaded)
 
     async def drain(self, timeout: float) -> None:
@@ -132,13 +204,16 @@ class EngineClient:
         return self._hurry.is_set()
 
     async def close(self, patience: float = 1.0) -> None:
-        """Stop the thread. `stopped` stays False if it is stuck in a step (or in loading) for `patience` seconds."""
-        self._watchdog.cancel()
+        """Stop both threads. `stopped` stays False if one is stuck in a step, or in loading, for `patience` seconds."""
+        for task in self._tasks:
+            task.cancel()
         for stream in list(self._streams.values()):
             self.forget(stream, Unavailable("the server is shutting down", "draining"))
+        self._worker.shutdown(wait=False, cancel_futures=True)
         self._thread.send(Stop())
-        await asyncio.to_thread(self._thread.join, patience)
-        self.stopped = not self._thread.is_alive()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join, patience)
+        self.stopped = self._opening.done() and not self._thread.is_alive()
 
     # -- what it tells about itself -----------------------------------------------------------------------------------
 
@@ -149,7 +224,7 @@ class EngineClient:
         return {
             "state": self.state,
             "uptime_s": round(time.monotonic() - self.started, 3),
-            **(dataclasses.asdict(self.info) if self.info else {"model": self.config.model}),
+            **(self.info.stats() if self.info else {"model": self.config.model}),
             **metrics,
             "cache": cache_stats(self.metrics.cache),
             "waiting": self.waiting,
@@ -162,20 +237,57 @@ class EngineClient:
     def submit(self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams | None = None) -> Stream:
         """Queue a request. Where it names no timeout, it has the configuration's request_timeout.
 
-        Raises Unavailable, or RequestError for what could never enter. What only the engine can check is reported by
-        the stream's `accepted`.
+        Raises Unavailable, RequestFailed, or RequestError for what could never enter. What shows only later (in a long
+        prompt, or in the engine) is reported by the stream's `accepted`.
         """
         self._check_state()
         self._check_room(params.n)
         scheduling = scheduling or SchedulingParams()
         timeout = min(scheduling.timeout or math.inf, self.config.request_timeout)
         stream = Stream(f"gen-{next(self._numbers)}", params, self.forget)
-        stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, timeout)
+        limited = dataclasses.replace(scheduling, timeout=timeout)
+        make = partial(self._front_end.request, prompt, params, limited, stream.id)
+        if len(prompt) <= SHORT_PROMPT:
+            submit = Submit(made(make))
+            self._enter(stream, timeout)
+            self._begin(stream, submit)
+        else:
+            self._enter(stream, timeout)
+            beginning = self._loop.create_task(self._begin_later(stream, make))
+            self._beginnings.add(beginning)  # the loop itself would let it be collected
+            beginning.add_done_callback(self._beginnings.discard)
+        return stream
+
+    def _enter(self, stream: Stream, timeout: float) -> None:
+        """It counts from now on, and so does its time."""
+        late = RequestTimeout(f"the request did not end within its timeout of {timeout:g} s")
+        stream.timer = self._loop.call_later(timeout + LAST_WORD_S, self._expire, stream, late)
         self._streams[stream.id] = stream
         self._nothing_runs.clear()
-        self._samples_sent += params.n
-        self._thread.send(Submit(stream.id, prompt, params, dataclasses.replace(scheduling, timeout=timeout)))
-        return stream
+        self._samples_sent += stream.params.n
+
+    def _begin(self, stream: Stream, submit: Submit) -> None:
+        self._front_end.open(submit.request)
+        self._send(submit)
+
+    async def _begin_later(self, stream: Stream, make: "partial[Request]") -> None:
+        """Have the worker encode a long prompt. The request's time runs meanwhile, and its reader may leave."""
+        arrived = time.monotonic()
+        try:
+            submit = Submit(await self._loop.run_in_executor(self._worker, made, make), arrived)
+        except GradusError as error:
+            self._samples_sent -= stream.params.n
+            if stream.id in self._streams:
+                self._close(stream, error)
+            return
+        if stream.id in self._streams:
+            self._begin(stream, submit)
+        else:
+            self._samples_sent -= stream.params.n
+
+    def _send(self, command: Command) -> None:
+        self._watch.sent(time.monotonic())
+        self._thread.send(command)
 
     @property
     def waiting(self) -> int:
@@ -210,18 +322,18 @@ class EngineClient:
 
     # -- endings ------------------------------------------------------------------------------------------------------
 
-    def _expire(self, stream: Stream, timeout: float) -> None:
+    def _expire(self, stream: Stream, late: RequestTimeout) -> None:
         """The engine should have ended the request by now: it is inside a long step."""
         self.counts.timed_out += stream.unfinished
-        self._thread.send(Cancel(stream.id, "timeout"))
-        self._close(stream, RequestTimeout(f"the request did not end within its timeout of {timeout:g} s"))
+        self._send(Cancel(stream.id, "timeout"))
+        self._close(stream, late)
 
     def _end(self, stream: Stream, reason: str, otherwise: Exception) -> None:
         """Have the engine end a request whose reader still waits: the last deltas bring `reason`, its usage and times.
 
         Where the engine is busy for longer than LAST_WORD_S, the reader gets `otherwise`.
         """
-        self._thread.send(Cancel(stream.id, reason))
+        self._send(Cancel(stream.id, reason))
         if stream.timer is not None:
             stream.timer.cancel()
         stream.timer = self._loop.call_later(LAST_WORD_S, self._close, stream, otherwise)
@@ -231,12 +343,13 @@ class EngineClient:
         if stream.id not in self._streams:
             return
         self.counts.abandoned += isinstance(error, ClientGone)
-        self._thread.send(Cancel(stream.id, "cancelled"))
+        self._send(Cancel(stream.id, "cancelled"))
         self._close(stream, error)
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
         """Drop the books on a stream; with an error, its reader gets that."""
         self._streams.pop(stream.id, None)
+        self._front_end.close(stream.id)
         if not self._streams:
             self._nothing_runs.set()
         if stream.timer is not None:
@@ -249,36 +362,54 @@ class EngineClient:
         for stream in list(self._streams.values()):
             self._close(stream, Unavailable(reason, "failed"))
 
-    # -- the engine thread's messages, delivered on the event loop ----------------------------------------------------
+    def _end_sample(self, request_id: str, index: int, reason: str) -> Iterable[Output]:
+        """For the front end: a stop string was found. The sample's last output comes with a later report."""
+        self._send(Cancel(request_id, reason, index))
+        return ()
 
-    def on_loaded(self, info: ModelInfo) -> None:
+    # -- the engine's messages, delivered on the event loop -----------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        match message:
+            case Report():
+                self._on_report(message)
+            case Loaded(info):
+                self._on_loaded(info)
+            case LoadFailed(failure):
+                self._on_load_failed(failure)
+            case SelfChecked(passed):
+                self.counts.self_checks += 1
+                self.counts.failed_self_checks += not passed
+            case EngineFailed(failure):
+                self._on_engine_failed(failure)
+
+    def _on_loaded(self, info: ModelInfo) -> None:
         self.info = info
+        self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample)
         if self.state == "loading":
             self.state, self.reason = "ready", "ready"
         self._loaded.set_result(info)
 
-    def on_load_failed(self, error: BaseException) -> None:
-        self._fail(f"the model could not be loaded ({type(error).__name__})")
-        self._loaded.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        self._loaded.exception()  # whether or not somebody awaits it
+    def _on_load_failed(self, failure: Failure) -> None:
+        reason = f"the model could not be loaded ({failure.kind})"
+        self._fail(reason)
+        self._loaded.set_exception(failure.error() or RuntimeError(f"{reason}; the log has the details"))
+        self._loaded.exception()  # read here, in case it is not awaited
 
-    def on_report(self, report: Report) -> None:
+    def _on_report(self, report: Report) -> None:
+        self._watch.reported(report, time.monotonic())
         self.metrics = report.metrics
         self._samples_taken = report.samples_taken
-        self._rate.record(report.step_s, sum(delta.completion is not None for delta in report.deltas))
+        self._rate.record(report.step_s, sum(output.finish_reason is not None for output in report.outputs))
         for request_id in report.accepted:
             if stream := self._streams.get(request_id):
                 stream.accept()
-        for request_id, error in report.refused:
+        for request_id, failure in report.refused:
             if stream := self._streams.get(request_id):
-                self._close(stream, error if isinstance(error, GradusError) else RequestFailed())
-        for delta in report.deltas:
+                self._close(stream, failure.error() or RequestFailed())
+        for delta in self._front_end.read(report.outputs):
             if stream := self._streams.get(delta.request_id):
                 self._deliver(stream, delta)
-
-    def on_self_check(self, passed: bool) -> None:
-        self.counts.self_checks += 1
-        self.counts.failed_self_checks += not passed
 
     def _deliver(self, stream: Stream, delta: Delta) -> None:
         stream.push(delta)
@@ -289,23 +420,34 @@ class EngineClient:
             self.counts.stalled += 1
             self.forget(stream, Unavailable("the client does not read its stream", "stalled"))
 
-    def on_engine_failed(self, error: BaseException) -> None:
+    def _on_engine_failed(self, failure: Failure) -> None:
         """What the operator can mend (too little memory) is said; a defect of ours is for the log alone."""
-        if isinstance(error, GradusError):
-            self._fail(f"the engine stopped: {error}")
+        if failure.message is not None:
+            self._fail(f"the engine stopped: {failure.message}")
         else:
-            self._fail(f"the engine stopped after an internal error ({type(error).__name__}); the log has the details")
+            self._fail(f"the engine stopped after an internal error ({failure.kind}); the log has the details")
 
-    async def _watch(self) -> None:
+    async def _watch_engine(self) -> None:
         """A step that hangs cannot say so itself."""
         limit = self.config.step_timeout
         while self.state != "failed":
             await asyncio.sleep(min(1.0, limit / 4))
-            started = self._thread.step_started
-            if started is not None and time.monotonic() - started > limit:
+            silent_since = self._watch.silent_since
+            if silent_since is not None and time.monotonic() - silent_since > limit:
                 log.error("an engine step has taken more than %g s: the server is no longer healthy", limit)
-                self._thread.send(Stop())  # if the step comes back after all, nothing may follow it
+                self._send(Stop())  # if the step comes back after all, nothing may follow it
                 self._fail(f"an engine step hangs (more than {limit:g} s)")
+
+
+def made(make: "partial[Request]") -> Request:
+    """The request that `make` makes. A defect becomes a RequestFailed: its details are for the log alone."""
+    try:
+        return make()
+    except GradusError:
+        raise
+    except Exception as error:
+        log.exception("a prompt could not be encoded")
+        raise RequestFailed() from error
 
 
 def cache_stats(usage: CacheUsage | None) -> dict[str, int | float] | None:

@@ -20,9 +20,9 @@ from gradus.engine.sequence import Timings, TokenLogprob
 from gradus.errors import CapacityError, RequestError
 from gradus.server.body import BodyError
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig, did_you_mean
-from gradus.server.engine_thread import Prompt
 from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
 from gradus.text.completion import Completion, Delta
+from gradus.text.front_end import Prompt
 
 SAMPLING_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 SCHEDULING_FIELDS = tuple(field.name for field in dataclasses.fields(SchedulingParams))

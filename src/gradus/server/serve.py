@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
 from types import FrameType
 
 import h11
@@ -18,11 +17,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gradus.errors import ConfigError
-from gradus.loading import Progress
 from gradus.server.app import create_app
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, ServerConfig
-from gradus.server.engine_thread import ModelInfo, SteppedEngine
+from gradus.server.messages import ModelInfo
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +28,16 @@ log = logging.getLogger(__name__)
 LAST_BYTES_S = 1
 
 
-def serve(config: ServerConfig, load: Callable[[], SteppedEngine] | None = None) -> int:
+def serve(config: ServerConfig, loader: str = "gradus.server.loading") -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 1 if the engine failed meanwhile.
 
-    load: makes the engine, on its own thread; the LLM that `config` describes when None.
-    Raises ConfigError (the port is busy) and whatever `load` raises; nothing is left running then.
+    loader: the name of the module that loads tokenizer and engine.
+    Raises ConfigError (the port is busy), the GradusError that loading ended with, or RuntimeError for a defect there,
+    which the log has; nothing is left running then.
     """
     _set_up_logging(config.log_level)
     listening = bind(config)
-    client = EngineClient(load or (lambda: load_llm(config)), config)
+    client = EngineClient(config, loader)
     server = Server(config, client)
     if not _is_loopback(listening):
         log.warning("listening on %s, where others can reach it: there is no authentication yet", config.host)
@@ -53,27 +52,6 @@ def serve(config: ServerConfig, load: Callable[[], SteppedEngine] | None = None)
         sys.stdout.flush()
         os._exit(code)
     return code
-
-
-def load_llm(config: ServerConfig, progress: Progress | None = None) -> SteppedEngine:
-    """The LLM that the configuration describes. progress: who shows how far loading is."""
-    from gradus.text.llm import LLM  # torch comes with it
-
-    return LLM(
-        config.model,
-        phase=config.phase,
-        device=config.device,
-        dtype=config.dtype,
-        context_length=config.context_length,
-        max_sequences=config.max_sequences,
-        page_size=config.page_size,
-        cache_tokens=config.cache_tokens,
-        policy=config.policy,
-        token_budget=config.token_budget,
-        memory_fraction=config.memory_fraction,
-        switch_off=config.switch_off,
-        progress=progress,
-    )
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -1,5 +1,6 @@
-"""The front end: text in, text out, over an engine that knows token ids alone.
+"""Text is the edge's: text in, text out, over a core that knows token ids alone.
 
-Read llm.py first (`LLM`, for programs that own their loop), then transcript.py and stream.py (tokens to text as they
-come) and completion.py (what a caller gets back).
+Read front_end.py first (text to requests, outputs to text), then transcript.py and stream.py (tokens to text as they
+come), completion.py (what a caller gets back), and llm.py (`LLM`: a front end and a core in one loop, for programs that
+own that loop). All but llm.py import without torch.
 """

@@ -1,33 +1,26 @@
-"""Text in, text out: a model, its tokenizer and an engine, for programs that own their loop.
+"""Text in, text out: a front end over a core in the same loop, for programs that own that loop.
 
-The engine knows token ids alone; what is text lives here: encoding prompts, decoding as tokens come, stop strings.
+The core knows token ids alone; what is text is the front end's (front_end.py). `LLM` loads the model, makes both, and
+turns the loop.
 """
 
-import itertools
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from gradus.assembly.checkpoint import assemble
+from gradus.assembly.guard import GuardedCore
 from gradus.config.options import FINAL, SWITCHES, EngineConfig, EngineOptions, resolve_context
 from gradus.config.phase_options import capacity, final_options, options_for, used_by
 from gradus.engine.engine import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
-from gradus.engine.sequence import Output
 from gradus.errors import RequestError
-from gradus.execution.memory import OutOfMemory, ran_out
 from gradus.kernels import missing
-from gradus.loading import Checkpoint, Progress, Tokenizer, open_checkpoint
+from gradus.loading import Checkpoint, Progress, open_checkpoint
 from gradus.models.precision import Precision, resolve_device, resolve_precision
-from gradus.scheduling.time_limits import TimeLimits
 from gradus.text.completion import Completion, Delta
-from gradus.text.transcript import Transcript
+from gradus.text.front_end import FrontEnd, Prompt
 
-Prompt = str | Sequence[int]
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
-
-log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -49,7 +42,10 @@ class LLM:
     The final engine's cache may have room for less than one sequence of context_length; then `limits` is as short, and
     a warning says so.
 
-    Raises ConfigError or CheckpointError in one line. Not thread-safe: whoever owns the loop makes every call.
+    Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
+
+    Building one changes nothing else in the process. Python's garbage collector may pause an engine that runs for
+    long; a program of its own calls `gradus.garbage.spare_what_stays()` afterwards, as the server does.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class LLM:
         self.tokenizer = self.checkpoint.tokenizer
         self.phase = phase
         self.device = resolve_device(device)
-        heeded = used_by(phase)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
             context_length=resolve_context(context_length, self.config.context_length),
@@ -96,12 +91,9 @@ class LLM:
         self.precision: Precision = resolve_precision(dtype, self.device, self.config)
         self.engine, self.options = assemble(self.checkpoint, phase, options, self.device, self.precision, progress)
         self.limits = self.options.limits
-        self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
-        self._times = TimeLimits()
-        self._scheduler_keeps_time = "policy" in heeded
+        self.core = GuardedCore(self.engine, self.device, self.options)
+        self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
         self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
-        self._numbers = itertools.count()
-        self._broken: OutOfMemory | None = None
 
     # -- whole answers ------------------------------------------------------------------------------------------------
 
@@ -144,7 +136,7 @@ class LLM:
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for the assistant's turn. Raises RequestError without a template."""
-        return self._need_tokenizer("messages").chat(messages)
+        return self.front_end.chat_prompt(messages)
 
     # -- step by step -------------------------------------------------------------------------------------------------
 
@@ -157,8 +149,7 @@ class LLM:
         request_id: str | None = None,
     ) -> str:
         """Queue one prompt; returns the request's id. Raises RequestError, queueing nothing, if it can't be served."""
-        request = self._request(prompt, params or SamplingParams(), scheduling, request_id)
-        return self._submit(request, prompt_index=0)
+        return self._submit(self.front_end.request(prompt, params, scheduling, request_id))
 
     def step(self) -> list[Delta]:
         """One engine step over all requests. Returns what is new, a sample's deltas in their order."""
@@ -167,11 +158,11 @@ class LLM:
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> list[Delta]:
         """End a request now. Returns the last delta of each sample that had not ended; [] if there is none."""
-        return [self._deliver(output) for output in self.engine.cancel(request_id, reason=reason)]
+        return self.front_end.read(self.core.cancel(request_id, reason=reason))
 
     @property
     def has_work(self) -> bool:
-        return self.engine.has_work or bool(self._untaken)
+        return self.core.has_work or bool(self._untaken)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -195,11 +186,11 @@ class LLM:
         return {"memory_fraction": config.memory_fraction, "switches": on}
 
     def metrics(self) -> Metrics:
-        return self.engine.metrics()
+        return self.core.metrics()
 
     def check(self) -> None:
         """Assert that the books of queue and cache balance. Costs more than a step: for tests, and for idle servers."""
-        self.engine.scheduler.check()
+        self.core.check()
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
@@ -215,7 +206,7 @@ class LLM:
             _of_each("scheduling", scheduling, SchedulingParams, len(prompts)),
             strict=True,
         )
-        return self._drive([self._request(*one) for one in each])
+        return self._drive([self.front_end.request(*one) for one in each])
 
     def _drive(self, requests: list[Request]) -> Iterator[Delta]:
         """Step until these requests have ended. What a step brings for others waits until they ask for it."""
@@ -231,7 +222,7 @@ class LLM:
                     left -= delta.completion is not None
                     yield delta
         finally:
-            if left:  # an error, or a caller who lost interest
+            if left:  # an error, or a caller that reads no further
                 for request_id in ids:
                     self.cancel(request_id)
                 self._take(ids)
@@ -241,89 +232,17 @@ class LLM:
         self._untaken = [delta for delta in self._untaken if delta.request_id not in ids]
         return mine
 
-    def _request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        scheduling: SchedulingParams | None,
-        request_id: str | None = None,
-    ) -> Request:
-        if isinstance(prompt, str):
-            prompt = self._need_tokenizer("prompt").encode(prompt)
-        if params.stop:
-            self._need_tokenizer("stop")
-        name = request_id or f"request-{next(self._numbers)}"
-        return Request.create(name, prompt, params, self.limits, scheduling)
-
-    def _submit(self, request: Request, prompt_index: int) -> str:
-        if self._broken is not None:
-            raise self._broken
-        if request.id in self._transcripts:
-            raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
-        self.engine.submit(request)
-        token_bytes = self.tokenizer.token_bytes if self.tokenizer else None
-        self._transcripts[request.id] = {
-            index: Transcript(request, prompt_index, index, token_bytes) for index in range(request.params.n)
-        }
-        if not self._scheduler_keeps_time:
-            self._times.watch(request)
+    def _submit(self, request: Request, prompt_index: int = 0) -> str:
+        self.front_end.open(request, prompt_index)
+        try:
+            self.core.submit(request)
+        except Exception:
+            self.front_end.close(request.id)
+            raise
         return request.id
 
     def _advance(self) -> list[Delta]:
-        late = self._times.late()
-        ended = [output for request_id, reason in late for output in self.engine.cancel(request_id, reason=reason)]
-        return [self._deliver(output) for output in ended + self._step_engine()]
-
-    def _step_engine(self) -> list[Output]:
-        """Raises OutOfMemory, from then on always: what the step had begun is half done, so no other can follow it."""
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return self.engine.step()
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            self._broken = OutOfMemory(f"a step found no memory on {self.device}: start again with {self._smaller()}")
-            raise self._broken from error
-
-    def _smaller(self) -> str:
-        """What leaves a step more room."""
-        if isinstance(self.options, EngineConfig):
-            fraction = f"--memory-fraction (now {self.options.memory_fraction:g}) or --cache-tokens"
-            return f"a lower {fraction}, --token-budget or --max-sequences"
-        return "a lower --max-sequences or --context-length"
-
-    def _deliver(self, output: Output) -> Delta:
-        """One step's tokens as text. A stop string, or a fault in decoding, ends the sample before its next step."""
-        samples = self._transcripts[output.request_id]
-        transcript = samples[output.index]
-        try:
-            delta = transcript.add(output)
-            if transcript.stopped and delta.completion is None:
-                delta = transcript.close(delta, self._end(output, "stop"))
-        except Exception as error:
-            log.exception("request %s: decoding failed", output.request_id)
-            delta = transcript.fail(self._end(output, "error", f"decoding failed: {type(error).__name__}"))
-        if delta.completion is not None:
-            del samples[output.index]
-            if not samples:
-                del self._transcripts[output.request_id]
-                self._times.forget(output.request_id)
-        return delta
-
-    def _end(self, output: Output, reason: str, error: str | None = None) -> Output:
-        """End the output's sequence in the engine; if it ended in this very step, only change what is said of it."""
-        last = next(iter(self.engine.cancel(output.request_id, output.index, reason)), output)
-        return replace(last, finish_reason=reason, error=error, tokens=output.tokens, logprobs=output.logprobs)
-
-    def _need_tokenizer(self, param: str) -> Tokenizer:
-        if self.tokenizer is None:
-            raise RequestError(
-                f"{param}: model {self.checkpoint.name} came without a tokenizer; give the prompt as token ids",
-                param=param,
-                limit="token ids",
-            )
-        return self.tokenizer
+        return self.front_end.read(self.core.step())
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

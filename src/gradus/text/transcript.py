@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output, TokenLogprob
@@ -10,7 +11,11 @@ from gradus.text.stream import TextStream
 
 
 class Transcript:
-    """Sample `index` of `request`. token_bytes: None where there is no tokenizer; the text then stays empty."""
+    """Sample `index` of `request`. token_bytes: None where there is no tokenizer; the text then stays empty.
+
+    ending: why the text ended before the engine said so: "stop" (a stop string) or "error" (it could not be decoded).
+    What the engine has computed beyond that point is dropped; its last output still brings the timings.
+    """
 
     def __init__(
         self, request: Request, prompt_index: int, index: int, token_bytes: Callable[[int], bytes] | None
@@ -18,14 +23,11 @@ class Transcript:
         self.request = request
         self.prompt_index = prompt_index
         self.index = index
+        self.ending: Literal["stop", "error"] | None = None
+        self._error: str | None = None
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-
-    @property
-    def stopped(self) -> bool:
-        """A stop string has appeared: whatever the engine still computes for this sample is not wanted."""
-        return self._text.stop_reason is not None
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
@@ -33,21 +35,29 @@ class Transcript:
         self._logprobs += output.logprobs
         # a token that stops is reported, but is not part of the text
         text = self._text.push(output.tokens[:-1] if isinstance(output.stop_reason, int) else output.tokens)
-        if output.finish_reason is None:
-            return self._delta(output, text)
-        return self.close(self._delta(output, text + self._text.finish()), output)
+        if output.finish_reason is not None:
+            text += self._text.finish()
+        if self._text.stop_reason is not None:
+            self.ending = "stop"
+        return self._delta(output, text)
+
+    def fail(self, output: Output, error: str) -> Delta:
+        """The delta of an output that could not be turned into text: nothing that follows it is."""
+        self.ending, self._error = "error", error
+        return self._delta(output, "")
+
+    def skip(self, output: Output) -> Delta:
+        """The empty delta of an output that came after the ending."""
+        return self._delta(replace(output, tokens=(), logprobs=()), "")
 
     def close(self, delta: Delta, last: Output) -> Delta:
         """`delta` as the sample's last one; `last` is the output with which the engine ended it."""
         return replace(delta, completion=self._complete(last))
 
-    def fail(self, last: Output) -> Delta:
-        """The last delta of a sample whose tokens could not be turned into text."""
-        return self.close(self._delta(last, ""), last)
-
     def _delta(self, output: Output, text: str) -> Delta:
         where = self.request.id, self.prompt_index, self.index
-        return Delta(*where, text=text, token_ids=output.tokens, logprobs=output.logprobs)
+        delta = Delta(*where, text=text, token_ids=output.tokens, logprobs=output.logprobs)
+        return delta if output.finish_reason is None else self.close(delta, output)
 
     def _complete(self, last: Output) -> Completion:
         assert last.finish_reason is not None and last.timings is not None
@@ -58,12 +68,12 @@ class Transcript:
             text=self._text.text,
             token_ids=tuple(self._tokens),
             logprobs=None if self.request.params.logprobs is None else tuple(self._logprobs),
-            finish_reason="stop" if self.stopped else last.finish_reason,
+            finish_reason=self.ending or last.finish_reason,
             stop_reason=self._text.stop_reason or last.stop_reason,
             prompt_tokens=len(self.request.prompt),
             cached_tokens=last.cached_tokens,
             timings=last.timings,
-            error=last.error,
+            error=self._error or last.error,
         )
 
 

@@ -1,0 +1,69 @@
+"""A core whose lack of memory is said in one line, with what to lower."""
+
+from collections.abc import Sequence
+
+import torch
+
+from gradus.config.options import EngineConfig, EngineOptions
+from gradus.engine.core import Core
+from gradus.engine.engine import Metrics
+from gradus.engine.request import ModelLimits, Request
+from gradus.engine.sequence import Output
+from gradus.execution.memory import OutOfMemory, ran_out
+
+
+class GuardedCore:
+    """`core`, until one of its steps finds no memory. That step is half done, so no other can follow it.
+
+    device, options: what the core was built with, for the message.
+    """
+
+    def __init__(self, core: Core, device: torch.device, options: EngineOptions) -> None:
+        self.core = core
+        self.device = device
+        self.options = options
+        self._broken: OutOfMemory | None = None
+
+    @property
+    def limits(self) -> ModelLimits:
+        return self.core.limits
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work
+
+    def submit(self, request: Request) -> None:
+        """Raises OutOfMemory after a step that raised it, and what the core raises."""
+        self._check_whole()
+        self.core.submit(request)
+
+    def step(self) -> Sequence[Output]:
+        """Raises OutOfMemory, from then on always. Any other error of a step keeps its traceback."""
+        self._check_whole()
+        try:
+            return self.core.step()
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            self._broken = OutOfMemory(f"a step found no memory on {self.device}: start again with {self._smaller()}")
+            raise self._broken from error
+
+    def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> Sequence[Output]:
+        return self.core.cancel(request_id, index, reason)
+
+    def metrics(self) -> Metrics:
+        return self.core.metrics()
+
+    def check(self) -> None:
+        self.core.check()
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _smaller(self) -> str:
+        """What leaves a step more room."""
+        if isinstance(self.options, EngineConfig):
+            fraction = f"--memory-fraction (now {self.options.memory_fraction:g}) or --cache-tokens"
+            return f"a lower {fraction}, --token-budget or --max-sequences"
+        return "a lower --max-sequences or --context-length"

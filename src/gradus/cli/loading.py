@@ -1,0 +1,22 @@
+"""`gradus.server.loading` with its progress shown: what `gradus serve` loads with."""
+
+from typing import TYPE_CHECKING
+
+from gradus.cli.progress import Bars
+from gradus.server import loading
+
+if TYPE_CHECKING:
+    from gradus.engine.core import Core
+    from gradus.loading import Tokenizer
+    from gradus.server.config import ServerConfig
+    from gradus.server.messages import ModelInfo
+
+
+def open_tokenizer(config: "ServerConfig") -> "Tokenizer | None":
+    with Bars() as progress:
+        return loading.open_tokenizer(config, progress)
+
+
+def load_engine(config: "ServerConfig") -> "tuple[Core, ModelInfo]":
+    with Bars() as progress:
+        return loading.load_engine(config, progress)

@@ -1,0 +1,181 @@
+"""The loop that owns the engine: take commands, step, report. Nothing else ever calls the engine, so it has no lock.
+
+    front end ── commands ──▶ engine loop         a queue: the loop sleeps on it when idle, and between two steps
+                                                  takes whatever has come meanwhile
+    front end ◀── messages ── engine loop         one report per step, however many requests it advanced
+
+Only token ids pass through here. Text is the other side's: encoding a prompt or decoding an answer never delays a step.
+"""
+
+import importlib
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from gradus.engine.core import Core
+from gradus.engine.request import Request
+from gradus.errors import GradusError
+from gradus.server.config import ServerConfig
+from gradus.server.messages import (
+    Cancel,
+    Command,
+    EngineFailed,
+    Failure,
+    Loaded,
+    LoadFailed,
+    Message,
+    ModelInfo,
+    Report,
+    SelfChecked,
+    Stop,
+    Submit,
+)
+
+log = logging.getLogger(__name__)
+
+SELF_CHECK_INTERVAL_S = 1.0
+
+
+class Loader(Protocol):
+    """The module that makes both sides from a configuration. It is told by its name, so that any process can import it.
+
+    The standard one is `gradus.server.loading`.
+    """
+
+    def open_tokenizer(self, config: ServerConfig) -> Any:
+        """The front end's tokenizer, or None. Downloads the model where that is needed. Raises GradusErrors."""
+
+    def load_engine(self, config: ServerConfig) -> tuple[Core, ModelInfo]:
+        """The engine, and what to say of it. Raises GradusErrors."""
+
+
+def loader(name: str) -> Loader:
+    module: Any = importlib.import_module(name)
+    return module
+
+
+class Commands(Protocol):
+    """Where commands arrive: a queue."""
+
+    def empty(self) -> bool: ...
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Command:
+        """Raises queue.Empty after `timeout` seconds."""
+
+
+def run_engine(loader_name: str, config: ServerConfig, commands: Commands, tell: Callable[[Message], None]) -> None:
+    """Load an engine and run it until told to stop. Whatever goes wrong is told: nothing is raised."""
+    try:
+        core, info = loader(loader_name).load_engine(config)
+    except BaseException as error:  # a defect, a mistake of the user's, even exit(): it is the loader's last word
+        if not isinstance(error, GradusError):
+            log.exception("the model could not be loaded")
+        tell(LoadFailed(Failure.of(error)))
+        return
+    tell(Loaded(info))
+    try:
+        EngineLoop(core, commands, tell).run()
+    except BaseException as error:
+        log.exception("the engine failed")
+        tell(EngineFailed(Failure.of(error)))
+
+
+class EngineLoop:
+    """Runs `core` until told to stop. What a step raises is raised."""
+
+    def __init__(self, core: Core, commands: Commands, tell: Callable[[Message], None]) -> None:
+        self._core = core
+        self._commands = commands
+        self._tell = tell
+        self._commands_taken = 0
+        self._samples_taken = 0
+        self._unchecked = False  # something has happened since the last self-check
+        self._next_check = 0.0
+
+    def run(self) -> None:
+        self._report(Report())
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Obey what has come, then take one step. False when told to stop."""
+        report = Report()
+        for command in self._take():
+            if isinstance(command, Stop):
+                return False
+            self._obey(command, report)
+        if self._core.has_work:
+            started = time.monotonic()
+            report.outputs += self._core.step()
+            report.step_s = time.monotonic() - started
+        self._report(report)
+        return True
+
+    def _report(self, report: Report) -> None:
+        report.metrics = self._core.metrics()
+        report.busy = self._core.has_work
+        report.commands_taken, report.samples_taken = self._commands_taken, self._samples_taken
+        self._tell(report)
+
+    def _take(self) -> list[Command]:
+        """All commands there are; at least one where the engine has nothing to do.
+
+        Their number is bounded, because waiting samples are.
+        """
+        commands = [] if self._core.has_work else [self._sleep()]
+        while not self._commands.empty():
+            commands.append(self._commands.get())
+        self._commands_taken += len(commands)
+        self._unchecked = True
+        return commands
+
+    def _sleep(self) -> Command:
+        """Wait for the next command. Before it falls asleep the books are checked once, at most every second."""
+        if self._unchecked:
+            try:
+                return self._commands.get(timeout=max(0.0, self._next_check - time.monotonic()))
+            except queue.Empty:
+                self._check()
+        return self._commands.get()
+
+    def _check(self) -> None:
+        """A failure is reported and counted. What it broke may be harmless, so it is no reason to stop serving."""
+        try:
+            self._core.check()
+        except Exception:
+            log.exception("self-check failed: the books of queue and cache do not balance")
+            self._tell(SelfChecked(passed=False))
+        else:
+            self._tell(SelfChecked(passed=True))
+        self._unchecked = False
+        self._next_check = time.monotonic() + SELF_CHECK_INTERVAL_S
+
+    def _obey(self, command: Submit | Cancel, report: Report) -> None:
+        if isinstance(command, Cancel):
+            report.outputs += self._core.cancel(command.request_id, command.index, command.reason)
+            return
+        request = command.request
+        self._samples_taken += request.params.n
+        try:
+            self._core.submit(shortened(request, time.monotonic() - command.sent))
+        except Exception as error:
+            # GradusErrors are the caller's affair. Anything else is our defect, and still only this request's problem.
+            if not isinstance(error, GradusError):
+                log.exception("request %s could not be submitted", request.id)
+            report.refused.append((request.id, Failure.of(error)))
+        else:
+            report.accepted.append(request.id)
+
+
+def shortened(request: Request, waited: float) -> Request:
+    """`request` with what is left of its times after it has waited for the engine, which may be inside a long step."""
+
+    def left(seconds: float | None) -> float | None:
+        return None if seconds is None else max(seconds - waited, 1e-6)
+
+    asked = request.scheduling
+    scheduling = replace(asked, timeout=left(asked.timeout), deadline=left(asked.deadline))
+    return replace(request, scheduling=scheduling)

@@ -1,0 +1,64 @@
+"""From a configuration to the two sides of a server: the front end's tokenizer, and the engine.
+
+Either side may be made in a process of its own. `EngineClient` is given this module's name; another module with the
+same two functions can stand in for it.
+"""
+
+from typing import TYPE_CHECKING
+
+from gradus.config.options import FINAL
+from gradus.engine.core import Core
+from gradus.loading import Progress
+from gradus.server.config import ServerConfig
+from gradus.server.messages import ModelInfo
+
+if TYPE_CHECKING:
+    from gradus.loading import Tokenizer
+    from gradus.text.llm import LLM
+
+
+def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "Tokenizer | None":
+    """The model's tokenizer; None where it came without one. Downloads a hub's model if it is not there yet."""
+    from gradus.loading import open_checkpoint
+
+    return open_checkpoint(config.model, progress=progress).tokenizer
+
+
+def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
+    """The engine that the configuration describes. Also keeps the garbage collector from pausing it."""
+    from gradus.garbage import spare_what_stays
+    from gradus.text.llm import LLM  # torch comes with it
+
+    llm = LLM(
+        config.model,
+        phase=config.phase,
+        device=config.device,
+        dtype=config.dtype,
+        context_length=config.context_length,
+        max_sequences=config.max_sequences,
+        page_size=config.page_size,
+        cache_tokens=config.cache_tokens,
+        policy=config.policy,
+        token_budget=config.token_budget,
+        memory_fraction=config.memory_fraction,
+        switch_off=config.switch_off,
+        progress=progress,
+    )
+    spare_what_stays()
+    return llm.core, described(llm)
+
+
+def described(llm: "LLM") -> ModelInfo:
+    """What a server says of an engine."""
+    weights, activations = (
+        str(dtype).removeprefix("torch.") for dtype in (llm.precision.weights, llm.precision.activations)
+    )
+    return ModelInfo(
+        model=llm.checkpoint.name,
+        engine=llm.phase or FINAL,
+        phase=llm.phase,
+        device=str(llm.device),
+        dtype=weights if weights == activations else f"{weights} weights, {activations} activations",
+        limits=llm.limits,
+        settings=llm.settings,
+    )

@@ -1,0 +1,131 @@
+"""What stands before a core: text becomes requests, and the core's outputs become text. No torch here.
+
+    text ── request ──▶ Request ──▶ core ──▶ Output ── read ──▶ Delta, Completion
+
+The core may run in the same loop (`LLM`), or on another thread or in another process (the server): a front end never
+waits for it.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
+from gradus.engine.sequence import Output
+from gradus.errors import RequestError
+from gradus.text.completion import Delta
+from gradus.text.transcript import Transcript
+
+if TYPE_CHECKING:
+    from gradus.loading import Tokenizer
+
+Prompt = str | Sequence[int]
+
+EndSample = Callable[[str, int, str], Iterable[Output]]
+"""Called with (request id, sample's index, reason) to have the core end a sample. Returns its last output if that is
+known at once; where the core is elsewhere nothing, and the last output comes with later ones."""
+
+log = logging.getLogger(__name__)
+
+
+class FrontEnd:
+    """A tokenizer, the limits of requests, and the transcripts of those that run.
+
+    tokenizer: None where the model came without one: then prompts are token ids, and the text of answers is empty.
+    limits: the core's. model: its name, for messages. end_sample: how the core is told of a sample to end.
+
+    Not thread-safe, except for `request` and `chat_prompt`.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer | None", limits: ModelLimits, model: str, end_sample: EndSample) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self.model = model
+        self._end_sample = end_sample
+        self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
+        self._numbers = itertools.count()
+
+    # -- text to requests ---------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        scheduling: SchedulingParams | None = None,
+        request_id: str | None = None,
+    ) -> Request:
+        """Encode and check; nothing is kept. request_id: None makes one up.
+
+        Takes about a microsecond per character. Raises RequestError for what could never be served.
+        """
+        params = params or SamplingParams()
+        if isinstance(prompt, str):
+            prompt = self._need_tokenizer("prompt").encode(prompt)
+        if params.stop:
+            self._need_tokenizer("stop")
+        name = request_id or f"request-{next(self._numbers)}"
+        return Request.create(name, prompt, params, self.limits, scheduling)
+
+    def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation, ready for the assistant's turn. Raises RequestError without a template."""
+        return self._need_tokenizer("messages").chat(messages)
+
+    # -- outputs to text ----------------------------------------------------------------------------------------------
+
+    @property
+    def open_requests(self) -> Sequence[str]:
+        """The ids of the requests that have a transcript."""
+        return list(self._transcripts)
+
+    def open(self, request: Request, prompt_index: int = 0) -> None:
+        """Begin the transcripts of a request that is about to be submitted. Raises RequestError if its id is in use."""
+        if request.id in self._transcripts:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
+        token_bytes = self.tokenizer.token_bytes if self.tokenizer else None
+        self._transcripts[request.id] = {
+            index: Transcript(request, prompt_index, index, token_bytes) for index in range(request.params.n)
+        }
+
+    def close(self, request_id: str) -> None:
+        """Forget a request: what the core still says of it is dropped. One that has ended is no mistake."""
+        self._transcripts.pop(request_id, None)
+
+    def read(self, outputs: Iterable[Output]) -> list[Delta]:
+        """What these outputs add to the transcripts, a sample's deltas in their order."""
+        deltas = []
+        for output in outputs:
+            if output.index in self._transcripts.get(output.request_id, ()):
+                deltas.append(self._read(output))
+        return deltas
+
+    def _read(self, output: Output) -> Delta:
+        """One step's tokens as text. A stop string, or a fault in decoding, ends the sample."""
+        samples = self._transcripts[output.request_id]
+        transcript = samples[output.index]
+        delta = transcript.skip(output) if transcript.ending else self._add(transcript, output)
+        if delta.completion is not None:
+            del samples[output.index]
+            if not samples:
+                del self._transcripts[output.request_id]
+        return delta
+
+    def _add(self, transcript: Transcript, output: Output) -> Delta:
+        try:
+            delta = transcript.add(output)
+        except Exception as error:
+            log.exception("request %s: decoding failed", output.request_id)
+            delta = transcript.fail(output, f"decoding failed: {type(error).__name__}")
+        if transcript.ending and delta.completion is None:
+            for last in self._end_sample(output.request_id, output.index, transcript.ending):
+                delta = transcript.close(delta, last)
+        return delta
+
+    def _need_tokenizer(self, param: str) -> "Tokenizer":
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{param}: model {self.model} came without a tokenizer; give the prompt as token ids",
+                param=param,
+                limit="token ids",
+            )
+        return self.tokenizer
