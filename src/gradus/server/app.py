@@ -1,4 +1,4 @@
-"""The routes. Each one reads in a minute: parse, submit, wait, answer; everything that can go wrong is an exception."""
+"""The routes. Each one reads in a minute: parse, submit, wait, answer. Whatever goes wrong is an exception."""
 
 import http
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ from gradus.server.schemas import (
 from gradus.server.streaming import EventStream, cancelled_with_client
 from gradus.text.completion import Completion
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's name for an answer that nobody will read; it only ever shows in a log
+CLIENT_CLOSED_REQUEST = 499  # nginx's name for an answer that will not be read; it only ever shows in a log
 
 
 def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
@@ -82,7 +82,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
 
 async def all_completions(stream: Stream) -> list[Completion]:
-    """Every sample's completion, in order. Raises what one of them failed of: half an answer is not an answer."""
+    """Every sample's completion, in order. Raises the error that one of them ended with: half an answer is none."""
     completions: dict[int, Completion] = {}
     while not stream.done:
         for delta in await stream.receive():
@@ -106,7 +106,7 @@ def json_response(status: int, content: dict[str, Any], headers: dict[str, str] 
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error is JSON of one shape. An exception that nobody expected keeps its traceback, in the log."""
+    """Every error is JSON of one shape. An unexpected exception keeps its traceback, in the log."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         status, content, headers = error_of(error)

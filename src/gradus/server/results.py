@@ -12,7 +12,7 @@ from gradus.text.completion import Delta
 
 
 class Unavailable(CapacityError):
-    """The server takes nothing just now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
+    """The server takes no requests now. kind: "overloaded", or the server's state; retry_after: in whole seconds."""
 
     def __init__(self, message: str, kind: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -25,22 +25,22 @@ class RequestTimeout(GradusError):
 
 
 class DeadlineMissed(GradusError):
-    """The request could not end by its deadline any more, and was given up then."""
+    """The request could no longer end by its deadline, and was given up."""
 
 
 class RequestFailed(GradusError):
-    """A defect of ours ended this one request. Only the log says more: details are no business of a stranger's."""
+    """A defect of ours ended this one request. Only the log says more: a stranger is told no details."""
 
     def __init__(self) -> None:
         super().__init__("the engine could not finish this request; the server's log says why")
 
 
 class ClientGone(GradusError):
-    """Nobody is left to read the result."""
+    """The client has left: the result will not be read."""
 
 
 class Stream:
-    """One request's results as they come. Cancel it, or read it until `done`: nothing else releases the engine."""
+    """One request's results as they come. Cancel it, or read it until `done`: nothing else ends it in the engine."""
 
     def __init__(self, request_id: str, params: SamplingParams, forget: "Callable[[Stream, Exception], None]") -> None:
         self.id = request_id
@@ -64,8 +64,8 @@ class Stream:
     async def receive(self, timeout: float | None = None) -> list[Delta]:
         """What came since the last call, waiting for it if need be; [] if nothing came within `timeout` seconds.
 
-        A sample's last delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (it did not
-        even answer the timeout's cancellation), RequestFailed or ClientGone (after `cancel`).
+        A sample's last delta carries its Completion. Raises Unavailable (the engine failed), RequestTimeout (the engine
+        did not end it in time), RequestFailed, or ClientGone (after `cancel`).
         """
         if not self._deltas and self._error is None:
             await self._wait(timeout)
@@ -84,14 +84,14 @@ class Stream:
             pass
 
     def cancel(self) -> None:
-        """Nobody wants the rest. May be called at any time, and more than once."""
+        """The rest is not wanted. May be called at any time, and more than once."""
         self._forget(self, ClientGone("the request was cancelled"))
 
     # -- called by the client -----------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        """Nothing will come any more."""
+        """Nothing more will come."""
         return self.unfinished == 0 or self._error is not None
 
     @property

@@ -195,7 +195,7 @@ def encode(content: dict[str, Any]) -> bytes:
 
 
 def error_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """An exception as (HTTP status, body, headers). What is not the caller's affair gets a generic text."""
+    """An exception as (HTTP status, body, headers). A defect of ours gets a generic text."""
     match error:
         case BodyError():
             # where the rest of the body was not read, the connection cannot be used again

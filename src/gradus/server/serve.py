@@ -1,7 +1,7 @@
 """The process: bind, load, serve, drain, leave, with an exit code that means something.
 
-The socket is bound first, so that a busy port is known before minutes of loading; HTTP answers while the model loads,
-so that whoever watches /health sees "loading" and not a refused connection.
+The socket is bound first, so that a busy port is known before minutes of loading. HTTP answers while the model loads,
+so that a watcher of /health sees "loading" and not a refused connection.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from gradus.server.messages import ModelInfo
 
 log = logging.getLogger(__name__)
 
-# How long connections get, once nothing runs any more, to take the bytes that are still on their way to them.
+# How long connections get to take the bytes that are still on their way, once no request runs.
 LAST_BYTES_S = 1
 
 
@@ -84,7 +84,7 @@ def _set_up_logging(level: str) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our answer to signals: the first one drains, the second one ends what runs at once."""
+    """uvicorn with signals of our own: the first one drains, the second one ends at once what runs."""
 
     def __init__(self, config: ServerConfig, client: EngineClient) -> None:
         super().__init__(
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
             self.force_exit = self.should_exit = True
 
     async def _drain(self) -> None:
-        """Go on listening meanwhile: those who come now are told so, instead of finding nobody."""
+        """Listen meanwhile: a request that comes now is told that the server is draining."""
         await self.client.drain(self.client.config.drain_timeout)
         self.should_exit = True
 
@@ -163,7 +163,7 @@ def ready_line(info: ModelInfo, host: str, port: int) -> str:
 
 
 def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
-    """uvicorn's HTTP/1.1, which on its own waits forever for headers that never end, with a deadline for those.
+    """uvicorn's HTTP/1.1 with a deadline for headers: on its own it waits forever for headers that never end.
 
     It also hands the application a way to cut its connection: `scope["state"]["abort_connection"]`.
     """
@@ -178,10 +178,10 @@ def protocol_with_deadline(seconds: float) -> type[H11Protocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            # While the application waits for a body, the time is the application's to limit. Otherwise the client is
-            # sending what nobody looks at yet (headers), or any more (a body whose answer has gone out).
-            nobody_waits = self.cycle is None or self.cycle.response_complete
-            if nobody_waits and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            # While the application waits for a body, it limits the time itself. Otherwise the client is sending what is
+            # not read yet (headers), or no longer (a body whose answer has gone out).
+            unread = self.cycle is None or self.cycle.response_complete
+            if unread and self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
                 self._deadline = self._deadline or self.loop.call_later(seconds, self.transport.abort)
             else:
                 self._relax()

@@ -1,0 +1,127 @@
+"""A front end whose core is elsewhere says the same as one whose core is at hand, a little later."""
+
+import dataclasses
+
+import pytest
+
+from gradus.engine.request import ModelLimits, SamplingParams
+from gradus.engine.sequence import Output, Timings
+from gradus.errors import RequestError
+from gradus.text.front_end import FrontEnd
+
+LIMITS = ModelLimits(vocab_size=256, context_length=64)
+TIMINGS = Timings(queued_s=0.1, ttft_s=0.2, total_s=0.3, tokens=3)
+
+
+class Bytes:
+    """One token per byte; token 255 cannot be decoded."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def token_bytes(self, token):
+        if token == 255:
+            raise ValueError("injected")
+        return bytes([token])
+
+
+class Elsewhere:
+    """A core that is told of endings, and answers later."""
+
+    def __init__(self):
+        self.told = []
+        self.front_end = FrontEnd(Bytes(), LIMITS, "model", self.end_sample)
+
+    def end_sample(self, *what):
+        self.told.append(what)
+        return ()
+
+    def read(self, *outputs):
+        return self.front_end.read(outputs)
+
+
+@pytest.fixture
+def elsewhere():
+    return Elsewhere()
+
+
+def begun(elsewhere, **params):
+    request = elsewhere.front_end.request("prompt", SamplingParams(max_tokens=9, **params), request_id="r")
+    elsewhere.front_end.open(request)
+    return request
+
+
+def said(text, index=0, **ending):
+    return Output("r", index, tuple(text.encode()), **({"timings": TIMINGS} if ending else {}), **ending)
+
+
+def test_a_stop_string_is_told_once_and_what_the_core_says_after_it_is_dropped(elsewhere):
+    begun(elsewhere, stop=["END"])
+    (first,) = elsewhere.read(said("ab E"))
+    (second,) = elsewhere.read(said("NDx"))
+    assert (first.text + second.text, second.token_ids, second.completion) == ("ab ", tuple(b"NDx"), None)
+    assert elsewhere.told == [("r", 0, "stop")]
+    (late,) = elsewhere.read(said("yz"))  # was under way already
+    assert (late.text, late.token_ids, late.completion) == ("", (), None)
+    (last,) = elsewhere.read(said("", finish_reason="stop"))
+    done = last.completion
+    assert (done.text, done.token_ids) == ("ab ", tuple(b"ab ENDx"))
+    assert (done.finish_reason, done.stop_reason, done.timings) == ("stop", "END", TIMINGS)
+    assert elsewhere.told == [("r", 0, "stop")] and not elsewhere.front_end.open_requests
+
+
+def test_a_sample_that_ended_otherwise_before_the_core_heard_of_it_still_stopped(elsewhere):
+    begun(elsewhere, stop=["END"])
+    elsewhere.read(said("END"))
+    (last,) = elsewhere.read(said("and more", finish_reason="length"))
+    assert (last.completion.finish_reason, last.completion.stop_reason, last.completion.text) == ("stop", "END", "")
+    assert last.token_ids == () and last.completion.token_ids == tuple(b"END")
+
+
+def test_a_stop_string_in_the_last_output_needs_no_telling(elsewhere):
+    begun(elsewhere, stop=["END"])
+    (last,) = elsewhere.read(said("aEND", finish_reason="length"))
+    assert (last.completion.finish_reason, last.completion.text, elsewhere.told) == ("stop", "a", [])
+
+
+def test_tokens_that_cannot_be_decoded_end_their_sample_alone(elsewhere, caplog):
+    begun(elsewhere, n=2)
+    bad, good = elsewhere.read(Output("r", 0, (255,)), said("a", index=1))
+    assert bad.completion is None and good.text == "a"
+    assert elsewhere.told == [("r", 0, "error")]
+    elsewhere.read(Output("r", 0, (255,)))  # not looked at any more
+    assert elsewhere.told == [("r", 0, "error")]
+    (last,) = elsewhere.read(said("x", finish_reason="error"))
+    assert (last.completion.finish_reason, last.completion.error) == ("error", "decoding failed: ValueError")
+    (other,) = elsewhere.read(said("b", index=1, finish_reason="length"))
+    assert (other.completion.text, other.completion.finish_reason) == ("ab", "length")
+
+
+def test_what_is_said_of_a_closed_request_is_dropped(elsewhere):
+    begun(elsewhere)
+    elsewhere.front_end.close("r")
+    assert elsewhere.read(said("a"), said("", finish_reason="cancelled"), Output("stranger", 0, (1,))) == []
+
+
+def test_a_request_is_checked_and_nothing_of_it_is_kept(elsewhere):
+    with pytest.raises(RequestError, match="max_tokens"):
+        elsewhere.front_end.request("prompt", SamplingParams(max_tokens=60))
+    request = elsewhere.front_end.request("prompt")
+    assert request.prompt == tuple(b"prompt") and not elsewhere.front_end.open_requests
+
+
+def test_an_id_in_use_is_refused_and_the_one_that_has_it_goes_on(elsewhere):
+    request = begun(elsewhere)
+    with pytest.raises(RequestError, match="in use"):
+        elsewhere.front_end.open(request)
+    assert elsewhere.read(said("a"))[0].text == "a"
+
+
+def test_without_a_tokenizer_prompts_are_token_ids_and_texts_are_empty():
+    front_end = FrontEnd(None, LIMITS, "numbers", lambda *_: ())
+    for prompt, params in (("text", SamplingParams()), ([1], SamplingParams(stop=["a"]))):
+        with pytest.raises(RequestError, match="model numbers came without a tokenizer"):
+            front_end.request(prompt, params)
+    front_end.open(dataclasses.replace(front_end.request([1, 2]), id="r"))
+    (delta,) = front_end.read([said("ab", finish_reason="length")])
+    assert (delta.text, delta.completion.text, delta.token_ids) == ("", "", tuple(b"ab"))
