@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gradus.server.client import ServiceRate
+from gradus.server.measures import ServiceRate
 from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedCore
 

@@ -13,6 +13,7 @@ engine_loop.py    the loop that owns the engine: take commands, step, report
 engine_thread.py  that loop on a thread
 loading.py        from a configuration to a tokenizer and an engine
 results.py        what a request waits for: its results as they come, or the error that ended it
+measures.py       what the front end's side measures: rates, totals, the engine's silence
 client.py         the front end's side: queue, text, cancellation, drain, health
 streaming.py      server-sent events, and what to do about clients that leave or stop reading
 app.py            the routes
