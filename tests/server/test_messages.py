@@ -6,7 +6,7 @@ import pytest
 
 from gradus import errors
 from gradus.cache.usage import CacheUsage
-from gradus.engine.engine import Metrics
+from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output, Timings, TokenLogprob
 from gradus.errors import CapacityError, CheckpointError, ConfigError, GradusError, RequestError

@@ -6,7 +6,7 @@ import torch
 
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.core import Core
-from gradus.engine.engine import Metrics
+from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
 from gradus.execution.memory import OutOfMemory, ran_out

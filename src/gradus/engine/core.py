@@ -8,7 +8,7 @@ in `LLM`, or elsewhere, as in the server. So whatever crosses this line is plain
 from collections.abc import Sequence
 from typing import Protocol
 
-from gradus.engine.engine import Metrics
+from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
 

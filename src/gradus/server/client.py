@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from gradus.engine.engine import Metrics
+from gradus.engine.metrics import Metrics
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gradus import errors
-from gradus.engine.engine import Metrics
+from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError

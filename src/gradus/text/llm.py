@@ -11,7 +11,7 @@ from gradus.assembly.checkpoint import assemble
 from gradus.assembly.guard import GuardedCore
 from gradus.config.options import FINAL, SWITCHES, EngineConfig, EngineOptions, resolve_context
 from gradus.config.phase_options import capacity, final_options, options_for, used_by
-from gradus.engine.engine import Metrics
+from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from gradus.kernels import missing
