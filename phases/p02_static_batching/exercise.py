@@ -27,8 +27,8 @@ EXERCISE = Exercise(
         ),
         "PaddedAttention.attend": (
             "The same two acts as in p01: store, then attend. Only the real rows are stored; all rows attend.",
-            "self.tensors.store wants the slots and positions of the real rows, and k and v of just these. "
-            "self.tensors.seen gives the keys and values of the first `size` slots; q becomes [size, width, Hq, Dh].",
+            "self.storage.store wants the slots and positions of the real rows, and k and v of just these. "
+            "self.storage.seen gives the keys and values of the first `size` slots; q becomes [size, width, Hq, Dh].",
             "store(layer, self.slots, self.positions, k[self.real], v[self.real]), then attend_masked(q.view(size, "
             "width, Hq, Dh), keys, values, the mask of this layer's window, scale=…, softcap=…), flattened to [N, Hq, "
             "Dh] again.",

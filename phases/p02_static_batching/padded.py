@@ -56,9 +56,9 @@ def pad(batch: Batch, batch_size: int) -> Batch:
 class PaddedAttention:
     """Attends over the whole rectangle at once: [S, W] queries, each slot's keys, and one mask for all layers."""
 
-    def __init__(self, config: ModelConfig, tensors: SlotTensors) -> None:
+    def __init__(self, config: ModelConfig, storage: SlotTensors) -> None:
         self.config = config
-        self.tensors = tensors
+        self.storage = storage
 
     def prepare(self, batch: Batch) -> None:
         self.width = max(batch.counts)
@@ -78,10 +78,10 @@ class PaddedAttention:
         self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.tensors.store(layer, self.slots, self.positions, k[self.real], v[self.real])
+        self.storage.store(layer, self.slots, self.positions, k[self.real], v[self.real])
         out = attend_masked(
             q.view(self.size, self.width, *q.shape[1:]),
-            *self.tensors.seen(layer, self.size, self.length),
+            *self.storage.seen(layer, self.size, self.length),
             self.masks[self.config.windows[layer]],
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,

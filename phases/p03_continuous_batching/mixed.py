@@ -18,9 +18,9 @@ from phases.p02_static_batching.slots import SlotTensors
 class MixedAttention:
     """Prompts and decodes in one step, over the same slots that static batching used."""
 
-    def __init__(self, config: ModelConfig, tensors: SlotTensors) -> None:
+    def __init__(self, config: ModelConfig, storage: SlotTensors) -> None:
         self.config = config
-        self.tensors = tensors
+        self.storage = storage
 
     def prepare(self, batch: Batch) -> None:
         device = batch.token_ids.device
@@ -43,7 +43,7 @@ class MixedAttention:
         self.masks = {window: visible(newest.view(-1, 1, 1), keys, window) for window in set(self.config.windows)}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.tensors.store(layer, self.row_slots, self.positions, k, v)
+        self.storage.store(layer, self.row_slots, self.positions, k, v)
         out = torch.empty_like(q)
         for slot, row, count, start in self.prompts:
             rows = slice(row, row + count)
@@ -56,8 +56,8 @@ class MixedAttention:
         end = start + q.shape[0]
         return attend_causal(
             q,
-            self.tensors.keys[layer, slot, :, :end],
-            self.tensors.values[layer, slot, :, :end],
+            self.storage.keys[layer, slot, :, :end],
+            self.storage.values[layer, slot, :, :end],
             start=start,
             scale=self.config.attention_scale,
             window=self.config.windows[layer],
@@ -70,7 +70,7 @@ class MixedAttention:
         queries[self.decode_slots, 0] = q
         out = attend_masked(
             queries,
-            *self.tensors.seen(layer, self.column, self.length),
+            *self.storage.seen(layer, self.column, self.length),
             self.masks[self.config.windows[layer]],
             scale=self.config.attention_scale,
             softcap=self.config.attention_softcap,

@@ -65,7 +65,7 @@ def test_a_prompt_and_decodes_share_a_step():
 
 def test_slots_are_reused_and_nothing_is_allocated_again():
     engine = build_engine("p03", SHAPE, max_sequences=2)
-    tensors = engine.runner.attention.tensors
+    tensors = engine.runner.attention.storage
     addresses = tensors.keys.data_ptr(), tensors.values.data_ptr()
     run(engine, [ask(str(i), 1 + i % 5, 1 + i % 4) for i in range(20)])
     assert addresses == (tensors.keys.data_ptr(), tensors.values.data_ptr())

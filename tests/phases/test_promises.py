@@ -153,7 +153,7 @@ def test_padding_is_stored_nowhere(phase):
     engine = engine_of(phase, ask("long", [5, 6, 7, 8, 9, 10], max_tokens=1), ask("short", [3, 4], max_tokens=4))
     while engine.has_work:
         engine.step()
-    keys = engine.runner.attention.tensors.keys  # [layers, slots, Hkv, capacity, Dh]
+    keys = engine.runner.attention.storage.keys  # [layers, slots, Hkv, capacity, Dh]
     written = keys.abs().sum((0, 2, 4)) > 0
     counts = written.sum(1).tolist()
     assert counts == [6, 5], f"the slots hold 6 and 5 tokens of their sequences; yours hold {counts}"
@@ -174,8 +174,8 @@ def test_nothing_that_lay_in_a_slot_before_changes_a_token(phase):
     """As a predecessor would leave it, only louder."""
     requests = [ask("long", [5, 6, 7, 8, 9, 10]), ask("short", [3, 4]), ask("next", [11, 12, 13], max_tokens=6)]
     engine = engine_of(phase)
-    engine.runner.attention.tensors.keys.fill_(3.0)
-    engine.runner.attention.tensors.values.fill_(50.0)
+    engine.runner.attention.storage.keys.fill_(3.0)
+    engine.runner.attention.storage.values.fill_(50.0)
     done = run(engine, requests)
     for request in requests:
         tokens, alone = (ending[request.id, 0].tokens for ending in (done, run(engine_of("p00"), [request])))

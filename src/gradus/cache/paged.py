@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from gradus.cache import TableChange
+from gradus.cache.inspection import PageCounts, Tables, TreeNode
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
 from gradus.cache.usage import CacheUsage
@@ -262,6 +263,19 @@ class PagedCache:
     def available(self) -> int:
         """Pages that `reserve` could take now."""
         return self.pool.available
+
+    def tables(self, id: Hashable) -> Tables:
+        """The sequence's block tables, one per layer group; () for a sequence never seen. For probes."""
+        resident = self.residents.get(id)
+        return () if resident is None else tuple(tuple(table) for table in resident.tables)
+
+    def pages(self) -> PageCounts:
+        """How many pages are in which state. For probes."""
+        return self.pool.counts()
+
+    def tree(self) -> tuple[TreeNode, ...] | None:
+        """The top nodes of the prefix index; None without one. For probes."""
+        return None if self.index is None else self.index.view()
 
     def usage(self, ahead: int = 0) -> CacheUsage:
         """The pool now, and what has happened in it. Takes time with the number of pages: not for every step.

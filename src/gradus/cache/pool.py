@@ -13,6 +13,8 @@ from itertools import islice
 
 import numpy as np
 
+from gradus.cache.inspection import PageCounts
+
 
 class PageError(RuntimeError):
     """A page was used against the rules: a defect of the engine, never a user's mistake."""
@@ -115,6 +117,10 @@ class PagePool:
             del self.idle[page]
             self.free.append(page)
             self.is_free[page] = 1
+
+    def counts(self) -> PageCounts:
+        """How many pages are in which state."""
+        return PageCounts(self.count, self.held, len(self.idle), len(self.free))
 
     def longest_free_run(self) -> int:
         """The most free pages side by side: all that an allocator of adjacent room could hand out at once.

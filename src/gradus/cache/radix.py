@@ -18,6 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from gradus.cache.inspection import TreeNode
 from gradus.cache.windows import first_page
 
 Key = tuple[Hashable, tuple[int, ...]]  # the salt, and the tokens of one page
@@ -270,6 +271,10 @@ class PrefixIndex:
 
     # -- the invariants ----------------------------------------------------------------------------------------------
 
+    def view(self) -> tuple[TreeNode, ...]:
+        """The nodes below the root, nested. A snapshot: it stays as it is."""
+        return tuple(map(_view, self.root.children.values()))
+
     def path(self, cursor: Cursor, group: int) -> list[int]:
         """A layer group's pages from the root to the cursor."""
         assert cursor.find()
@@ -329,3 +334,9 @@ def agreeing_pages(left: list[int], right: list[int], page_size: int) -> int:
         else:
             most = middle - 1
     return agree
+
+
+def _view(node: Node) -> TreeNode:
+    pages = tuple(tuple(run) for run in node.pages)
+    salt, _ = node.key
+    return TreeNode(tuple(node.tokens), pages, tuple(map(_view, node.children.values())), salt)

@@ -9,6 +9,7 @@ Modules:
     reading.py     the order in which a lesson reads its files
     difference.py  what a phase changed
     flat.py        a phase as one file
+    probe.py       what tests and drawings may know of an engine
     drawing.py, figures.py   the lessons' figures, drawn by code
 """
 

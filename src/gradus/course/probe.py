@@ -1,0 +1,254 @@
+"""The one window on an engine: the spans of each step, block tables, page counts and the prefix tree. No torch here.
+
+    probe = EngineProbe(engine)           # any engine: a phase's, the final one, a student's
+    probe.pages(), probe.running()        # what holds now
+    probe.record()                        # from here on, one Step per plan
+    while engine.has_work:
+        engine.step()
+    for step in probe.steps: ...
+    probe.stop()
+
+The conformance tests read engines through it alone, and the X-ray draws from it. So a student's engine may be built in
+any way, as long as its parts show what follows.
+
+**A cache** may have up to three methods. It leaves out those that it has nothing to tell with:
+
+    def tables(self, id) -> Tables            # the sequence's block tables: one tuple of pages per layer group;
+                                              # () for a sequence that the cache does not know
+    def pages(self) -> PageCounts             # PageCounts(total, held, idle, free)
+    def tree(self) -> tuple[TreeNode, ...]    # the top nodes: TreeNode(tokens, pages, children)
+
+`Tables`, `PageCounts` and `TreeNode` are in gradus/cache/inspection.py. A cache without pages (p00 to p03) has none of
+the three, one without a prefix index (p04) no `tree`. All three only read: calling them changes nothing. A page pool of
+`gradus.cache.pool` counts its own pages: `return self.pool.counts()`.
+
+**A scheduler** has `running`, the sequences that have a place now, in the order they started; `cache`; and `check()`,
+which asserts its own and the cache's invariants.
+
+**An attention backend** for more than one sequence (from p02 on) keeps its keys and values in `storage.keys` and
+`storage.values`, in any layout.
+
+Recording changes nothing that runs: plans, results and outputs are handed through as they are. It puts three methods
+in front of the scheduler's own, and `stop` takes them away again; an engine that nothing records pays nothing.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gradus.cache.inspection import PageCounts, Tables, TreeNode
+from gradus.engine.engine import Engine
+from gradus.engine.plan import Plan, Result, Span
+from gradus.engine.sequence import Output, Sequence
+
+Id = tuple[str, int]
+"""A sequence: its request's id, and which of the request's samples it is."""
+
+KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SpanView:
+    """One span of a plan. tokens: UNKNOWN (-1) stands for one that only the device knows yet."""
+
+    request_id: str
+    index: int
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    logits: int
+
+    @property
+    def id(self) -> Id:
+        return self.request_id, self.index
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(slots=True)
+class Step:
+    """One plan, and the engine's books as they were when it had been made.
+
+    number: counts plans from 0. running: the sequences that have a place, in the order they started.
+    admitted: sequences that start with this plan, new or resumed. preempted: those that lost their place while it was
+        made. ended: finish reasons of those that ended since the plan before: by this plan's commit, or by being
+        cancelled before this plan was made. Complete once the step is committed.
+    tables: of every running sequence. pages: None for a cache without pages. tree: None without a prefix index.
+    committed: whether its result is known.
+    """
+
+    number: int
+    spans: tuple[SpanView, ...]
+    running: tuple[Id, ...]
+    admitted: tuple[Id, ...]
+    preempted: tuple[Id, ...]
+    tables: dict[Id, Tables]
+    pages: PageCounts | None
+    tree: tuple[TreeNode, ...] | None
+    ended: dict[Id, str] = field(default_factory=dict)
+    committed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all spans."""
+        return sum(span.count for span in self.spans)
+
+    @property
+    def names(self) -> list[str]:
+        """The request of each span, in the plan's order."""
+        return [span.request_id for span in self.spans]
+
+    def of(self, request_id: str, index: int = 0) -> SpanView | None:
+        """The sequence's span; None if the step does not run it."""
+        return next((span for span in self.spans if span.id == (request_id, index)), None)
+
+
+class Probe(Protocol):
+    """What tests and drawings may know of an engine: what holds now, and the steps that were recorded."""
+
+    steps: "deque[Step]"
+
+    def running(self) -> tuple[Id, ...]:
+        """The sequences that have a place, in the order they started."""
+
+    def tables(self, request_id: str, index: int = 0) -> Tables:
+        """A sequence's block tables, one per layer group; () where there are none."""
+
+    def pages(self) -> PageCounts | None:
+        """How many pages are in which state; None without pages."""
+
+    def tree(self) -> tuple[TreeNode, ...] | None:
+        """The top nodes of the prefix tree; None without a prefix index."""
+
+    def memory(self) -> tuple[Any, Any]:
+        """The tensors of all keys and all values."""
+
+    def check(self) -> None:
+        """Assert that the engine's books balance."""
+
+    def record(self) -> None:
+        """Keep one Step per plan from now on, in `steps`."""
+
+    def stop(self) -> None:
+        """Record no more."""
+
+
+class EngineProbe:
+    """The probe of any Engine whose parts show what the module's docstring lists.
+
+    kept: `steps` holds that many at most, the oldest first.
+    """
+
+    def __init__(self, engine: Engine, kept: int = KEPT) -> None:
+        self.engine = engine
+        self.steps: deque[Step] = deque(maxlen=kept)
+        self._numbers = 0
+        self._under_way: deque[tuple[Plan, Step]] = deque()
+        self._ended: dict[Id, str] = {}  # cancelled since the last plan
+
+    # -- what holds now ----------------------------------------------------------------------------------------------
+
+    def running(self) -> tuple[Id, ...]:
+        return tuple(sequence.id for sequence in self.engine.scheduler.running)
+
+    def tables(self, request_id: str, index: int = 0) -> Tables:
+        return self._tables((request_id, index))
+
+    def pages(self) -> PageCounts | None:
+        return cache.pages() if hasattr(cache := self.engine.scheduler.cache, "pages") else None
+
+    def tree(self) -> tuple[TreeNode, ...] | None:
+        return cache.tree() if hasattr(cache := self.engine.scheduler.cache, "tree") else None
+
+    def memory(self) -> tuple[Any, Any]:
+        storage = self.engine.runner.attention.storage  # type: ignore[attr-defined]
+        return storage.keys, storage.values
+
+    def check(self) -> None:
+        self.engine.scheduler.check()
+
+    def _tables(self, id: Id) -> Tables:
+        return cache.tables(id) if hasattr(cache := self.engine.scheduler.cache, "tables") else ()
+
+    # -- recording ---------------------------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Stand before the scheduler. Raises ValueError if a probe stands there already."""
+        scheduler = self.engine.scheduler
+        if "schedule" in vars(scheduler):
+            raise ValueError("this engine is being recorded already")
+        self._schedule, self._commit, self._cancel = scheduler.schedule, scheduler.commit, scheduler.cancel
+        watched = {"schedule": self._watched_schedule, "commit": self._watched_commit, "cancel": self._watched_cancel}
+        vars(scheduler).update(watched)
+
+    def stop(self) -> None:
+        for name in ("schedule", "commit", "cancel"):
+            vars(self.engine.scheduler).pop(name, None)
+
+    def _watched_schedule(self) -> Plan | None:
+        before = list(self.engine.scheduler.running)
+        plan = self._schedule()
+        if plan is not None:
+            step = self._step(plan, before)
+            self.steps.append(step)
+            self._under_way.append((plan, step))
+        return plan
+
+    def _step(self, plan: Plan, before: list[Sequence]) -> Step:
+        running = self.running()
+        admitted = tuple((admission.request.id, admission.index) for admission in plan.admissions)
+        kept = set(running) - set(admitted)
+        number, self._numbers = self._numbers, self._numbers + 1
+        ended, self._ended = self._ended, {}
+        return Step(
+            number=number,
+            spans=tuple(map(view, plan_spans(plan))),
+            running=running,
+            admitted=admitted,
+            preempted=tuple(s.id for s in before if s.finish_reason is None and s.id not in kept),
+            tables={id: self._tables(id) for id in running},
+            pages=self.pages(),
+            tree=self.tree(),
+            ended=ended,
+        )
+
+    def _watched_commit(self, plan: Plan, result: Result) -> list[Output]:
+        outputs = self._commit(plan, result)
+        while self._under_way and self._under_way[0][0] is not plan:
+            self._under_way.popleft()  # never committed while this probe recorded
+        if self._under_way:
+            _, step = self._under_way.popleft()
+            step.ended |= endings(outputs)
+            step.committed = True
+        return outputs
+
+    def _watched_cancel(self, *args: Any, **kwargs: Any) -> list[Output]:
+        outputs = self._cancel(*args, **kwargs)
+        self._ended |= endings(outputs)
+        return outputs
+
+
+def plan_spans(plan: Plan) -> list[Span]:
+    """Every span of the plan, in the order of its results. The one place that knows how a plan keeps them."""
+    return plan.spans
+
+
+def view(span: Span) -> SpanView:
+    assert span.sequence is not None, "a scheduler's spans name their sequences"
+    request_id, index = span.sequence.id
+    return SpanView(request_id, index, span.slot, span.start, tuple(span.tokens), span.logits)
+
+
+def endings(outputs: list[Output]) -> dict[Id, str]:
+    """The finish reason of each sequence that one of the outputs ends."""
+    return {(output.request_id, output.index): output.finish_reason for output in outputs if output.finish_reason}
+
+
+def walk(tree: tuple[TreeNode, ...]) -> Iterator[TreeNode]:
+    """Every node, parents before their children."""
+    for node in tree:
+        yield node
+        yield from walk(node.children)
