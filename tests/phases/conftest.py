@@ -1,12 +1,18 @@
-"""Tiny models with well-separated logits, and an oracle that shares no code with any phase."""
+"""Tiny models with well-separated logits, the contenders to run them in, and an oracle that shares no code with any.
+
+A contender is a phase by its name, or "final": the final engine, which keeps every promise of the phases that it grew
+from, and some of its own.
+"""
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
 from gradus import phases
-from gradus.config.options import EngineOptions
+from gradus.assembly import final
+from gradus.config.options import FINAL, EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.models import Model, create_model, randomize
@@ -14,6 +20,22 @@ from gradus.models.shapes import SHAPES
 
 FAMILIES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen3", "tiny-gemma3"]
 PHASES = [info.name for info in phases.available()]
+CONTENDERS = [*PHASES, FINAL]
+
+
+def reached(first: str) -> list[str]:
+    """The contenders that build on phase `first`: it, those after it, and the final engine."""
+    return [name for name in CONTENDERS if name == FINAL or name >= first]
+
+
+def since(first: str) -> pytest.MarkDecorator:
+    """Run the test for the phase that makes the promise, and for all that keep it."""
+    return pytest.mark.parametrize("phase", reached(first))
+
+
+def of(*names: str) -> pytest.MarkDecorator:
+    """Run the test for these contenders alone, as far as they exist."""
+    return pytest.mark.parametrize("phase", [name for name in CONTENDERS if name in names])
 
 
 @cache
@@ -29,9 +51,15 @@ def limits_of(shape: str) -> ModelLimits:
     return ModelLimits(config.vocab_size, config.context_length, config.eos_token_ids)
 
 
-def build_engine(phase: str, shape: str, max_sequences: int = 3) -> Engine:
-    """Few places, so that requests wait, and take over what others leave."""
-    return phases.load(phase).build(tiny_model(shape), EngineOptions(limits_of(shape), max_sequences))
+def build_engine(contender: str, shape: str, max_sequences: int = 3, **settings: Any) -> Engine:
+    """A contender's engine over the tiny model. Few places, so that requests wait, and take over what others leave.
+
+    settings: of EngineOptions; the final engine takes those of EngineConfig too.
+    """
+    model, limits = tiny_model(shape), limits_of(shape)
+    if contender == FINAL:
+        return final.build(model, EngineConfig(limits, max_sequences, **settings))
+    return phases.load(contender).build(model, EngineOptions(limits, max_sequences, **settings))
 
 
 class NaiveAttention:
@@ -43,7 +71,7 @@ class NaiveAttention:
     def attend(self, layer, q, k, v):
         out = torch.empty_like(q)
         group = q.shape[1] // k.shape[1]
-        keys, values = (kept.repeat_interleave(group, dim=1).double() for kept in (k, v))  # one for each query head
+        keys, values = (kept.repeat_interleave(group, dim=1).double() for kept in (k, v))  # one per query head
         window, cap = self.config.windows[layer], self.config.attention_softcap
         for i in range(q.shape[0]):
             seen = slice(0 if window is None else max(0, i - window + 1), i + 1)
@@ -60,6 +88,6 @@ def next_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     return model.logits(hidden[-1:])[0]
 
 
-@pytest.fixture(params=PHASES)
+@pytest.fixture(params=CONTENDERS)
 def phase(request) -> str:
     return request.param

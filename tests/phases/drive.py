@@ -1,11 +1,15 @@
 """Drive an engine by hand, checking its books after every step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gradus.course.probe import EngineProbe, Step, plan_spans
 from gradus.engine.engine import Engine
+from gradus.engine.plan import Plan
 from gradus.engine.request import Request
-from gradus.engine.sequence import Output
+from gradus.engine.sequence import Output, SpanResult
+
+MANY = 200  # steps, more than any driven engine needs
 
 
 @dataclass
@@ -17,17 +21,22 @@ class Ending:
 
 
 def run(engine: Engine, requests: Iterable[Request]) -> dict[tuple[str, int], Ending]:
-    for request in requests:
-        engine.submit(request)
+    submit(engine, requests)
     endings: dict[tuple[str, int], Ending] = {}
     while engine.has_work:
         record(endings, step(engine))
     return endings
 
 
+def submit(engine: Engine, requests: Iterable[Request]) -> Engine:
+    for request in requests:
+        engine.submit(request)
+    return engine
+
+
 def step(engine: Engine) -> list[Output]:
     outputs = engine.step()
-    engine.scheduler.check()
+    EngineProbe(engine).check()
     return outputs
 
 
@@ -37,6 +46,70 @@ def record(endings: dict[tuple[str, int], Ending], outputs: Iterable[Output]) ->
         assert ending.finish_reason is None, "an output after the end"
         ending.tokens += output.tokens
         ending.finish_reason = output.finish_reason
+
+
+class SamplesOnes:
+    """A runner without a model, so that a mistake of the scheduler shows in the first plan that has it.
+
+    It samples token 1 wherever a span asks for a token.
+    """
+
+    def run(self, plan: Plan) -> "Ones":
+        return Ones(plan)
+
+
+class Ones:
+    """The result of one step."""
+
+    rows = 0
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def get(self) -> list[SpanResult]:
+        return [SpanResult((1,) * span.logits) for span in plan_spans(self.plan)]
+
+
+def steps(engine: Engine, model: bool = False) -> Iterator[Step]:
+    """Each step, once it is committed, until there is no work; the books are checked in between.
+
+    Steps are not made ahead. model: run the engine's own runner; otherwise `SamplesOnes` takes its place for good.
+    """
+    if not model:
+        engine.runner = SamplesOnes()
+    engine.lag = 0
+    probe = EngineProbe(engine)
+    probe.record()
+    try:
+        for _ in range(MANY):
+            if not engine.has_work:
+                return
+            yield one_step(engine, probe)
+    finally:
+        probe.stop()
+    raise AssertionError(f"after {MANY} steps there still is work")
+
+
+def one_step(engine: Engine, probe: EngineProbe) -> Step:
+    """Plan, run and commit one step of an engine that the probe records."""
+    made = len(probe.steps)
+    engine.step()
+    assert len(probe.steps) > made, "there is work to do, and the scheduler plans none"
+    probe.check()
+    return probe.steps[-1]
+
+
+def next_step(engine: Engine) -> Step:
+    """The one step that comes next."""
+    return next(steps(engine))
+
+
+def nothing_is_left(engine: Engine) -> None:
+    """All have ended: no sequence holds a page, and none is lost."""
+    counts = EngineProbe(engine).pages()
+    assert counts is not None and counts.held == 0, f"every sequence has ended, and pages are held: {counts}"
+    assert counts.idle + counts.free == counts.total, f"a page is lost: {counts}"
+    assert engine.metrics().waiting == engine.metrics().active == 0
 
 
 def parting(prompt: list[int], tokens: tuple[int, ...], expected: tuple[int, ...]) -> str:

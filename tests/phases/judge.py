@@ -37,9 +37,9 @@ def pytest_load_initial_conftests(early_config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Of the phases' tests only those of the phase, which take it as a parameter; of a part's own, all."""
+    """Of the phases' tests, keep those that take this phase as a parameter; of a part's own, all."""
     phase = config.getoption("phase")
-    earlier = {item.function for item in items if is_phases(item) and phase_of(item) < phase}
+    earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
     items[:] = sorted(meant, key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
 
@@ -49,7 +49,7 @@ def is_phases(item) -> bool:
 
 
 def phase_of(item) -> str:
-    """p01, say; "" for a test that is about no phase in particular."""
+    """p01, say; "" for a test of the final engine, or of no phase in particular."""
     named = (value for value in parameters(item).values() if isinstance(value, str) and NAME.fullmatch(value))
     return next(named, "")
 
@@ -59,9 +59,9 @@ def parameters(item) -> dict:
 
 
 def telling(item) -> int:
-    """What a phase promises says most about a mistake, then the part alone, then whole runs, last random schedules.
+    """The order: what a phase promises says most about a mistake, then the part alone, whole runs, random schedules.
 
-    Among equals come first what no earlier phase promises: it is what the exercise is about.
+    Among equals, promises that no earlier phase makes come first: the exercise is about them.
     """
     if item.get_closest_marker("hypothesis"):
         return 4
@@ -89,7 +89,7 @@ def facts_of(node, error: BaseException, report) -> dict:
 
 
 def bare(error: BaseException) -> BaseException:
-    """What really happened: hypothesis packs what came but once into a group, and a timeout in there once more."""
+    """The exception itself: hypothesis wraps one that came only once in a group, and a timeout in there once more."""
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -109,7 +109,7 @@ def claim(node) -> str:
 
 
 def frames(error: BaseException) -> list[dict]:
-    """The way that the exception came, from the test to where it was raised."""
+    """The frames that the exception passed, from the test to where it was raised."""
     found = []
     trace = error.__traceback__
     while trace is not None:

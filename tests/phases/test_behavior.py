@@ -22,7 +22,7 @@ def alone(phase: str, request: Request) -> dict[tuple[str, int], Ending]:
 
 def test_an_idle_engine_has_no_work_and_a_step_does_nothing(phase):
     engine = build_engine(phase, SHAPE)
-    assert not engine.has_work and engine.step() == [] and engine.metrics().steps == 0
+    assert not engine.has_work and list(engine.step()) == [] and engine.metrics().steps == 0
 
 
 def test_a_sequence_ends_at_its_stop_token_which_is_kept(phase):

@@ -1,25 +1,21 @@
 """What p06 promises, and every phase after it: no step is longer than its budget, and a prompt waits, not a decode.
 
-The scheduler is driven alone, with a stand-in for the model.
+A stand-in takes the model's place.
 """
 
-from gradus import phases
-from gradus.config.options import EngineOptions
+from gradus.course.probe import Step
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import tiny_model
-from tests.phases.test_promises import LIMITS, SHAPE, plans, since
+from tests.phases.conftest import build_engine, since
+from tests.phases.drive import steps, submit
+from tests.phases.test_promises import LIMITS, SHAPE
 
 BUDGET = 8
 
 
 def engine_of(phase: str, *requests: Request, max_sequences: int = 4, budget: int = BUDGET) -> Engine:
-    options = EngineOptions(LIMITS, max_sequences, page_size=4, cache_tokens=512, token_budget=budget)
-    engine = phases.load(phase).build(tiny_model(SHAPE), options)
-    for request in requests:
-        engine.submit(request)
-    return engine
+    engine = build_engine(phase, SHAPE, max_sequences, page_size=4, cache_tokens=512, token_budget=budget)
+    return submit(engine, requests)
 
 
 def ask(name: str, length: int, max_tokens: int = 4) -> Request:
@@ -28,45 +24,45 @@ def ask(name: str, length: int, max_tokens: int = 4) -> Request:
     return Request.create(name, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), LIMITS)
 
 
-def told(plan: Plan) -> list[tuple[str, int, int]]:
+def told(step: Step) -> list[tuple[str, int, int]]:
     """(name, start, tokens) of each span, by name."""
-    return sorted((span.sequence.request.id, span.start, len(span.tokens)) for span in plan.spans)
+    return sorted((span.request_id, span.start, span.count) for span in step.spans)
 
 
 @since("p06")
 def test_a_prompt_is_computed_chunk_by_chunk_and_its_end_is_sampled_from(phase):
     chunks = [(0, 8, 0), (8, 8, 0), (16, 3, 1), (19, 1, 1), (20, 1, 1)]
-    for plan, wanted in zip(plans(engine_of(phase, ask("a", 19, max_tokens=3))), chunks, strict=True):
-        assert len(plan.spans) == 1, f"a sequence has one span a step; yours planned {told(plan)}"
-        (span,) = plan.spans
-        made = span.start, len(span.tokens), span.logits
-        assert made == wanted, f"19 tokens, at most 8 a step: (start, tokens, logits) is {wanted}; yours is {made}"
+    for step, wanted in zip(steps(engine_of(phase, ask("a", 19, max_tokens=3))), chunks, strict=True):
+        assert len(step.spans) == 1, f"a sequence has one span per step; yours planned {told(step)}"
+        (span,) = step.spans
+        made = span.start, span.count, span.logits
+        assert made == wanted, f"19 tokens, at most 8 per step: (start, tokens, logits) is {wanted}; yours is {made}"
 
 
 @since("p06")
 def test_no_step_has_more_tokens_than_the_budget(phase):
     engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
-    for plan in plans(engine):
-        count = sum(len(span.tokens) for span in plan.spans)
-        assert count <= BUDGET, f"the budget is {BUDGET} tokens a step; yours planned {count}: {told(plan)}"
+    for step in steps(engine):
+        count = step.tokens
+        assert count <= BUDGET, f"the budget is {BUDGET} tokens per step; yours planned {count}: {told(step)}"
 
 
 @since("p06")
-def test_who_decodes_gets_a_token_in_every_step_whatever_prompt_comes(phase):
+def test_a_decoding_sequence_gets_a_token_in_every_step_whatever_prompt_comes(phase):
     engine = engine_of(phase, ask("a", 2, max_tokens=12), ask("b", 3, max_tokens=12))
-    for number, plan in enumerate(plans(engine)):
+    for number, step in enumerate(steps(engine)):
         if number == 2:
             engine.submit(ask("c", 25))
-        decoding = [name for name, _, count in told(plan) if name in "ab" and (count == 1 or number == 0)]
+        decoding = [name for name, _, count in told(step) if name in "ab" and (count == 1 or number == 0)]
         if 0 < number < 12:
-            assert decoding == ["a", "b"], f"a and b decode in every step; yours in step {number}: {told(plan)}"
+            assert decoding == ["a", "b"], f"a and b decode in every step; yours in step {number}: {told(step)}"
         if 3 <= number <= 6:
-            assert ("c", 6 * (number - 3), 6) in told(plan), f"c gets the other six tokens; yours: {told(plan)}"
+            assert ("c", 6 * (number - 3), 6) in told(step), f"c gets the other six tokens; yours: {told(step)}"
 
 
 @since("p06")
 def test_what_a_prompt_leaves_of_the_budget_goes_to_the_next_one(phase):
-    made = [told(plan) for plan in plans(engine_of(phase, ask("a", 11, max_tokens=2), ask("b", 9, max_tokens=1)))]
+    made = [told(step) for step in steps(engine_of(phase, ask("a", 11, max_tokens=2), ask("b", 9, max_tokens=1)))]
     wanted = [[("a", 0, 8)], [("a", 8, 3), ("b", 0, 5)], [("a", 11, 1), ("b", 5, 4)]]
     assert made == wanted, f"a's last 3 tokens leave 5 for b in the same step: {wanted}; yours: {made}"
 
@@ -75,8 +71,8 @@ def test_what_a_prompt_leaves_of_the_budget_goes_to_the_next_one(phase):
 def test_a_prompt_under_way_ends_before_a_later_one_goes_on(phase):
     engine = engine_of(phase, ask("a", 6, max_tokens=9), ask("b", 20, max_tokens=1), ask("c", 20, max_tokens=1))
     ended = {}
-    for number, plan in enumerate(plans(engine)):
-        ended |= {name: number for name, start, count in told(plan) if name in "bc" and start + count == 20}
+    for number, step in enumerate(steps(engine)):
+        ended |= {name: number for name, start, count in told(step) if name in "bc" and start + count == 20}
     assert ended["b"] < ended["c"], f"b came first, so its prompt ends first; yours end in steps {ended}"
 
 
@@ -84,8 +80,9 @@ def test_a_prompt_under_way_ends_before_a_later_one_goes_on(phase):
 def test_with_fewer_tokens_than_decodes_they_take_turns(phase):
     engine = engine_of(phase, *(ask(name, 1, max_tokens=6) for name in "abc"), max_sequences=3, budget=2)
     last = dict.fromkeys("abc", 0)
-    for number, plan in enumerate(plans(engine)):
-        last |= {name: number for name, _, _ in told(plan)}
-        running = [sequence.request.id for sequence in engine.scheduler.running]
-        waits = {name: number - last[name] for name in running}
-        assert max(waits.values()) <= 2, f"nobody waits longer than two steps; in step {number} they waited {waits}"
+    for number, step in enumerate(steps(engine)):
+        last |= {name: number for name, _, _ in told(step)}
+        waits = {name: number - last[name] for name, _ in step.running}
+        assert max(waits.values()) <= 2, (
+            f"no sequence waits longer than two steps; in step {number} they waited {waits}"
+        )

@@ -1,17 +1,20 @@
-"""What p10 promises, and every phase after it: a step is launched before the last one is known, and nobody can tell.
+"""What p10 promises, and every phase after it: a step is launched before the last one is known, and no output shows it.
 
-The engine's own loop turns here, over a stand-in for the device that writes down what is launched and waited for.
+The engine's own loop runs here, over a stand-in for the device that writes down what is launched and waited for.
 """
 
 import pytest
+import torch
 
 from gradus.attention.batch import Batch
+from gradus.course.probe import EngineProbe, plan_spans
 from gradus.engine.engine import Engine
 from gradus.engine.plan import UNKNOWN, Plan, Span
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
-from gradus.execution.runner import lay_out
-from tests.phases.test_promises import LIMITS, engine_of, since
+from gradus.execution.runner import LatestTokens, lay_out
+from tests.phases.conftest import since
+from tests.phases.test_promises import LIMITS, engine_of
 
 PROMPT = (5, 6, 7)
 
@@ -37,7 +40,7 @@ class Device:
     @property
     def spans(self) -> list[tuple[int, tuple[int, ...]]]:
         """(start, tokens) of every span so far."""
-        return [(span.start, tuple(span.tokens)) for plan in self.plans for span in plan.spans]
+        return [(span.start, tuple(span.tokens)) for plan in self.plans for span in plan_spans(plan)]
 
 
 class Launched:
@@ -48,7 +51,7 @@ class Launched:
 
     def get(self) -> list[SpanResult]:
         self.device.log.append(f"wait {self.number}")
-        return [SpanResult((10 + span.start + len(span.tokens),) * span.logits) for span in self.plan.spans]
+        return [SpanResult((10 + span.start + len(span.tokens),) * span.logits) for span in plan_spans(self.plan)]
 
 
 def driven(phase: str, *requests: Request, lag: int = 1, max_sequences: int = 2) -> tuple[Engine, Device]:
@@ -59,17 +62,14 @@ def driven(phase: str, *requests: Request, lag: int = 1, max_sequences: int = 2)
 
 
 def drain(engine: Engine) -> dict[str, list[int]]:
-    """Turn the loop until there is no work. Returns everybody's tokens."""
+    """Turn the loop until there is no work. Returns each request's tokens."""
     tokens: dict[str, list[int]] = {}
     for _ in range(40):
         if not engine.has_work:
             return tokens
         for output in engine.step():
             tokens.setdefault(output.request_id, []).extend(output.tokens)
-        scheduler, launched = engine.scheduler, len(engine.in_flight)
-        counted = scheduler.issued - scheduler.committed
-        assert counted == launched, f"steps under way: {launched}; by the scheduler's books {counted}"
-        scheduler.check()
+        EngineProbe(engine).check()
     raise AssertionError(f"after 40 steps there still is work, and {len(engine.in_flight)} steps are under way")
 
 
@@ -98,7 +98,7 @@ def test_a_step_is_launched_before_the_one_before_is_waited_for(phase, lag, want
 
 @since("p10")
 @pytest.mark.parametrize("lag", [1, 2, 0])
-def test_a_token_that_nobody_has_seen_has_a_place_in_the_plan(phase, lag):
+def test_a_token_that_is_not_known_yet_has_a_place_in_the_plan(phase, lag):
     engine, device = driven(phase, ask("a", max_tokens=4), lag=lag)
     drain(engine)
     wanted = [(0, PROMPT), *((start, (10 + start,) if lag == 0 else (UNKNOWN,)) for start in (3, 4, 5))]
@@ -108,7 +108,7 @@ def test_a_token_that_nobody_has_seen_has_a_place_in_the_plan(phase, lag):
 
 @since("p10")
 @pytest.mark.parametrize("lag", [1, 2])
-def test_nobody_is_planned_past_its_last_token(phase, lag):
+def test_no_sequence_is_planned_past_its_last_token(phase, lag):
     engine, device = driven(phase, ask("a", max_tokens=1), ask("b", max_tokens=3), lag=lag)
     tokens = drain(engine)
     assert tokens == {"a": [13], "b": [13, 14, 15]}, f"a gets one token and b three; yours: {tokens}"
@@ -129,7 +129,7 @@ def test_no_token_comes_after_a_stop_that_is_seen_late(phase, lag):
 
 
 @since("p10")
-def test_who_stops_makes_room_while_its_last_step_is_under_way(phase):
+def test_a_sequence_that_stops_makes_room_while_its_last_step_is_under_way(phase):
     engine, device = driven(phase, ask("a", max_tokens=9, stop=14), ask("b", max_tokens=2), max_sequences=1)
     tokens = drain(engine)
     assert tokens == {"a": [13, 14], "b": [13, 14]}, f"each gets [13, 14]; yours: {tokens}"
@@ -142,19 +142,17 @@ def test_a_step_under_way_is_work(phase):
     engine, device = driven(phase, ask("a", max_tokens=9, stop=14))
     while "wait 2" not in device.log:  # it brings the stop token, and step 3 was launched before
         engine.step()
-    assert engine.has_work, "a has stopped, but step 3 is under way: that is work, or nobody would wait for it"
-    assert engine.step() == [], "step 3 was computed in vain: nothing comes out of it"
+    assert engine.has_work, "a has stopped, but step 3 is under way: that is work, or it would never be waited for"
+    assert list(engine.step()) == [], "step 3 was computed in vain: nothing comes out of it"
     assert not engine.has_work, "all is done, and yours still has work"
 
 
 # -- on the device -----------------------------------------------------------------------------------------------------
 
 
-def filled(phase: str, *spans: Span, recorded: dict[int, int]) -> list[int]:
-    """The batch's token ids, after a step has sampled `recorded` (slot → token)."""
-    import torch
-
-    latest = engine_of(phase, max_sequences=4).runner.latest
+def filled(*spans: Span, recorded: dict[int, int]) -> list[int]:
+    """The batch's token ids, after a step has sampled `recorded` (slot → token). The part alone, without an engine."""
+    latest = LatestTokens(4, torch.device("cpu"))
     latest.record([3], torch.tensor([73]))  # by a step before that one
     latest.record(list(recorded), torch.tensor(list(recorded.values())))
     plan = Plan(list(spans))
@@ -166,26 +164,26 @@ def filled(phase: str, *spans: Span, recorded: dict[int, int]) -> list[int]:
 @since("p10")
 def test_a_token_is_recorded_and_found_by_slot(phase):
     decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (0, 1, 2)]
-    found = filled(phase, *decodes, recorded={2: 72, 0: 70, 1: 71})
+    found = filled(*decodes, recorded={2: 72, 0: 70, 1: 71})
     assert found == [70, 71, 72], f"slots 0, 1 and 2 sampled 70, 71 and 72, and start from these; yours: {found}"
 
 
 @since("p10")
 def test_a_step_leaves_the_tokens_of_other_slots_alone(phase):
     decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (3, 1)]
-    found = filled(phase, *decodes, recorded={1: 71})
+    found = filled(*decodes, recorded={1: 71})
     assert found == [73, 71], f"slot 3 sampled 73 a step ago and slot 1 sampled 71 since: [73, 71]; yours: {found}"
 
 
 @since("p10")
 def test_only_what_is_unknown_is_filled_in(phase):
     spans = Span(None, 1, 0, (5, 6, 7), 1), Span(None, 2, 9, (UNKNOWN,), 1), Span(None, 0, 4, (8,), 1)
-    found = filled(phase, *spans, recorded={0: 70, 1: 71, 2: 72})
+    found = filled(*spans, recorded={0: 70, 1: 71, 2: 72})
     wanted = [5, 6, 7, 72, 8]
     assert found == wanted, f"of a prompt, a decode with a hole and one without come {wanted}; yours: {found}"
 
 
 @since("p10")
 def test_where_all_is_known_nothing_is_filled_in(phase):
-    found = filled(phase, Span(None, 1, 0, (5, 6), 0), recorded={1: 71})
+    found = filled(Span(None, 1, 0, (5, 6), 0), recorded={1: 71})
     assert found == [5, 6], f"the prompt's own tokens stay, [5, 6]; yours: {found}"

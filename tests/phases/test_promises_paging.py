@@ -1,36 +1,31 @@
-"""What p04 promises, and every phase after it: pages as they are needed, and somebody's turn to give way when they end.
+"""What p04 promises, and every phase after it: pages as they are needed, and preemption when there are none left.
 
-Most of these drive cache and scheduler alone, with a stand-in for the model. Pages have 4 positions.
+Most of these drive the cache alone, or the scheduler with a stand-in for the model. Pages have 4 positions. What only
+the final engine has (windows, priorities, tables told by their changes) it promises alone.
 """
-
-from collections.abc import Iterator
 
 import pytest
 
-from gradus import phases
-from gradus.config.options import EngineOptions, Policy
+from gradus.config.options import FINAL, Policy
+from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.cache.memory import updated
-from tests.phases.conftest import limits_of, tiny_model
-from tests.phases.drive import parting, run
-from tests.phases.test_promises import SHAPE, ask, names, of, plans, since
+from tests.phases.conftest import build_engine, limits_of, of, since
+from tests.phases.drive import parting, run, steps, submit
+from tests.phases.test_promises import SHAPE, ask
 
 PAGE = 4
 WINDOWED = "tiny-gemma3"  # two layers with full attention, two with a window of 16: a group each
 
 
 def engine_of(phase: str, *requests: Request, pages: int, shape: str = SHAPE, policy: Policy = "fcfs") -> Engine:
-    options = EngineOptions(limits_of(shape), 3, page_size=PAGE, cache_tokens=pages * PAGE, policy=policy)
-    engine = phases.load(phase).build(tiny_model(shape), options)
-    for request in requests:
-        engine.submit(request)
-    return engine
+    settings = {"page_size": PAGE, "cache_tokens": pages * PAGE, "policy": policy}
+    return submit(build_engine(phase, shape, **settings), requests)
 
 
 def cache_of(phase: str, pages: int, shape: str = SHAPE):
-    return engine_of(phase, pages=pages, shape=shape).scheduler.cache
+    return EngineProbe(engine_of(phase, pages=pages, shape=shape)).cache
 
 
 # -- pages as they are needed ------------------------------------------------------------------------------------------
@@ -41,7 +36,7 @@ def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phas
     cache = cache_of(phase, pages=8)
     for end in (1, 3, 4, 5, 8, 9, 17):
         assert cache.reserve("a", end), f"of 8 pages of {PAGE}, {end} positions take {-(-end // PAGE)}: there is room"
-        held, needed = cache.usage().held, -(-end // PAGE)
+        held, needed = cache.pages().held, -(-end // PAGE)
         assert held == needed, f"{end} positions are on {needed} pages of {PAGE}; yours are on {held}"
         cache.check()
 
@@ -55,14 +50,23 @@ def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
     assert not cache.reserve("c", 1), "all 4 pages are held, and reserve says that there is one more"
     cache.release("a")
     assert not cache.reserve("b", 17), "4 pages have no room for 17 positions, and reserve says that they have"
-    held, stored = cache.usage().held, cache.stored("b")
+    held, stored = cache.pages().held, cache.stored("b")
     assert (held, stored) == (1, 3), (
         f"a refusal takes no page and stores nothing: b has 1 page, 3 positions; yours has {held}, {stored}"
     )
-    assert cache.usage().refusals == 3, f"three times there was no room; yours counts {cache.usage().refusals}"
 
 
 @since("p04")
+def test_the_runner_is_told_every_page_of_a_block_table(phase):
+    cache, known = cache_of(phase, pages=4), ()
+    for end in (3, 4, 5, 12, 13):
+        cache.reserve("a", end)
+        known = updated(known, cache.table_change("a"))
+        table = cache.tables("a")
+        assert known == table, f"with {end} positions stored the block table is {table}; the runner was told {known}"
+
+
+@of(FINAL)
 def test_a_block_table_is_told_when_it_has_grown_and_only_then(phase):
     cache = cache_of(phase, pages=4)
     cache.reserve("a", 3)
@@ -71,7 +75,7 @@ def test_a_block_table_is_told_when_it_has_grown_and_only_then(phase):
     assert cache.table_change("a") is None, "position 3 is on the first page: the table is what it was, told as None"
     cache.reserve("a", 5)
     change = cache.table_change("a")
-    assert change is not None, "position 4 is on a second page, and nobody was told"
+    assert change is not None, "position 4 is on a second page, and the runner was not told"
     (table,) = updated(known, change)
     assert table[:1] == first and len(set(table)) == 2, f"after {first} comes one page more; yours says {table}"
 
@@ -82,30 +86,29 @@ def test_no_page_belongs_to_two(phase):
     for end in range(1, 13):
         for name in "ab":
             cache.reserve(name, end)
-    tables = {name: cache.table_change(name).pages[0] for name in "ab"}
+    tables = {name: cache.tables(name)[0] for name in "ab"}
     assert not set(tables["a"]) & set(tables["b"]), f"two sequences must not share a page here; yours do: {tables}"
-    assert 0 not in tables["a"] + tables["b"], f"page 0 is nobody's; yours hands it out: {tables}"
+    assert 0 not in tables["a"] + tables["b"], f"page 0 belongs to no sequence; yours hands it out: {tables}"
 
 
 # -- behind a window ---------------------------------------------------------------------------------------------------
 
 
 def decoded(phase: str, length: int) -> list[tuple[int, ...]]:
-    """The tables of a sequence that has come to `length` by one position a step: the full group's, then a windowed
-    one's."""
+    """The tables of a sequence that has grown to `length` one position at a time: the full group's, a window's."""
     cache, known = cache_of(phase, pages=64, shape=WINDOWED), ()
     for end in range(6, length + 1):
         assert cache.reserve("a", end)
         cache.check()
         known = updated(known, cache.table_change("a"))
-    full, windowed, *_ = cache.residents["a"].tables
-    assert known[1] == tuple(windowed), (
-        f"whoever keeps a copy of the tables must hear of the pages that are gone: {tuple(windowed)}; told: {known[1]}"
+    full, windowed, *_ = cache.tables("a")
+    assert known[1] == windowed, (
+        f"the runner's copy of the tables must learn which pages are gone: {windowed}; it was told {known[1]}"
     )
-    return [tuple(full), tuple(windowed)]
+    return [full, windowed]
 
 
-@since("p04")
+@of(FINAL)
 def test_pages_that_a_window_has_passed_are_given_back_and_leave_a_zero(phase):
     full, windowed = decoded(phase, 41)
     assert 0 not in full, f"without a window every page is read to the end; yours has given some back: {full}"
@@ -116,32 +119,32 @@ def test_pages_that_a_window_has_passed_are_given_back_and_leave_a_zero(phase):
     )
 
 
-@since("p04")
+@of(FINAL)
 def test_a_page_that_the_span_can_still_see_is_kept(phase):
     cache = cache_of(phase, pages=64, shape=WINDOWED)
     cache.reserve("a", 21)
     cache.reserve("a", 30)  # the span of positions 21 to 29: its first query sees 6 to 21
-    windowed = cache.residents["a"].tables[1]
+    windowed = cache.tables("a")[1]
     kept = [entry for entry, page in enumerate(windowed) if page]
     assert kept == list(range(1, 8)), (
         f"the first query of span 21 to 29 sees back to 6: entries 1 to 7 are kept; yours keeps {kept}"
     )
 
 
-@since("p04")
+@of(FINAL)
 def test_what_is_given_back_can_be_taken_at_once(phase):
     """Two groups: 32 positions take all 16 pages. Position 32 sees back to 17, so four of the window's 8 are unseen."""
-    cache = cache_of(phase, pages=8, shape=WINDOWED)  # for each group
+    cache = cache_of(phase, pages=8, shape=WINDOWED)  # per group
     assert cache.reserve("a", 32), "two groups of 8 pages each have room for 32 positions"
     assert cache.reserve("a", 33), "4 pages behind the window come back first, more than the 2 that are needed"
-    assert cache.usage().free == 2, f"4 pages came back and 2 were taken; yours has {cache.usage().free} free"
+    assert cache.pages().free == 2, f"4 pages came back and 2 were taken; yours has {cache.pages().free} free"
 
 
 @since("p04")
 def test_a_model_with_windows_gives_the_tokens_that_it_gives_without_pages(phase):
     request = ask("a", prompt=range(3, 26), max_tokens=40)
     tokens = run(engine_of(phase, pages=16, shape=WINDOWED), [request])["a", 0].tokens
-    alone = run(phases.load("p00").build(tiny_model(WINDOWED), EngineOptions(limits_of(WINDOWED))), [request])
+    alone = run(build_engine("p00", WINDOWED), [request])
     assert tokens == alone["a", 0].tokens, parting(request.prompt, tokens, alone["a", 0].tokens)
 
 
@@ -157,60 +160,69 @@ def crowd() -> list[Request]:
     ]
 
 
-def told(engine: Engine) -> Iterator[tuple[list[str], Plan]]:
-    for plan in plans(engine):
-        yield names(plan), plan
+def ran(engine: Engine) -> list[list[str]]:
+    """The requests that run in each step."""
+    return [step.names for step in steps(engine)]
 
 
 @since("p04")
 def test_the_first_one_advances_in_every_step_until_it_ends(phase):
-    ran = [who for who, _ in told(engine_of(phase, *crowd(), pages=6))]
-    steps = sum("a" in who for who in ran)
-    assert all("a" in who for who in ran[:11]) and steps == 11, (
-        f"a came first and never gives way: it runs in steps 1 to 11; yours ran {list(map(''.join, ran))}"
+    names = ran(engine_of(phase, *crowd(), pages=6))
+    count = sum("a" in each for each in names)
+    assert all("a" in each for each in names[:11]) and count == 11, (
+        f"a came first and never gives way: it runs in steps 1 to 11; yours ran {list(map(''.join, names))}"
     )
 
 
 @since("p04")
-def test_who_came_last_gives_way_and_goes_on_before_those_behind_it(phase):
+def test_the_sequence_that_came_last_gives_way_and_goes_on_before_those_behind_it(phase):
     engine = engine_of(phase, *crowd(), pages=6)
     first_c, preempted = None, None
-    for step, (who, _) in enumerate(told(engine)):
-        if preempted is None and step and "b" not in who:
-            preempted = step
-        if first_c is None and "c" in who:
-            first_c = step
-            assert "b" in who, "b came before c, so after its preemption it is back before c starts"
-    assert preempted is not None, "6 pages do not hold a and b to their ends, and yet nobody gave way"
-    assert engine.scheduler.preemptions == 1, (
-        f"one preemption is enough here, of b by a; yours made {engine.scheduler.preemptions}"
-    )
+    for number, names in enumerate(ran(engine)):
+        if preempted is None and number and "b" not in names:
+            preempted = number
+        if first_c is None and "c" in names:
+            first_c = number
+            assert "b" in names, "b came before c, so after its preemption it is back before c starts"
+    assert preempted is not None, "6 pages do not hold a and b to their ends, and yet neither gave way"
+    count = engine.metrics().preemptions
+    assert count == 1, f"one preemption is enough here, of b by a; yours made {count}"
 
 
 @of("p04")
-def test_who_was_sent_back_is_computed_again_from_its_beginning_with_its_answer_so_far(phase):
-    spans = [
-        (span.start, len(span.tokens))
-        for _, plan in told(engine_of(phase, *crowd(), pages=6))
-        for span in plan.spans
-        if span.sequence.request.id == "b"
-    ]
+def test_a_preempted_sequence_is_computed_again_from_its_beginning_with_its_answer_so_far(phase):
+    made = [step.of("b") for step in steps(engine_of(phase, *crowd(), pages=6))]
+    spans = [(span.start, span.count) for span in made if span is not None]
     wanted = [(0, 5), *((5 + i, 1) for i in range(6)), (0, 12), *((12 + i, 1) for i in range(3))]
     assert spans == wanted, f"b's spans are {wanted}: after 12 tokens it starts over; yours are {spans}"
 
 
 @since("p04")
-def test_no_plan_runs_a_sequence_that_was_sent_back_while_it_was_made(phase):
+def test_no_plan_runs_a_sequence_that_has_no_pages(phase):
+    for step in steps(engine_of(phase, *crowd(), pages=6)):
+        running = [name for name, _ in step.running]
+        assert set(step.names) <= set(running), (
+            f"the plan runs {step.names}, though only {running} have pages; preempted while it was made: "
+            f"{[name for name, _ in step.preempted]}"
+        )
+
+
+@of(FINAL)
+def test_no_plan_runs_a_sequence_that_was_preempted_while_it_was_made(phase):
     """One that matters more comes second: by the time it needs a page, the step has planned the first one already."""
+    preempted = 0
     for prompt in range(4, 9):
         engine = engine_of(phase, first := urgent("a", 4, priority=1), pages=6, policy="priority")
-        for step, (who, _) in enumerate(told(engine)):
-            if step == 0:
+        for number, step in enumerate(steps(engine)):
+            if number == 0:
                 engine.submit(urgent("b", prompt, priority=0))
-            running = [sequence.request.id for sequence in engine.scheduler.running]
-            assert set(who) <= set(running), (
-                f"the plan runs {who}, though only {running} has pages: {first.id} was sent back while it was made"
+            running = [name for name, _ in step.running]
+            preempted += len(step.preempted)
+            assert set(step.names) <= set(running), (
+                f"the plan runs {step.names}, though only {running} has pages: {first.id} was sent back while it was "
+                f"made"
             )
+    assert preempted, "no sequence was preempted: the case is not the one that is meant"
 
 
 def urgent(name: str, prompt: int, priority: int) -> Request:
@@ -219,20 +231,21 @@ def urgent(name: str, prompt: int, priority: int) -> Request:
 
 
 @since("p04")
-def test_a_newcomer_leaves_everybody_who_runs_a_page_to_grow(phase):
+def test_a_newcomer_leaves_every_running_sequence_a_page_to_grow(phase):
     engine = engine_of(phase, ask("a", [5] * 4, max_tokens=5), ask("b", [6] * 16, max_tokens=4), pages=5)
-    ran = [who for who, _ in told(engine)]
-    assert ran[0] == ["a"] and engine.scheduler.preemptions == 0, (
+    first, *_ = ran(engine)
+    count = engine.metrics().preemptions
+    assert first == ["a"] and count == 0, (
         f"of 5 pages a has one, and needs a second in the next step; b would take all others, and be sent back. So it "
-        f"waits; yours starts {ran[0]}, with {engine.scheduler.preemptions} preemptions"
+        f"waits; yours starts {first}, with {count} preemptions"
     )
 
 
 @pytest.mark.parametrize("pages", [5, 6, 9])
 @since("p04")
-def test_everybody_gets_the_tokens_it_gets_alone_however_few_pages_there_are(phase, pages):
+def test_each_request_gets_the_tokens_it_gets_alone_however_few_pages_there_are(phase, pages):
     done = run(engine_of(phase, pages=pages), crowd())
     for request in crowd():
-        alone = run(phases.load("p00").build(tiny_model(SHAPE), EngineOptions(limits_of(SHAPE))), [request])
+        alone = run(build_engine("p00", SHAPE), [request])
         tokens, right = (ending[request.id, 0].tokens for ending in (done, alone))
         assert tokens == right, f"with {pages} pages {request.id} goes wrong: {parting(request.prompt, tokens, right)}"

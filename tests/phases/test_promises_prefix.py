@@ -1,26 +1,23 @@
 """What p05 promises, and every phase after it: what was computed once is found again, and nothing else is.
 
-The scheduler is driven alone, with a stand-in for the model; pages have 16 positions.
+A stand-in takes the model's place; pages have 16 positions.
 """
 
 from collections.abc import Sequence
 
-from gradus import phases
-from gradus.config.options import EngineOptions
+from gradus.course.probe import EngineProbe, Step, walk
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
-from gradus.engine.sequence import Output
-from tests.phases.conftest import tiny_model
-from tests.phases.test_promises import LIMITS, SHAPE, EachSpanSamplesOne, since
+from tests.phases.conftest import build_engine, since
+from tests.phases.drive import next_step, step, steps, submit
+from tests.phases.test_promises import LIMITS, SHAPE
 
 PAGE = 16
 BEGINNING = list(range(2 * PAGE))  # two whole pages
 
 
 def engine_of(phase: str, pages: int = 64, max_sequences: int = 4) -> Engine:
-    options = EngineOptions(LIMITS, max_sequences, page_size=PAGE, cache_tokens=pages * PAGE)
-    return phases.load(phase).build(tiny_model(SHAPE), options)
+    return build_engine(phase, SHAPE, max_sequences, page_size=PAGE, cache_tokens=pages * PAGE)
 
 
 def ask(name: str, prompt: Sequence[int], max_tokens: int = 1, n: int = 1, salt: str | None = None) -> Request:
@@ -28,33 +25,22 @@ def ask(name: str, prompt: Sequence[int], max_tokens: int = 1, n: int = 1, salt:
     return Request.create(name, prompt, params, LIMITS, SchedulingParams(cache_salt=salt))
 
 
-def serve(engine: Engine, *requests: Request) -> tuple[list[Plan], list[Output]]:
-    """Run them to their ends, the books checked after every step."""
-    made, outputs = [], []
-    for request in requests:
-        engine.submit(request)
-    while engine.has_work:
-        plan = engine.scheduler.schedule()
-        assert plan is not None, "there is work to do, and the scheduler plans none"
-        made.append(plan)
-        outputs += engine.scheduler.commit(plan, EachSpanSamplesOne(plan))
-        engine.scheduler.check()
-    return made, outputs
+def serve(engine: Engine, *requests: Request) -> list[Step]:
+    """Run the requests to their ends, the books checked after every step."""
+    return list(steps(submit(engine, requests)))
 
 
-def computed(made: list[Plan], name: str) -> list[tuple[int, int]]:
+def computed(made: list[Step], name: str) -> list[tuple[int, int]]:
     """Of each of the request's spans in turn, (start, tokens)."""
-    spans = [span for plan in made for span in plan.spans]
-    return [(span.start, len(span.tokens)) for span in spans if span.sequence.request.id == name]
+    return [(span.start, span.count) for each in made for span in each.spans if span.request_id == name]
 
 
 def second(phase: str, first: Request, then: Request) -> tuple[int, int]:
     """The first span of a request that comes when another one has ended: (start, tokens)."""
     engine = engine_of(phase)
     serve(engine, first)
-    engine.submit(then)
-    (span,) = engine.scheduler.schedule().spans
-    return span.start, len(span.tokens)
+    (span,) = next_step(submit(engine, [then])).spans
+    return span.start, span.count
 
 
 @since("p05")
@@ -101,7 +87,7 @@ def test_tenants_with_different_salts_share_nothing(phase):
 @since("p05")
 def test_pages_still_being_computed_are_not_found(phase):
     engine = engine_of(phase)
-    made, _ = serve(engine, ask("a", [*BEGINNING, 50]), ask("b", [*BEGINNING, 50]))
+    made = serve(engine, ask("a", [*BEGINNING, 50]), ask("b", [*BEGINNING, 50]))
     spans = computed(made, "a"), computed(made, "b")
     assert spans == ([(0, 33)], [(0, 33)]), f"both start in one step, so both compute all 33 tokens; yours: {spans}"
 
@@ -109,22 +95,18 @@ def test_pages_still_being_computed_are_not_found(phase):
 @since("p05")
 def test_two_that_computed_the_same_pages_keep_one_copy(phase):
     engine = engine_of(phase)
-    requests = [ask("a", [*BEGINNING, 50], max_tokens=4), ask("b", [*BEGINNING, 51], max_tokens=4)]
-    for request in requests:
-        engine.submit(request)
-    plan = engine.scheduler.schedule()
-    engine.scheduler.commit(plan, EachSpanSamplesOne(plan))
-    engine.scheduler.check()
-    held = [engine.scheduler.cache.residents[name, 0].tables[0][:2] for name in "ab"]
+    submit(engine, [ask("a", [*BEGINNING, 50], max_tokens=4), ask("b", [*BEGINNING, 51], max_tokens=4)])
+    next_step(engine)
+    held = [EngineProbe(engine).tables(name)[0][:2] for name in "ab"]
     assert held[0] == held[1], f"after the commit both hold the same two pages; yours hold {held[0]} and {held[1]}"
 
 
 @since("p05")
 def test_siblings_wait_for_the_first_ones_prompt_and_find_it(phase):
-    made, _ = serve(engine_of(phase), ask("a", [*BEGINNING, 50, 51], n=3, max_tokens=2))
-    first = [(span.sequence.index, span.start, len(span.tokens)) for span in made[0].spans]
+    made = serve(engine_of(phase), ask("a", [*BEGINNING, 50, 51], n=3, max_tokens=2))
+    first = [(span.index, span.start, span.count) for span in made[0].spans]
     assert first == [(0, 0, 34)], f"in the first step one sample computes the prompt; yours: {first}"
-    then = sorted((span.sequence.index, span.start, len(span.tokens)) for span in made[1].spans)
+    then = sorted((span.index, span.start, span.count) for span in made[1].spans)
     assert then == [(0, 34, 1), (1, 32, 2), (2, 32, 2)], f"the others find its pages in the next; yours: {then}"
 
 
@@ -132,7 +114,11 @@ def test_siblings_wait_for_the_first_ones_prompt_and_find_it(phase):
 def test_a_request_is_told_how_much_of_its_prompt_was_found(phase):
     engine = engine_of(phase)
     for name, cached in (("a", 0), ("b", 32)):
-        (output,) = serve(engine, ask(name, [*BEGINNING, 50]))[1]
+        engine.submit(ask(name, [*BEGINNING, 50]))
+        outputs = []
+        while engine.has_work:
+            outputs += step(engine)
+        (output,) = outputs
         assert output.cached_tokens == cached, f"{name} found {cached} tokens, and is told {output.cached_tokens}"
 
 
@@ -142,22 +128,20 @@ def test_of_idle_pages_the_ends_of_paths_leave_first(phase):
     engine = engine_of(phase, pages=5)
     serve(engine, ask("a", [*BEGINNING, 50]))
     serve(engine, ask("other", [200] * (4 * PAGE - 1)))
-    span = computed(serve(engine, ask("b", [*BEGINNING, 50]))[0], "b")[0]
+    span = computed(serve(engine, ask("b", [*BEGINNING, 50])), "b")[0]
     assert span == (16, 17), f"the second page of a had to go, the first one not: (16, 17); yours is {span}"
 
 
 @since("p05")
-def test_pages_that_somebody_runs_on_are_never_evicted(phase):
+def test_pages_of_a_running_sequence_are_never_evicted(phase):
     """Seven pages: while a runs on three of them, others come and go on the rest."""
     engine = engine_of(phase, pages=7)
-    running = ask("a", [*BEGINNING, 50], max_tokens=12)
-    engine.submit(running)
-    held: set[int] = set()
+    engine.submit(ask("a", [*BEGINNING, 50], max_tokens=12))
+    probe, held = EngineProbe(engine), set()
     for number in range(10):
         engine.submit(ask(f"other {number}", [100 + number] * (2 * PAGE + 1)))
-        plan = engine.scheduler.schedule()
-        engine.scheduler.commit(plan, EachSpanSamplesOne(plan))
-        engine.scheduler.check()
-        held = held or set(engine.scheduler.cache.residents["a", 0].tables[0][:2])
-        assert held <= set(engine.scheduler.cache.residents["a", 0].tables[0]), "a lost a page that it runs on"
-    assert engine.scheduler.cache.evictions, "the others had to evict each other's pages"
+        next_step(engine)
+        held = held or set(probe.tables("a")[0][:2])
+        assert held <= set(probe.tables("a")[0]), "a lost a page that it runs on"
+    kept = {node.tokens[0] for node in walk(probe.tree())}
+    assert 100 not in kept and 109 in kept, "the others had to evict each other's pages: the first one's are gone"

@@ -37,6 +37,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gradus.cache import CacheManager
 from gradus.cache.inspection import PageCounts, Tables, TreeNode
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result, Span
@@ -149,6 +150,11 @@ class EngineProbe:
         self._under_way: deque[tuple[Plan, Step]] = deque()
         self._ended: dict[Id, str] = {}  # cancelled since the last plan
 
+    @property
+    def cache(self) -> CacheManager:
+        """The engine's cache manager, for a test that drives it alone."""
+        return self.engine.scheduler.cache
+
     # -- what holds now ----------------------------------------------------------------------------------------------
 
     def running(self) -> tuple[Id, ...]:
@@ -158,10 +164,10 @@ class EngineProbe:
         return self._tables((request_id, index))
 
     def pages(self) -> PageCounts | None:
-        return cache.pages() if hasattr(cache := self.engine.scheduler.cache, "pages") else None
+        return self.cache.pages() if hasattr(self.cache, "pages") else None
 
     def tree(self) -> tuple[TreeNode, ...] | None:
-        return cache.tree() if hasattr(cache := self.engine.scheduler.cache, "tree") else None
+        return self.cache.tree() if hasattr(self.cache, "tree") else None
 
     def memory(self) -> tuple[Any, Any]:
         storage = self.engine.runner.attention.storage  # type: ignore[attr-defined]
@@ -171,7 +177,7 @@ class EngineProbe:
         self.engine.scheduler.check()
 
     def _tables(self, id: Id) -> Tables:
-        return cache.tables(id) if hasattr(cache := self.engine.scheduler.cache, "tables") else ()
+        return self.cache.tables(id) if hasattr(self.cache, "tables") else ()
 
     # -- recording ---------------------------------------------------------------------------------------------------
 
