@@ -5,13 +5,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gradus import phases
-from gradus.config.options import EngineOptions
 from gradus.course import figures
 from gradus.course.drawing import MARGIN, WIDTH, Drawing
 from tests.course.conftest import ROOT
-from tests.phases.conftest import tiny_model
-from tests.phases.test_promises import LIMITS, SHAPE, ask, plans
+from tests.phases.conftest import build_engine
+from tests.phases.test_promises import SHAPE, ask
 
 STALE = "is stale: run python -m gradus.course.figures"
 
@@ -45,15 +43,14 @@ def test_words_too_small_for_half_size_are_refused():
 
 @pytest.mark.parametrize(("phase", "continuous"), [("p02", False), ("p03", True)])
 def test_the_timeline_is_what_the_schedulers_do(phase, continuous):
-    options = EngineOptions(LIMITS, max_sequences=figures.SLOTS)
-    engine = phases.load(phase).build(tiny_model(SHAPE), options)
+    engine = build_engine(phase, SHAPE, figures.SLOTS)
     for name, steps in figures.REQUESTS.items():
         engine.submit(ask(name, max_tokens=steps))
     ran = []
-    for plan in plans(engine):
+    for step in steps(engine):
         slots = [""] * figures.SLOTS
-        for span in plan.spans:
-            slots[span.slot] = span.sequence.request.id
+        for span in step.spans:
+            slots[span.slot] = span.request_id
         ran.append(slots)
     assert ran == figures.timeline(continuous)
 

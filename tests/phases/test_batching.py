@@ -1,10 +1,9 @@
-"""What p02 and p03 are about: who shares a step, who waits for whom, and how many rows that costs."""
+"""What p02 and p03 are about: which sequences share a step, which ones wait, and how many rows that costs."""
 
-import pytest
-
+from gradus.course.probe import EngineProbe
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import PHASES, build_engine, limits_of
-from tests.phases.drive import run, step
+from tests.phases.conftest import build_engine, limits_of, since
+from tests.phases.drive import next_step, run, step, submit
 
 SHAPE = "tiny-llama"
 
@@ -32,7 +31,7 @@ def test_a_static_batch_computes_a_rectangle_until_its_longest_answer_is_done():
     assert metrics.padding_rows == 3 + 4  # b's prompt is 3 short, and a has ended for the last 4 steps
 
 
-def test_a_static_batch_lets_nobody_in_before_all_of_it_has_ended():
+def test_a_static_batch_admits_no_sequence_before_all_of_it_has_ended():
     engine = build_engine("p02", SHAPE, max_sequences=2)
     for request in (ask("a", 3, 2), ask("b", 3, 9), ask("c", 3, 1)):
         engine.submit(request)
@@ -65,14 +64,15 @@ def test_a_prompt_and_decodes_share_a_step():
 
 def test_slots_are_reused_and_nothing_is_allocated_again():
     engine = build_engine("p03", SHAPE, max_sequences=2)
-    tensors = engine.runner.attention.storage
-    addresses = tensors.keys.data_ptr(), tensors.values.data_ptr()
+    probe = EngineProbe(engine)
+    addresses = [tensor.data_ptr() for tensor in probe.memory()]
     run(engine, [ask(str(i), 1 + i % 5, 1 + i % 4) for i in range(20)])
-    assert addresses == (tensors.keys.data_ptr(), tensors.values.data_ptr())
-    assert sorted(engine.scheduler.free_slots) == [0, 1]
+    assert addresses == [tensor.data_ptr() for tensor in probe.memory()]
+    submit(engine, [ask("a", 3, 1), ask("b", 3, 1)])
+    assert [span.slot for span in next_step(engine).spans] == [0, 1]
 
 
-@pytest.mark.parametrize("phase", [name for name in PHASES if name >= "p02"])
+@since("p02")
 def test_batching_takes_fewer_steps_than_one_at_a_time(phase):
     requests = [ask(str(i), 4, 8) for i in range(6)]
     engine, single = build_engine(phase, SHAPE), build_engine("p01", SHAPE)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.course.probe import EngineProbe
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import PHASES, build_engine, limits_of
+from tests.phases.conftest import CONTENDERS, build_engine, limits_of, tiny_model
 from tests.phases.drive import Ending, record, run, step
 
 SHAPE = "tiny-llama"
@@ -96,7 +97,7 @@ def test_a_request_cancelled_while_it_runs_frees_its_place_at_once(phase):
     for _ in range(1 + engine.lag):  # until its first token is there
         record(done, step(engine))
     record(done, engine.cancel("a", reason="timeout"))
-    engine.scheduler.check()
+    EngineProbe(engine).check()
     while engine.has_work:
         record(done, step(engine))
     assert done["a", 0].finish_reason == "timeout" and len(done["a", 0].tokens) == 1
@@ -133,7 +134,7 @@ def test_a_short_sequence_sees_nothing_of_the_long_ones_before_it(phase):
     assert done["short", 0] == alone(phase, ask("short", [5], max_tokens=12))["short", 0]
 
 
-def test_no_row_is_computed_that_nobody_asked_for_unless_the_phase_pads(phase):
+def test_every_row_is_computed_for_a_token_unless_the_phase_pads(phase):
     engine = build_engine(phase, SHAPE)
     run(engine, [ask("a", [1] * 9), ask("b", [2], max_tokens=9)])
     metrics = engine.metrics()
@@ -153,7 +154,8 @@ def test_metrics_count_what_happened(phase):
 
 def test_a_row_that_is_not_finite_ends_its_sequence_and_the_next_one_runs(phase, monkeypatch):
     engine = build_engine(phase, SHAPE)
-    logits, poisoned = engine.runner.model.logits, []
+    model, poisoned = tiny_model(SHAPE), []
+    logits = model.logits
 
     def poison_once(hidden):
         rows = logits(hidden)
@@ -162,7 +164,7 @@ def test_a_row_that_is_not_finite_ends_its_sequence_and_the_next_one_runs(phase,
             rows[0] = float("nan")
         return rows
 
-    monkeypatch.setattr(engine.runner.model, "logits", poison_once)
+    monkeypatch.setattr(model, "logits", poison_once)
     done = run(engine, [ask("a"), ask("b")])
     assert done["a", 0].finish_reason == "error" and done["a", 0].tokens == ()
     assert done["b", 0] == alone(phase, ask("b"))["b", 0]
@@ -197,7 +199,7 @@ def workloads(draw):
     return plan
 
 
-@pytest.mark.parametrize("phase_name", PHASES)
+@pytest.mark.parametrize("phase_name", CONTENDERS)
 @given(plan=workloads())
 def test_whatever_comes_when_each_request_gets_its_own_tokens(phase_name, plan):
     engine = build_engine(phase_name, SHAPE)
@@ -214,7 +216,7 @@ def test_whatever_comes_when_each_request_gets_its_own_tokens(phase_name, plan):
         for when, name in cancels:
             if when == tick:
                 record(done, engine.cancel(name))
-                engine.scheduler.check()
+                EngineProbe(engine).check()
         outputs = step(engine)
         record(done, outputs)
         for output in outputs:

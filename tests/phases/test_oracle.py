@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from gradus.engine.request import Request, SamplingParams
+from gradus.models.shapes import SHAPES
+from phases.p01_kv_cache.contiguous import ContiguousAttention
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, next_logits, tiny_model
 from tests.phases.drive import parting, run
 
@@ -65,26 +67,28 @@ def test_sampled_tokens_are_the_same_in_every_phase(phase, shape):
 
 def test_the_check_notices_a_cache_that_is_off_by_one(monkeypatch):
     """The one broken implementation that the oracle must catch: keys stored one position too early."""
-    engine = build_engine("p01", "tiny-llama")
-    backend = engine.runner.attention
-    prepare = backend.prepare
+    prepare = ContiguousAttention.prepare
 
-    def off_by_one(batch):
+    def off_by_one(backend, batch):
         if batch.starts[0] > 0:
             batch.starts, batch.lengths = [batch.starts[0] - 1], [batch.lengths[0] - 1]
-        prepare(batch)
+        prepare(backend, batch)
 
-    monkeypatch.setattr(backend, "prepare", off_by_one)
+    monkeypatch.setattr(ContiguousAttention, "prepare", off_by_one)
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     requests = [Request.create("r0", prompts("tiny-llama")[1], params, limits_of("tiny-llama"))]
-    assert run(engine, requests)["r0", 0].tokens != oracle("tiny-llama")[1][0]
+    assert run(build_engine("p01", "tiny-llama"), requests)["r0", 0].tokens != oracle("tiny-llama")[1][0]
 
 
 def test_the_check_notices_a_window_of_the_wrong_size(monkeypatch):
-    engine = build_engine("p01", "tiny-mistral")
-    config = engine.runner.attention.config
-    wider = tuple(None if window is None else window + 1 for window in config.windows)
-    monkeypatch.setattr(engine.runner.attention, "config", type("Wider", (), {**vars(config), "windows": wider}))
+    wider = tuple(None if window is None else window + 1 for window in SHAPES["tiny-mistral"].windows)
+    build = ContiguousAttention.__init__
+
+    def with_wider_windows(backend, config, *arguments):
+        build(backend, config, *arguments)
+        backend.config = type("Wider", (), {**vars(config), "windows": wider})
+
+    monkeypatch.setattr(ContiguousAttention, "__init__", with_wider_windows)
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     requests = [Request.create("r2", prompts("tiny-mistral")[2], params, limits_of("tiny-mistral"))]
-    assert run(engine, requests)["r2", 0].tokens != oracle("tiny-mistral")[2][0]
+    assert run(build_engine("p01", "tiny-mistral"), requests)["r2", 0].tokens != oracle("tiny-mistral")[2][0]

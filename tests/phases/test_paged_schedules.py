@@ -1,24 +1,24 @@
-"""Random schedules over few pages: whoever comes, leaves, is sent back or shares, everybody gets its own tokens.
+"""Random schedules over few pages: requests come, leave, are preempted and share, and each gets its own tokens.
 
-After every step the books balance, and when all have ended not a page is held. What is right is what a request gets
-alone in p01, which has neither pages nor neighbors.
+After every step the books balance, and when all have ended not a page is held. The right tokens are those that a
+request gets alone in p01, which has neither pages nor neighbors.
 """
 
+from collections.abc import Callable, Iterable
 from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus import phases
-from gradus.config.options import EngineOptions
+from gradus.course.probe import EngineProbe, Step, walk
 from gradus.engine.engine import Engine
+from gradus.engine.plan import Plan, Result
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
-from tests.phases.conftest import FAMILIES, PHASES, build_engine, limits_of, tiny_model
-from tests.phases.drive import Ending, parting, record, run, step
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, since
+from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step, submit
 
-PAGED = [name for name in PHASES if name >= "p04"]
 SHAPE = "tiny-llama"
 BEGINNINGS = ((), (7, 8, 9), tuple(range(40, 57)), tuple(range(40, 74)))  # the last one begins with the one before
 LONGEST = 60  # positions; a sequence in a larger pool needs no more
@@ -27,10 +27,6 @@ LONGEST = 60  # positions; a sequence in a larger pool needs no more
 def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, salt: str | None = None, **params) -> Request:
     settings = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, **params})
     return Request.create(name, prompt, settings, limits_of(shape), SchedulingParams(cache_salt=salt))
-
-
-def engine_of(phase: str, shape: str = SHAPE, max_sequences: int = 3, **options: int | None) -> Engine:
-    return phases.load(phase).build(tiny_model(shape), EngineOptions(limits_of(shape), max_sequences, **options))
 
 
 @cache
@@ -54,18 +50,12 @@ def compare(shape: str, requests: dict[str, Request], done: dict[tuple[str, int]
             assert ending == expected, f"{name}: {parting(requests[name].prompt, ending.tokens, expected.tokens)}"
 
 
-def nothing_is_left(engine: Engine) -> None:
-    usage = engine.scheduler.cache.usage()
-    assert usage.held == 0 and usage.idle + usage.free == usage.pages
-    assert engine.metrics().waiting == engine.metrics().active == 0
-
-
 # -- random ------------------------------------------------------------------------------------------------------------
 
 
 @st.composite
 def pools(draw) -> dict[str, int]:
-    """Page size, pages (of each layer group), sequences at once, tokens a step: storms need a pool that is tight."""
+    """Page size, pages (per layer group), sequences at once, tokens per step: storms need a pool that is tight."""
     page_size = draw(st.sampled_from([1, 4, 4, 16]))
     pages = draw(st.integers(2, 64) | st.integers(2, max(4, 40 // page_size)))
     return dict(
@@ -78,7 +68,7 @@ def pools(draw) -> dict[str, int]:
 
 @st.composite
 def requests(draw, longest: int) -> list[dict]:
-    """Requests that the pool could hold one at a time, when they come, and what becomes of them."""
+    """Requests that the pool could hold one at a time, and the steps at which they come and are cancelled."""
     plan = []
     for i in range(draw(st.integers(2, 6))):
         beginning = draw(st.sampled_from(BEGINNINGS))
@@ -103,13 +93,13 @@ def requests(draw, longest: int) -> list[dict]:
     return plan
 
 
-@pytest.mark.parametrize("phase", PAGED)
+@since("p04")
 @settings(max_examples=settings.default.max_examples // 2)  # a schedule is long: up to hundreds of steps
 @given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools())
 def test_whatever_the_schedule_each_request_gets_its_own_tokens_and_no_page_is_lost(phase, data, shape, pool):
     longest = min(pool["cache_tokens"], LONGEST)
     plan = data.draw(requests(longest))
-    engine = engine_of(phase, shape, **pool)
+    engine = build_engine(phase, shape, **pool)
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
     arrivals = [(item["arrives"], asked[item["name"]]) for item in plan]
     follow_ups = {item["name"]: item for item in plan if item["follow_up"]}
@@ -122,7 +112,7 @@ def test_whatever_the_schedule_each_request_gets_its_own_tokens_and_no_page_is_l
         for item in plan:
             if item["cancelled"] == tick:
                 record(done, engine.cancel(item["name"]))
-                engine.scheduler.check()
+                EngineProbe(engine).check()
         outputs = step(engine)
         record(done, outputs)
         for output in outputs:
@@ -155,21 +145,19 @@ def crowd() -> dict[str, Request]:
 
 
 def small(phase: str) -> Engine:
-    return engine_of(phase, max_sequences=3, page_size=4, cache_tokens=28, token_budget=5)
+    return build_engine(phase, SHAPE, page_size=4, cache_tokens=28, token_budget=5)
 
 
-@pytest.mark.parametrize("phase", PAGED)
+@since("p04")
 @pytest.mark.parametrize(("victim", "first"), [("a", 0), ("b", 1), ("c", 2), ("d", 0), ("b", 2)])
 def test_a_request_can_be_cancelled_between_any_two_steps(phase, victim, first):
     """Queued, in the middle of a chunked prompt, decoding, preempted, as one of n, after its end."""
     for moment in range(first, 60, 3):
-        engine, done = small(phase), {}
-        for request in crowd().values():
-            engine.submit(request)
+        engine, done = submit(small(phase), crowd().values()), {}
         for tick in range(400):
             if tick == moment:
                 record(done, engine.cancel(victim))
-                engine.scheduler.check()
+                EngineProbe(engine).check()
             if not engine.has_work:
                 break
             record(done, step(engine))
@@ -180,53 +168,69 @@ def test_a_request_can_be_cancelled_between_any_two_steps(phase, victim, first):
     raise AssertionError("60 steps should have been enough")
 
 
-@pytest.mark.parametrize("phase", PAGED)
-@pytest.mark.parametrize(("victim", "moment"), [("a", 0), ("a", 1), ("b", 3), ("c", 5), ("d", 9), ("c", 14)])
-def test_a_request_can_be_cancelled_while_its_step_is_under_way(phase, victim, moment):
-    engine, done = small(phase), {}
-    for request in crowd().values():
-        engine.submit(request)
-    for _ in range(moment):
-        record(done, step(engine))
-    run_plan = engine.runner.run
+class CancelsOnce:
+    """Takes the runner's place for one step, and cancels a request once that step is launched."""
 
-    def run_and_cancel(plan):
-        engine.runner.run = run_plan  # this once
-        result = run_plan(plan)
-        record(done, engine.cancel(victim))
+    def __init__(self, engine: Engine, cancel: Callable[[], None]) -> None:
+        self.engine, self.runner, self.cancel = engine, engine.runner, cancel
+
+    def run(self, plan: Plan) -> Result:
+        self.engine.runner = self.runner
+        result = self.runner.run(plan)
+        self.cancel()
         return result
 
-    engine.runner.run = run_and_cancel
+
+@since("p04")
+@pytest.mark.parametrize(("victim", "moment"), [("a", 0), ("a", 1), ("b", 3), ("c", 5), ("d", 9), ("c", 14)])
+def test_a_request_can_be_cancelled_while_its_step_is_under_way(phase, victim, moment):
+    engine, done = submit(small(phase), crowd().values()), {}
+    for _ in range(moment):
+        record(done, step(engine))
+    engine.runner = CancelsOnce(engine, lambda: record(done, engine.cancel(victim)))
     while engine.has_work:
         record(done, step(engine))
     compare(SHAPE, crowd(), done)
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("phase", [name for name in PAGED if name >= "p05"])
+def resumed_from_a_prefix(steps: Iterable[Step]) -> bool:
+    """Whether some preempted sequence's next span starts behind position 0."""
+    preempted: set[tuple[str, int]] = set()
+    for each in steps:
+        if any(span.start > 0 for span in each.spans if span.id in preempted):
+            return True
+        preempted -= {span.id for span in each.spans}
+        preempted |= set(each.preempted)
+    return False
+
+
+@since("p05")
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_preempted_and_prefix_hit_requests_run_together(phase, shape):
-    """A preempted one comes back to a prefix that another one still holds, or has left in the index."""
+    """A preempted sequence resumes from a prefix that another one still holds, or has left in the index."""
     shared = tuple(range(40, 52))
     asked = {f"r{i}": ask(f"r{i}", (*shared, i), shape, max_tokens=14) for i in range(5)}
-    engine = engine_of(phase, shape, max_sequences=4, page_size=4, cache_tokens=44)
+    engine = build_engine(phase, shape, max_sequences=4, page_size=4, cache_tokens=44)
     done: dict[tuple[str, int], Ending] = {}
-    resumed = 0
-    for request in asked.values():
-        engine.submit(request)
+    probe = EngineProbe(engine)
+    probe.record()
+    submit(engine, asked.values())
     while engine.has_work:
-        plan = engine.scheduler.schedule()
-        for span in plan.spans:
-            resumed += span.start > 0 and len(span.tokens) > 1 and span.sequence.generated > 0
-        record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
-        engine.scheduler.check()
-    assert engine.scheduler.preemptions > 0 and engine.scheduler.cached_tokens > 0
-    assert resumed > 0, "nobody resumed from a prefix: the case is not the one that is meant"
+        record(done, step(engine))
+    assert engine.metrics().preemptions > 0 and engine.metrics().cached_tokens > 0
+    assert resumed_from_a_prefix(probe.steps), "none resumed from a prefix: the case is not the one that is meant"
     compare(shape, asked, done)
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("phase", [name for name in PAGED if name >= "p05"])
+def kept_pages(probe: EngineProbe) -> set[int]:
+    """Pages of the first layer group that a sequence or the prefix tree has."""
+    held = {page for id in probe.running() for page in probe.tables(*id)[0]}
+    return held | {page for node in walk(probe.tree()) for page in node.pages[0]}
+
+
+@since("p05")
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(phase, shape):
     """Two compute the same prompt at once; the second's copy is freed at commit, and a newcomer overwrites it."""
@@ -236,59 +240,55 @@ def test_pages_freed_by_an_insert_are_not_read_by_the_request_that_mapped_them(p
         "second": ask("second", (*shared, 2), shape, max_tokens=10),
         "newcomer": ask("newcomer", tuple(range(90, 110)), shape, max_tokens=4),
     }
-    engine, done = engine_of(phase, shape, max_sequences=3, page_size=4, cache_tokens=60), {}
-    engine.submit(asked["first"])
-    engine.submit(asked["second"])
-    plan = engine.scheduler.schedule()
-    mapped = {page for span in plan.spans for page in span.pages.pages[0]}
-    record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
-    freed = mapped & set(engine.scheduler.cache.pool.free)
+    engine, done = build_engine(phase, shape, page_size=4, cache_tokens=60), {}
+    engine.lag = 0  # so that the first step's pages are published before the newcomer's step is planned
+    probe = EngineProbe(engine)
+    probe.record()
+    submit(engine, [asked["first"], asked["second"]])
+    record(done, step(engine))
+    mapped = {page for tables in probe.steps[0].tables.values() for page in tables[0]}
+    freed = mapped - kept_pages(probe)
     assert len(freed) == 3, "the three shared pages were computed twice, so one copy of each is free"
     engine.submit(asked["newcomer"])
-    taken: set[int] = set()
     while engine.has_work:
-        plan = engine.scheduler.schedule()
-        taken |= {
-            page for s in plan.spans if s.sequence.request.id == "newcomer" and s.pages for page in s.pages.pages[0]
-        }
-        record(done, engine.scheduler.commit(plan, engine.runner.run(plan)))
-        engine.scheduler.check()
+        record(done, step(engine))
+    taken = {page for each in probe.steps for page in each.tables.get(("newcomer", 0), ((),))[0]}
     assert taken & freed, "the newcomer should have got freed pages: the case is not the one that is meant"
     compare(shape, asked, done)
     nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("phase", PAGED)
+@since("p04")
 def test_a_preemption_storm_ends(phase):
-    """Everybody fits alone, and hardly any two together."""
+    """Each request fits alone, and hardly any two together."""
     asked = {f"r{i}": ask(f"r{i}", (i,) * (1 + i), max_tokens=12) for i in range(5)}
     for page_size, pages in ((1, 17), (4, 5), (16, 2)):
-        engine = engine_of(phase, max_sequences=5, page_size=page_size, cache_tokens=pages * page_size)
+        engine = build_engine(phase, SHAPE, max_sequences=5, page_size=page_size, cache_tokens=pages * page_size)
         compare(SHAPE, asked, run(engine, asked.values()))
         assert page_size == 16 or engine.metrics().preemptions > 2
         nothing_is_left(engine)
 
 
-@pytest.mark.parametrize("phase", PAGED)
+@since("p04")
 def test_in_the_bytes_of_two_slots_twenty_short_sequences_run(phase):
-    """Memory follows lengths, and not the longest that there may be."""
+    """Memory follows the lengths that there are, and not the longest that there may be."""
     asked = {f"r{i}": ask(f"r{i}", (7 + i,) * (1 + i % 4), max_tokens=3) for i in range(20)}
-    engine = engine_of(phase, max_sequences=20, cache_tokens=2 * limits_of(SHAPE).context_length)
+    engine = build_engine(phase, SHAPE, max_sequences=20, cache_tokens=2 * limits_of(SHAPE).context_length)
     compare(SHAPE, asked, run(engine, asked.values()))
     assert engine.metrics().max_batch == 20 and engine.metrics().preemptions == 0
 
 
-@pytest.mark.parametrize("phase", [name for name in PAGED if name >= "p05"])
+@since("p05")
 def test_rows_count_what_was_computed_and_not_what_was_shared(phase):
-    engine = engine_of(phase, page_size=4)
+    engine = build_engine(phase, SHAPE, page_size=4)
     run(engine, [ask("a", range(18), max_tokens=1)])
     run(engine, [ask("b", [*range(16), 90, 91, 92], max_tokens=1)])
     assert (engine.metrics().rows, engine.metrics().cached_tokens) == (18 + 3, 16)
 
 
-@pytest.mark.parametrize("phase", PAGED)
+@since("p04")
 def test_what_the_pool_could_never_hold_is_refused_and_nothing_is_kept(phase):
-    engine = engine_of(phase, page_size=4, cache_tokens=16)
+    engine = build_engine(phase, SHAPE, page_size=4, cache_tokens=16)
     with pytest.raises(RequestError, match="17 tokens"):
         engine.submit(ask("a", range(10), max_tokens=7))
     assert not engine.has_work
