@@ -66,7 +66,7 @@ WRONG = {
         "p06",
         "        self.left -= end - start\n        return True",
         "        return True",
-        "the budget is 8 tokens a step; yours planned",
+        "the budget is 8 tokens per step; yours planned",
     ),
     "p06: every chunk is sampled from": (
         "p06",
@@ -87,7 +87,7 @@ WRONG = {
         "                self.place(sequence, self.make_room)\n",
         "        for sequence in self.ready():\n            if self.left and sequence.slot >= 0:\n"
         "                self.place(sequence, self.make_room)\n        self.decode()\n",
-        "a sequence has one span a step; yours planned",
+        "a sequence has one span per step; yours planned",
     ),
 }
 

@@ -9,6 +9,7 @@ from gradus.course import figures
 from gradus.course.drawing import MARGIN, WIDTH, Drawing
 from tests.course.conftest import ROOT
 from tests.phases.conftest import build_engine
+from tests.phases.drive import steps
 from tests.phases.test_promises import SHAPE, ask
 
 STALE = "is stale: run python -m gradus.course.figures"
@@ -44,8 +45,8 @@ def test_words_too_small_for_half_size_are_refused():
 @pytest.mark.parametrize(("phase", "continuous"), [("p02", False), ("p03", True)])
 def test_the_timeline_is_what_the_schedulers_do(phase, continuous):
     engine = build_engine(phase, SHAPE, figures.SLOTS)
-    for name, steps in figures.REQUESTS.items():
-        engine.submit(ask(name, max_tokens=steps))
+    for name, length in figures.REQUESTS.items():
+        engine.submit(ask(name, max_tokens=length))
     ran = []
     for step in steps(engine):
         slots = [""] * figures.SLOTS

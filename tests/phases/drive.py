@@ -1,6 +1,7 @@
 """Drive an engine by hand, checking its books after every step."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gradus.course.probe import EngineProbe, Step, plan_spans
@@ -70,38 +71,57 @@ class Ones:
         return [SpanResult((1,) * span.logits) for span in plan_spans(self.plan)]
 
 
-def steps(engine: Engine, model: bool = False) -> Iterator[Step]:
-    """Each step, once it is committed, until there is no work; the books are checked in between.
+def steps(engine: Engine) -> Iterator[Step]:
+    """Each step until there is no work, with `SamplesOnes` in the runner's place for good; none is made ahead.
 
-    Steps are not made ahead. model: run the engine's own runner; otherwise `SamplesOnes` takes its place for good.
+    The books are checked after every step, but only once the caller has seen it, and an error of its commit is raised
+    then too: a wrong plan says more about a mistake than what it leads to.
     """
-    if not model:
-        engine.runner = SamplesOnes()
-    engine.lag = 0
-    probe = EngineProbe(engine)
-    probe.record()
-    try:
+    with recorded(engine) as probe:
         for _ in range(MANY):
             if not engine.has_work:
                 return
-            yield one_step(engine, probe)
-    finally:
-        probe.stop()
+            step, error = attempt(engine, probe)
+            yield step
+            settle(probe, error)
     raise AssertionError(f"after {MANY} steps there still is work")
 
 
-def one_step(engine: Engine, probe: EngineProbe) -> Step:
-    """Plan, run and commit one step of an engine that the probe records."""
-    made = len(probe.steps)
-    engine.step()
-    assert len(probe.steps) > made, "there is work to do, and the scheduler plans none"
-    probe.check()
-    return probe.steps[-1]
-
-
 def next_step(engine: Engine) -> Step:
-    """The one step that comes next."""
-    return next(steps(engine))
+    """The step that comes next, the books checked after it."""
+    with recorded(engine) as probe:
+        step, error = attempt(engine, probe)
+        settle(probe, error)
+    return step
+
+
+@contextmanager
+def recorded(engine: Engine) -> Iterator[EngineProbe]:
+    engine.runner, engine.lag = SamplesOnes(), 0
+    probe = EngineProbe(engine)
+    probe.record()
+    try:
+        yield probe
+    finally:
+        probe.stop()
+
+
+def attempt(engine: Engine, probe: EngineProbe) -> tuple[Step, Exception | None]:
+    """One step, and the error that ended it once it was planned."""
+    made, error = len(probe.steps), None
+    try:
+        engine.step()
+    except Exception as raised:
+        error = raised
+    if len(probe.steps) == made:
+        raise error or AssertionError("there is work to do, and the scheduler plans none")
+    return probe.steps[-1], error
+
+
+def settle(probe: EngineProbe, error: Exception | None) -> None:
+    if error is not None:
+        raise error
+    probe.check()
 
 
 def nothing_is_left(engine: Engine) -> None:

@@ -168,5 +168,5 @@ def test_a_cancelled_sequence_leaves_its_slot_to_the_next(phase):
     next_step(engine)
     engine.cancel("a")
     EngineProbe(engine).check()
-    ran = next_step(engine).names
+    ran = next(steps(engine)).names
     assert sorted(ran) == ["b", "c"], f"c takes the slot of the cancelled a; yours runs {ran}"

@@ -39,7 +39,7 @@ def second(phase: str, first: Request, then: Request) -> tuple[int, int]:
     """The first span of a request that comes when another one has ended: (start, tokens)."""
     engine = engine_of(phase)
     serve(engine, first)
-    (span,) = next_step(submit(engine, [then])).spans
+    (span,) = next(steps(submit(engine, [then]))).spans
     return span.start, span.count
 
 
