@@ -1,4 +1,4 @@
-"""The student writes the simplest scheduler: whose turn it is, and when the next one's comes."""
+"""The student writes the simplest scheduler: which sequence runs, and when the next one starts."""
 
 from gradus.course import Exercise
 
@@ -6,16 +6,15 @@ EXERCISE = Exercise(
     file="phases/p00_baseline/scheduler.py",
     functions={
         "OneAtATime.schedule": (
-            "Two questions in this order: does somebody have to start, and is there anybody to run? The words you need "
-            "are Scheduler's in src/gradus/engine/scheduler.py: waiting, running, start, span.",
-            "Start a waiting sequence only while nobody runs. `start` takes it from the queue and gives back the "
-            "admission, which belongs in this step's plan and in no later one. Without anybody to run there is no "
-            "plan.",
-            "admissions = [] · if not self.running and self.waiting: append self.start(slot=0) · if not self.running: "
-            "return None · return Plan of [self.span(sequence) for each one running], admissions.",
+            "Two questions in this order: must a sequence start, and is there one to run? The words you need are those "
+            "of `Scheduler`, above in the same file: waiting, running, start, span.",
+            "Start a waiting sequence only while none runs. `start` takes it from the queue and returns the admission, "
+            "which belongs in this step's plan and in no later one. With no running sequence there is no plan.",
+            "admissions = []; if not self.running and self.waiting: admissions.append(self.start(slot=0)); if not "
+            "self.running: return None; return Plan([self.span(sequence) for sequence in self.running], admissions)",
         ),
     },
-    text="Decide who runs in the next step: the sequence that came first, from its first step to its last, and only "
-    "then the next. Everything else of a scheduler (the queue, the endings, cancelling) is written already, in "
-    "src/gradus/engine/scheduler.py.",
+    text="Decide what runs in the next step: the sequence that came first, from its first step to its last, and only "
+    "then the next. Everything else of a scheduler (the queue, the endings, cancelling) is written already, in the "
+    "class `Scheduler` of the same file.",
 )

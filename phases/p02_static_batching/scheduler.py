@@ -2,7 +2,7 @@
 
 from gradus.cache import CacheManager
 from gradus.engine.plan import Plan
-from gradus.engine.scheduler import Scheduler
+from phases.p00_baseline.scheduler import Scheduler
 
 
 class StaticBatching(Scheduler):

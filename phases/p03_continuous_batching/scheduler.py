@@ -1,13 +1,13 @@
-"""Decide anew at every step who runs: iteration-level scheduling (Orca, Yu et al. 2022)."""
+"""Decide anew at every step which sequences run: iteration-level scheduling (Orca, Yu et al. 2022)."""
 
 from gradus.cache import CacheManager
 from gradus.engine.plan import Admission, Plan
-from gradus.engine.scheduler import Scheduler
 from gradus.engine.sequence import Sequence
+from phases.p00_baseline.scheduler import Scheduler
 
 
 class ContinuousBatching(Scheduler):
-    """Up to `max_sequences` run. Whoever ends leaves its slot in that very step; whoever waits takes it in the next.
+    """Up to `max_sequences` run. One that ends leaves its slot in that very step, and the next step gives it away.
 
     A newcomer's prompt and the others' decodes are spans of one plan: they share the forward pass.
     """
@@ -24,7 +24,7 @@ class ContinuousBatching(Scheduler):
         return Plan([self.span(sequence) for sequence in self.running], admissions)
 
     def admit(self) -> list[Admission]:
-        """Start as many as there are free slots for, in the order they came."""
+        """Start as many waiting sequences as there are free slots, in the order they came."""
         return [self.start(self.free_slots.pop()) for _ in range(min(len(self.free_slots), len(self.waiting)))]
 
     def release(self, sequence: Sequence) -> None:

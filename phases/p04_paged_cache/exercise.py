@@ -1,75 +1,93 @@
-"""The student writes how a sequence grows by pages, and what happens when there are none left: two files."""
+"""The student writes how a sequence grows by pages, what happens when none is left, and how attention finds rows."""
 
 from gradus.course import Exercise
 
 GROWTH = Exercise(
-    file="src/gradus/cache/paged.py",
+    file="phases/p04_paged_cache/cache.py",
     functions={
-        "PagedCache._extend": (
-            "`resident.tables` are the block tables, all equally long. How long must they be for position end - 1 to "
-            "have a page? And what must be true before the first page is taken?",
-            "First give back what a window no longer sees: those pages may be the ones that are needed. Count the "
-            "entries that are missing (a page for every begun page_size positions, less those there are); every group "
-            "needs that many. If fewer are `available`, count a refusal and leave everything as it is. Otherwise each "
-            "table grows, and the resident has more `room`.",
-            "self._give_back(resident); wanted = -(-end // self.page_size) - len(resident.tables[0]); if wanted * "
-            "len(self.windows) > self.available: self.refusals += 1, return False; for each table: table += "
-            "self._take(wanted); resident.room = len(resident.tables[0]) * self.page_size; return True.",
+        "PagedCache.missing": (
+            "`pages_for` says how many pages a number of positions begins. Some of them are in the sequence's block "
+            "table already. A sequence never seen has no table.",
+            "Subtract the table's length from the pages for `end` positions. A table that is long enough lacks none, "
+            "so the result is never below 0.",
+            "return max(0, self.pages_for(end) - len(self.block_tables.get(id, ())))",
         ),
-        "PagedCache._give_back": (
-            "The next span starts at resident.stored. Its first query sees furthest back, so what that one cannot see, "
-            "nobody will. `first_page` (windows.py) knows which page that is.",
-            "In each group, drop the pages from entry resident.first[group] up to the first one that is still seen. "
-            "The table keeps its length: entry i is always the page of positions i * page_size on, so a page that is "
-            "gone leaves a 0. Remember how far you came; and of the entries from there on, whoever keeps a copy of the "
-            "tables has been `told` otherwise.",
-            "For group and window: seen = first_page(resident.stored, window, self.page_size); self.pool.drop each "
-            "page of table[first:seen]; if there are any, resident.told = min(resident.told, first); "
-            "table[first:seen] = [0] * (seen - first); resident.first[group] = seen. Without a window, seen is 0 and "
-            "nothing happens.",
+        "PagedCache.reserve": (
+            "All or nothing: ask whether there is room before you change anything. A sequence that was refused must be "
+            "able to try again as if nothing had happened.",
+            "`has_room` answers the question, `missing` counts the pages, `take` gets them. The new pages go to the "
+            "end of the block table; for a new sequence the table begins empty. Then `end` positions count as stored.",
+            "if not self.has_room(id, end): return False. Take self.take(self.missing(id, end)) and extend "
+            "self.block_tables.setdefault(id, []) by it; self.lengths[id] = end; return True.",
+        ),
+        "PagedCache.release": (
+            "What does the cache keep of a sequence? Both entries go. `release` is also called for sequences that the "
+            "cache has never seen.",
+            "Pop the length and the block table, with a default for a sequence that has none. Each page of the table "
+            "is given back with `self.pool.drop`, the last one first (p05 will need that order).",
+            "self.lengths.pop(id, None), then self.pool.drop(*reversed(self.block_tables.pop(id, []))).",
         ),
     },
-    text="Let a sequence live on pages. It gets one more in each layer group whenever it enters one, all it needs or "
-    "none at all: a sequence that was refused must be able to try again as if nothing had been. And what a sliding "
-    "window has left behind goes back to the pool before anything new is taken.",
-    tests=("tests/cache/test_paged.py", "tests/cache/test_random.py::TestCache"),
+    text="Let a sequence live on pages. It gets one more page when it enters one, and all the pages it needs or none. "
+    "The pool hands out page numbers and counts references (src/gradus/cache/pool.py); which page holds which "
+    "positions is the block table's to say.",
 )
 
 PRESSURE = Exercise(
-    file="src/gradus/scheduling/batching.py",
+    file="phases/p04_paged_cache/scheduler.py",
     functions={
+        "PagedBatching.may_start": (
+            "A newcomer needs pages for its first span. Why would it be unwise to let it have the last ones?",
+            "Each running sequence enters a new page before long. If none is left by then, one of them is preempted, "
+            "most likely the newcomer itself. So ask `has_room` for the end of the newcomer's span, and for one spare "
+            "page per running sequence.",
+            "return self.cache.has_room(sequence.id, self.end_of_span(sequence), spare=len(self.running))",
+        ),
         "PagedBatching.make_room": (
-            "`self.cache.reserve` says whether there was room. If not, somebody must go: whose loss can never come "
-            "back to hit the one who went first?",
-            "As long as reserve says False, send back the worst of those who run: the one with the largest `order`, "
-            "which is the one that came last (and under a policy, the one that matters least). That may be the "
-            "sequence itself: then there is nothing to plan for it.",
-            "while not self.cache.reserve(sequence.id, end): worst = max(self.running, key=BY_ORDER); "
-            "self.preempt(worst); if worst is sequence, return False. After the loop, return True.",
+            "While `has_room` says no for the end of this sequence's span, a sequence must go. Which one, so that the "
+            "first of all can never be preempted?",
+            "Preempt the one that came last, the last of `running`, and ask again. It may be the sequence itself: then "
+            "it is out, and there is nothing to plan for it.",
+            "while not self.cache.has_room(sequence.id, self.end_of_span(sequence)): last = self.running[-1]; "
+            "self.preempt(last); if last is sequence: return False. After the loop, return True.",
         ),
         "PagedBatching.preempt": (
-            "What does it hold, where does it wait from now on, and where could this very step still mention it?",
-            "`release` frees its slot and its pages; it waits again, in the order it has had since it came, so it is "
-            "ahead of everybody later. It counts as a preemption. If its span is in self.plan already, the pages of "
-            "that span are somebody else's by now: take the span out.",
-            "self.release(sequence); self.waiting.push(sequence); self.preemptions += 1; self.plan.spans[:] = the "
-            "spans whose sequence is another.",
-        ),
-        "PagedBatching.squeeze_in": (
-            "A newcomer needs pages for its first span. Why would it be unwise to let it have the last ones?",
-            "Reserve its pages. Then look at what is available: those who run will each enter a new page before long, "
-            "in every layer group, and if there is none, somebody goes, most likely this newcomer. With nobody "
-            "running, there is nobody to think of.",
-            "Return False if self.cache.reserve(sequence.id, end) does. Otherwise return whether nobody runs or at "
-            "least the pages for one entry each (see `_growth`) are available for all who run. Whoever gets False is "
-            "released by `enter`.",
+            "What does the sequence hold, and where in the queue does it belong? Everything that waits came later.",
+            "`release` frees its slot and its pages. It waits again at the head of the queue, and keeps the tokens it "
+            "has: prompt and output are what it computes when it returns. Count it in `preemptions`.",
+            "self.release(sequence); self.waiting.appendleft(sequence); self.preemptions += 1",
         ),
     },
-    text="Run more sequences than the memory could hold to their ends. Who comes in must leave the others a page to "
-    "grow; who grows takes the pages of whoever came last, who goes back to the queue and is computed again. See to it "
-    "that nobody runs on pages that are somebody else's, that nobody is lost, and that somebody always gets to the "
-    "end.",
-    tests=("tests/scheduling/test_batching.py",),
+    text="Run more sequences to their ends than memory can hold at once. A newcomer leaves the others a page each to "
+    "grow into. When pages run out, the sequence that came last goes back to the queue and is computed again. No sequence "
+    "may run on pages that it has lost, none may be forgotten, and the first one must always advance.",
 )
 
-EXERCISES = (GROWTH, PRESSURE)
+GATHER = Exercise(
+    file="phases/p04_paged_cache/attention.py",
+    functions={
+        "rows_of": (
+            "In which entry of its block table is a position, and where on that page?",
+            "Position p is in entry p // page_size. A page is page_size rows, one after the other, and the position is "
+            "row p % page_size of them. `tables.gather(1, entries)` looks up the entries of all sequences at once.",
+            "return tables.gather(1, positions // page_size) * page_size + positions % page_size",
+        ),
+        "GatherAttention.attend": (
+            "The same two acts as ever: store, then attend. `prepare` has worked out the rows: of new tokens "
+            "(`new_rows`), of each prompt (`prompts`: where it is in the batch, and the rows it sees), and of all "
+            "decodes (`decode_rows` in the batch, `decode_seen` in the storage).",
+            "Take the layer's keys and values from `self.storage.rows(layer)` and write k and v to the new rows. For "
+            "each prompt, index keys and values by the rows it sees, and call `attend_prompt`; then do the same for "
+            "the decodes at once with `attend_decodes`, if there are any. Results go to the batch's rows of an empty "
+            "tensor like q.",
+            "keys, values = self.storage.rows(layer); keys[self.new_rows], values[self.new_rows] = k, v; out = "
+            "torch.empty_like(q); for span, rows in self.prompts: out[span] = self.attend_prompt(layer, q[span], "
+            "keys[rows], values[rows]); if len(self.decode_rows): rows = self.decode_seen; out[self.decode_rows] = "
+            "self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows]); return out",
+        ),
+    },
+    text="Find keys and values through the block tables. A position becomes a row of the storage; the rows that a "
+    "sequence sees are gathered side by side, and attention itself is p03's.",
+)
+
+EXERCISES = (GROWTH, PRESSURE, GATHER)

@@ -1,46 +1,78 @@
-"""The student writes the prefix index's three verbs: find a beginning, enter pages, forget a page."""
+"""The student writes the radix tree, and what the cache does with it: find, publish, evict."""
 
 from gradus.course import Exercise
 
-EXERCISE = Exercise(
-    file="src/gradus/cache/radix.py",
+TREE = Exercise(
+    file="phases/p05_prefix_cache/radix.py",
     functions={
-        "PrefixIndex.match": (
-            "Walk from the root as far as the tree agrees with the tokens. `_advance` takes one node at a time and "
-            "says how many pages it passed; where must the walk end even if the tree goes on?",
-            "A Cursor at the root with the salt; advance it up to page (len(tokens) - 1) // page_size until it moves "
-            "no more, and after each node append the pages just passed to each group's table. `_usable` then says "
-            "how many of the pages found can be hit: the cursor steps back to there, and what lies before a window "
-            "is 0.",
-            "while steps := self._advance(cursor, tokens, longest): the pages passed are run[last - steps : last] of "
-            "each group's run, with last = cursor.depth - cursor.node.start · hit = cursor.depth = "
-            "self._usable(found), cursor.find() · each table is [0] * first + table[first:hit], first being "
-            "first_page(hit * page_size, window, page_size).",
+        "PrefixIndex.path": (
+            "Walk down from the root as long as the tree agrees with the keys. A node is known to its parent by its "
+            "first key; how many more of its keys agree, `agreeing` says. When does the walk end?",
+            "Keep the node and the depth, the number of keys passed. Step into the child for keys[depth] while there "
+            "is one, and yield it with the number of keys that agree. A node of which only a part agrees is the last "
+            "one: whatever hangs below it continues the whole node.",
+            "node, depth = self.root, 0; while depth < len(keys) and keys[depth] in node.children: node = "
+            "node.children[keys[depth]]; count = agreeing(node.keys, keys[depth:]); yield node, count; if count < "
+            "len(node.keys): return; depth += count.",
         ),
         "PrefixIndex.insert": (
-            "A commit enters the pages that a step has filled, from where the sequence's cursor is. Somebody else "
-            "may have entered the same tokens meanwhile, or evicted the place where the cursor was.",
-            "First let the cursor find its place; if that was evicted, nothing that comes after it could be found, "
-            "so nothing is entered. Then pass whatever the tree has already: `_merge` tells which pages are there "
-            "twice. What is left up to `end` is new: `_grow`.",
-            "if not cursor.find(): return [] · while steps := self._advance(cursor, tokens, end): duplicates += "
-            "self._merge(cursor, tables, steps) · if cursor.depth < end: self._grow(cursor, tokens, tables, end) · "
-            "return the duplicates.",
+            "First follow the tree as far as it knows the keys. Another sequence may have entered the same prefix "
+            "before: whose pages does the tree keep?",
+            "Collect the known pages along `path`. If there are pages beyond them, they go behind the last node of the "
+            "path: `split` it first if only a part of it agrees, then `grow`. A path of no nodes ends at the root. "
+            "Return the known pages and the new ones: the path as it is in the tree.",
+            "known, node, count = [], self.root, 0; for node, count in self.path(keys): known += node.pages[:count]. "
+            "fresh = pages[len(known):]; if fresh: self.split(node, count) if count < len(node.keys), then "
+            "self.grow(node, keys[len(known):], fresh). Return known + fresh.",
         ),
-        "PrefixIndex.remove": (
-            "`owners` knows the node of a page. What else can nobody use once this page is gone? It depends on the "
-            "layer group.",
-            "Find the group whose run in the node has the page, and its place there. In a group without a window "
-            "nobody gets past a missing page: forget the node from that place on, and all below it (`_cut`). In a "
-            "group with a window only this page goes: its entry becomes 0, and nobody owns it any more.",
-            "group = the one whose run has page in it · place = node.pages[group].index(page) · no window: return "
-            "self._cut(node, place) · otherwise node.pages[group][place] = 0, del self.owners[page], "
-            "self._prune(node), return [page].",
+        "PrefixIndex.split": (
+            "Afterwards the node has its first `count` keys and pages, and one child with the rest. What else must "
+            "know that it has a new parent, or a new owner?",
+            "Make a Node below `node` with the keys and pages from `count` on, and the children that node had. Their "
+            "parent is the new node now. `owners` must say so for each of its pages, and `node` keeps the first "
+            "`count` keys and pages and the new node as its only child.",
+            "lower = Node(node, node.keys[count:], node.pages[count:], node.children); del node.keys[count:], "
+            "node.pages[count:]; node.children = {lower.keys[0]: lower}; for each child of lower.children.values(): "
+            "child.parent = lower; self.owners |= dict.fromkeys(lower.pages, lower).",
         ),
     },
-    text="Write the index that finds a prompt's beginning among everything computed before: match at admission, "
-    "insert at commit, remove when a page is evicted. The helpers that split and lengthen nodes are given; what "
-    "you decide is what may be shared, and what is of no use any more. No tensor is touched, and no reference "
-    "counted.",
-    tests=("tests/cache/test_radix.py",),
+    text="Write the tree that finds the longest known prefix of a prompt. It deals in keys (the tokens of a page, and "
+    "the salt) and page numbers; it touches no tensor and counts no reference.",
 )
+
+REUSE = Exercise(
+    file="phases/p05_prefix_cache/cache.py",
+    functions={
+        "PrefixCache.admit": (
+            "A sequence begins with the pages that `index.match` finds for its keys. Which tokens may not be looked "
+            "up, and what must happen to the pages before anything else can evict them?",
+            "Look up all tokens but the last: one row must be computed, since its logits give the next token. Share "
+            "the pages found with the pool, make them the block table, and count their positions as stored. "
+            "`queried_positions` and `hit_positions` keep the statistics.",
+            "pages = self.index.match(page_keys(tokens[:-1], self.page_size, salt)); self.pool.share(*pages); "
+            "self.block_tables[id] = pages; found = self.lengths[id] = len(pages) * self.page_size; add len(tokens) "
+            "to self.queried_positions and found to self.hit_positions; return found.",
+        ),
+        "PrefixCache.publish": (
+            "Enter the pages that are full into the index. `insert` returns the path's pages in the tree. What if one "
+            "of them is not the sequence's own?",
+            "Only stored tokens count, and only whole pages: `page_keys` of the stored tokens, and as many entries of "
+            "the block table. Where the tree has another page for the same prefix, share that one, drop the "
+            "sequence's copy, and put it into the block table.",
+            "table = self.block_tables[id]; keys = page_keys(tokens[: self.stored(id)], self.page_size, salt); for "
+            "place, page in enumerate(self.index.insert(keys, table[: len(keys)])): if page != table[place]: "
+            "self.pool.share(page); self.pool.drop(table[place]); table[place] = page.",
+        ),
+        "PrefixCache.evict": (
+            "Which idle page is needed least? Two parts must forget it.",
+            "`self.pool.oldest_idle(1)` lists the page that has been idle longest. Remove it from the index, then let "
+            "the pool reclaim it, and count the eviction.",
+            "(page,) = self.pool.oldest_idle(1); self.index.remove(page); self.pool.reclaim(page); self.evictions += 1",
+        ),
+    },
+    text="Let sequences share pages. `admit` begins one with what the tree knows, `publish` tells the tree what a "
+    "step has filled, `evict` makes room. A page that any sequence refers to must never be evicted, and a sequence "
+    "must hold every page of its path in the tree.",
+)
+
+EXERCISES = (TREE, REUSE)

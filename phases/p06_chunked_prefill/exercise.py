@@ -1,36 +1,42 @@
-"""The student writes what makes a step of bounded length: who gets a part of it, and how much."""
+"""The student writes what makes a step of bounded length: where a span ends, and which spans are sampled from."""
 
 from gradus.course import Exercise
 
 EXERCISE = Exercise(
-    file="src/gradus/scheduling/batching.py",
+    file="phases/p06_chunked_prefill/scheduler.py",
     functions={
-        "PagedBatching.schedule": (
-            "A step has three rounds, and each gets what the one before left of the budget. Whose tokens must no "
-            "prompt ever delay? And who is treated badly if newcomers are let in before prompts that are half done?",
-            "First end whose time is up, then begin an empty plan with the whole budget left (None is as much as you "
-            "like). Then the decodes, the prompts under way, and the newcomers. Making room for one sequence may "
-            "send another one back to the queue: that one is not placed any more, and nobody is admitted in such a "
-            "step.",
-            "self.expire(); self.plan, self.left = Plan([]), self.token_budget or sys.maxsize; remember "
-            "self.preemptions; self.decode(); for each of self.ready(), if self.left and its slot is not -1: "
-            "self.place(sequence, self.make_room); self.admit() only if self.preemptions has not changed; return "
-            "None for a plan without spans; self.plan.wiped = self.cache.take_wiped(); return self.plan.",
+        "ChunkedPrefill.schedule": (
+            "p05's `schedule` plans the step. What must be true of `self.left` before it begins?",
+            "Each step has the whole budget. The rest is done by the methods that p05's `schedule` calls.",
+            "self.left = self.token_budget; return super().schedule()",
         ),
-        "PagedBatching.place": (
-            "A span starts where the cache says that the sequence's stored positions end. Two numbers say where it "
-            "ends: what the sequence knows, and what the step has room for (`self.left`).",
-            "Ask for room before anything else, and give up if there is none. Then plan one span. It is sampled from "
-            "only if it reaches the newest known token, for the logits of a chunk's last row predict a token that is "
-            "in the prompt already. What the span takes is gone from the step.",
-            "start = self.cache.stored(sequence.id), end = min(len(sequence.tokens), start + self.left) · if not "
-            "find_room(sequence, end): return False · append Span(sequence, sequence.slot, start, tokens[start:end], "
-            "logits, self.cache.table_change(sequence.id)) to self.plan.spans, logits being 1 if end is the sequence's "
-            "length and 0 if not · self.left -= end - start · return True.",
+        "ChunkedPrefill.end_of_span": (
+            "The span starts at what the cache has stored. Two numbers say where it ends: what the sequence knows, and "
+            "what the step has room for.",
+            "It ends at the number of known tokens, or `left` positions after its start, whichever comes first.",
+            "return min(len(sequence.tokens), self.cache.stored(sequence.id) + self.left)",
+        ),
+        "ChunkedPrefill.span": (
+            "Like p00's `span`, but it may end before the newest token. What is its last row worth then?",
+            "Take start and end before you reserve: `reserve` changes what is stored. Reserve up to the end, and "
+            "charge the step for the tokens. The span has logits only if it ends at the newest token; the last row of any "
+            "other chunk predicts a token that is in the prompt already.",
+            "start, end = self.cache.stored(sequence.id), self.end_of_span(sequence); "
+            "self.cache.reserve(sequence.id, end); self.left -= end - start; logits = 1 if end == "
+            "len(sequence.tokens) else 0; return Span(sequence, sequence.slot, start, sequence.tokens[start:end], "
+            "logits, self.cache.table_change(sequence.id))",
+        ),
+        "ChunkedPrefill.may_start": (
+            "p05 asks for pages. What does a newcomer need beside them?",
+            "At least one token of the step's budget. Ask for it first: p05's `may_start` takes hold of pages.",
+            "return self.left > 0 and super().may_start(sequence)",
+        ),
+        "ChunkedPrefill.record": (
+            "A chunk without logits has sampled nothing. It has filled pages all the same.",
+            "Let p05's `record` publish the pages in any case. Return its outputs only if the span had logits.",
+            "outputs = super().record(span, sampled); return outputs if span.logits else []",
         ),
     },
-    text="Give every step a budget of tokens, and spend it in the right order. `schedule` fills the step round by "
-    "round; `place` cuts the next chunk off a prompt, or off a newcomer's. With a budget of None both are "
-    "p04's: a prompt is one span.",
-    tests=("tests/scheduling/test_batching.py",),
+    text="Give every step a budget of tokens. The decodes take one each, and a prompt gets what is left, in chunks. "
+    "Five short methods; the order of the sequences is p04's.",
 )

@@ -1,24 +1,23 @@
 """p09: p06 with Triton kernels. Attention reads the pages where they lie, and the model's other parts are fused."""
 
 import logging
+from dataclasses import replace
 
-from gradus.cache.radix import PrefixIndex
+from gradus.assembly.final import EngineConfig
+from gradus.assembly.final import build as compose
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
 from gradus.kernels import missing
 from gradus.models import Model
-from phases.p04_paged_cache.engine import paged_engine
 from phases.p06_chunked_prefill.engine import BUDGETS, USES
+from phases.p06_chunked_prefill.engine import build as without_kernels
 
 __all__ = ["USES", "build"]
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
-    budget = options.token_budget or BUDGETS[model.device.type]
     if reason := missing(model.device.type):
         logging.getLogger(__name__).warning("p09 runs without its kernels, as p06 does: %s", reason)
-        return paged_engine(model, options, PrefixIndex(), budget)
-    from gradus.attention.triton_paged import TritonPagedAttention  # here, since Triton is not everywhere
-    from gradus.kernels.fuse import fused
-
-    return paged_engine(fused(model), options, PrefixIndex(), budget, TritonPagedAttention)
+        return without_kernels(model, options)
+    options = replace(options, token_budget=options.token_budget or BUDGETS[model.device.type])
+    return compose(model, EngineConfig.of(options, graphs=False, overlap=False))

@@ -14,7 +14,8 @@ class CacheUsage:
         counts once for each layer group.
     longest_free_run: the most free pages with consecutive numbers.
     queried_positions, hit_positions: tokens of the admitted sequences, and how many of them the prefix index had.
-    evictions: pages that the index gave up for room. refusals: how often `reserve` found no room.
+    evictions: pages that the index gave up for room. refusals: how often `reserve` found no room. Caches that do not
+        count these four leave them at 0.
     """
 
     pages: int
@@ -24,10 +25,10 @@ class CacheUsage:
     free: int
     stored_positions: int
     longest_free_run: int
-    queried_positions: int
-    hit_positions: int
-    evictions: int
-    refusals: int
+    queried_positions: int = 0
+    hit_positions: int = 0
+    evictions: int = 0
+    refusals: int = 0
 
     @property
     def utilization(self) -> float:

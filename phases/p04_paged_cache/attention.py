@@ -1,0 +1,119 @@
+"""Attention over pages: find rows through the block tables, gather them side by side, then attend as before.
+
+Position p of a sequence is row `table[p // page_size] * page_size + p % page_size` of every layer. Attention in plain
+torch wants a sequence's keys in one piece, so each layer copies the rows that it needs: **the gather**. It reads the
+cache, writes it out again, and reads that copy. (A kernel that follows the block table itself needs no copy: p09.)
+"""
+
+import torch
+from torch import Tensor
+
+from gradus.attention.batch import Batch
+from gradus.attention.reference import attend_causal, attend_masked
+from gradus.models import ModelConfig
+from phases.p02_static_batching.padded import visible
+
+
+class PageTensors:
+    """Keys and values of all pages, [layers, pages + 1, page_size, Hkv, Dh] each. Page 0 is nobody's, and stays zero.
+
+    Allocated once: a page changes owner by being overwritten.
+    """
+
+    def __init__(
+        self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.page_size = page_size
+        shape = (config.num_layers, pages + 1, page_size, config.num_kv_heads, config.head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values by row: views [(pages + 1) * page_size, Hkv, Dh]."""
+        return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
+
+
+class GatherAttention:
+    """Prompts one by one, for a step has few; the decodes, one row each, all at once (as in p03)."""
+
+    def __init__(self, config: ModelConfig, storage: PageTensors) -> None:
+        self.config = config
+        self.storage = storage
+
+    def prepare(self, batch: Batch) -> None:
+        """Work out once, for all layers, where new keys and values go, and which rows each span sees."""
+        device = batch.positions.device
+        counts, lengths = (torch.tensor(numbers, device=device) for numbers in (batch.counts, batch.lengths))
+        tables = block_tables(batch)
+        owners = tables.repeat_interleave(counts, dim=0)  # each token's block table
+        self.new_rows = rows_of(owners, batch.positions.unsqueeze(1), self.storage.page_size).squeeze(1)
+
+        keys = torch.arange(max(batch.lengths), device=device)
+        seen = rows_of(tables, keys.expand(len(tables), -1), self.storage.page_size)
+        # The unfilled end of a last page holds what its former owner left, NaN perhaps: 0 times NaN is NaN, so a mask
+        # would not do. Row 0 is nobody's.
+        seen = seen * (keys < lengths.unsqueeze(1))
+        spans = list(zip(batch.query_start, batch.counts, batch.lengths, strict=True))
+        self.prompts = [
+            (slice(first, first + count), seen[i, :length])
+            for i, (first, count, length) in enumerate(spans)
+            if count > 1
+        ]
+        self.prepare_decodes([i for i, count in enumerate(batch.counts) if count == 1], batch, seen)
+
+    def prepare_decodes(self, decodes: list[int], batch: Batch, seen: Tensor) -> None:
+        self.decode_rows = torch.tensor([batch.query_start[i] for i in decodes], dtype=torch.int64, device=seen.device)
+        if decodes:
+            longest = max(batch.lengths[i] for i in decodes)
+            self.decode_seen = seen[torch.tensor(decodes, device=seen.device), :longest]
+            queries = batch.positions[self.decode_rows].view(-1, 1, 1)
+            keys = torch.arange(longest, device=seen.device)
+            self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = self.storage.rows(layer)
+        keys[self.new_rows], values[self.new_rows] = k, v
+        out = torch.empty_like(q)
+        for span, rows in self.prompts:
+            out[span] = self.attend_prompt(layer, q[span], keys[rows], values[rows])
+        if len(self.decode_rows):
+            rows = self.decode_seen
+            out[self.decode_rows] = self.attend_decodes(layer, q[self.decode_rows], keys[rows], values[rows])
+        return out
+
+    def attend_prompt(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q: [n, Hq, Dh], the newest n of m positions; keys, values: [m, Hkv, Dh]. Returns [n, Hq, Dh]."""
+        return attend_causal(
+            q,
+            keys.transpose(0, 1),
+            values.transpose(0, 1),
+            start=len(keys) - len(q),
+            scale=self.config.attention_scale,
+            window=self.config.windows[layer],
+            softcap=self.config.attention_softcap,
+        )
+
+    def attend_decodes(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """q: [B, Hq, Dh], one query per sequence; keys, values: [B, m, Hkv, Dh]. Returns [B, Hq, Dh]."""
+        out = attend_masked(
+            q.unsqueeze(1),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            self.masks[self.config.windows[layer]],
+            scale=self.config.attention_scale,
+            softcap=self.config.attention_softcap,
+        )
+        return out.squeeze(1)
+
+
+def block_tables(batch: Batch) -> Tensor:
+    """The spans' block tables as one tensor, [S, entries], the shorter ones filled up with page 0."""
+    tables = [change.pages[0] for change in batch.tables if change is not None]
+    entries = max(map(len, tables))
+    filled = [[*table, *[0] * (entries - len(table))] for table in tables]
+    return torch.tensor(filled, device=batch.positions.device)
+
+
+def rows_of(tables: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """Where positions are stored. tables: [S, entries]; positions: [S, n], n of each sequence. Returns [S, n]."""
+    return tables.gather(1, positions // page_size) * page_size + positions % page_size

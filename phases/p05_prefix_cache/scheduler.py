@@ -1,0 +1,35 @@
+"""Where reuse happens: look a prompt up before it starts, publish its pages when they are filled."""
+
+from gradus.engine.plan import Span
+from gradus.engine.sequence import Output, Sequence, SpanResult
+from phases.p04_paged_cache.scheduler import PagedBatching
+from phases.p05_prefix_cache.cache import PrefixCache
+
+
+class PrefixBatching(PagedBatching):
+    """A sequence starts behind the longest prefix that is known, and its first span is what remains."""
+
+    cache: PrefixCache
+
+    def may_start(self, sequence: Sequence) -> bool:
+        """As in p04, for what remains. The pages found are held from here on, or given back if it cannot start."""
+        found = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
+        if not super().may_start(sequence):
+            self.cache.release(sequence.id)
+            return False
+        if sequence.scheduled is None:  # not when it resumes after a preemption
+            sequence.cached_tokens = found
+            self.cached_tokens += found
+        return True
+
+    def record(self, span: Span, sampled: SpanResult) -> list[Output]:
+        """Publish before the sequence can end: its pages outlive it. Nothing is published from a step that failed."""
+        sequence = span.sequence
+        assert sequence is not None
+        if sampled.error is None and self.filled_a_page(span):
+            self.cache.publish(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
+        return super().record(span, sampled)
+
+    def filled_a_page(self, span: Span) -> bool:
+        end = span.start + len(span.tokens)
+        return span.start // self.cache.page_size < end // self.cache.page_size
