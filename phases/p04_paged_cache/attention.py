@@ -32,6 +32,11 @@ class PageTensors:
         """A layer's keys and values by row: views [(pages + 1) * page_size, Hkv, Dh]."""
         return self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
 
+    def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
+        """rows: [N]; k, v: [N, Hkv, Dh]: token i goes to row rows[i]."""
+        keys, values = self.rows(layer)
+        keys[rows], values[rows] = k, v
+
 
 class GatherAttention:
     """Prompts one by one, for a step has few; the decodes, one row each, all at once (as in p03)."""
@@ -71,8 +76,8 @@ class GatherAttention:
             self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.storage.store(layer, self.new_rows, k, v)
         keys, values = self.storage.rows(layer)
-        keys[self.new_rows], values[self.new_rows] = k, v
         out = torch.empty_like(q)
         for span, rows in self.prompts:
             out[span] = self.attend_prompt(layer, q[span], keys[rows], values[rows])

@@ -9,7 +9,7 @@ import torch
 from gradus import LLM
 from gradus.attention.storage import PagedStorage
 from gradus.cache.paged import PagedCache
-from gradus.config.options import EngineOptions
+from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory import MemoryPlan, free_memory, memory_plan, readable
@@ -72,7 +72,7 @@ def options(context, **settings):
 def test_pages_are_counted_as_they_are_allocated(shape):
     """tiny-gemma3 has windows: several layer groups share the pool."""
     config = SHAPES[shape]
-    paging = options(100, max_sequences=3, page_size=16, cache_tokens=330)
+    paging = EngineConfig.of(options(100, max_sequences=3, page_size=16, cache_tokens=330))
     pages = memory_plan(config, device="cpu", dtype="float32", context_length=100, paging=paging).pages
     storage = PagedStorage(config, pages.count, 16, torch.float32, torch.device("cpu"))
     assert pages.bytes == storage.keys.nbytes + storage.values.nbytes

@@ -5,10 +5,11 @@ A stand-in takes the model's place; pages have 16 positions.
 
 from collections.abc import Sequence
 
+from gradus.config.options import FINAL
 from gradus.course.probe import EngineProbe, Step, walk
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
-from tests.phases.conftest import build_engine, since
+from tests.phases.conftest import build_engine, of, since
 from tests.phases.drive import next_step, step, steps, submit
 from tests.phases.test_promises import LIMITS, SHAPE
 
@@ -101,7 +102,7 @@ def test_two_that_computed_the_same_pages_keep_one_copy(phase):
     assert held[0] == held[1], f"after the commit both hold the same two pages; yours hold {held[0]} and {held[1]}"
 
 
-@since("p05")
+@of(FINAL)
 def test_siblings_wait_for_the_first_ones_prompt_and_find_it(phase):
     made = serve(engine_of(phase), ask("a", [*BEGINNING, 50, 51], n=3, max_tokens=2))
     first = [(span.index, span.start, span.count) for span in made[0].spans]

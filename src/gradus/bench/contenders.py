@@ -13,7 +13,6 @@ from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
 from gradus.bench.peers import Transformers
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
-from gradus.cache.paged import PagedCache
 from gradus.config.phase_options import options_for, used_by
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
@@ -160,5 +159,6 @@ class PhaseContender:
 
 def forget_prefixes(engine: Engine) -> None:
     """Empty what a prefix cache keeps of requests that are over."""
-    if isinstance(engine.scheduler.cache, PagedCache):
-        engine.scheduler.cache.forget()
+    forget = getattr(engine.scheduler.cache, "forget", None)
+    if forget is not None:
+        forget()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradus.bench.measure import synchronize
 from gradus.cache import CacheManager
-from gradus.cache.paged import PagedCache
 from gradus.engine.engine import Engine
 from gradus.models import Model
 
@@ -49,12 +48,12 @@ class MemoryWatch:
 def positions_held(cache: CacheManager) -> tuple[int, int]:
     """How many positions sequences hold of a cache, and how many of those store something; (0, 0) without a cache.
 
-    A slot is held whole by whoever is in it; of pages only those that somebody needed.
+    A slot is held whole by the sequence in it; of pages only those that a sequence needed.
     """
-    if isinstance(cache, PagedCache):
+    if hasattr(cache, "usage"):
         usage = cache.usage()
-        groups = len(cache.windows)
-        return usage.held * cache.page_size // groups, usage.stored_positions
+        groups = len(getattr(cache, "windows", (None,)))  # a position takes a page of each layer group
+        return usage.held * usage.page_size // groups, usage.stored_positions
     lengths = getattr(cache, "lengths", {})
     return len(lengths) * getattr(cache, "capacity", 0), sum(lengths.values())
 

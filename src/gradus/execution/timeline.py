@@ -220,5 +220,4 @@ def is_decode(span: Span) -> bool:
 
 def pages_held(scheduler: Any) -> int | None:
     """Pages that sequences hold; None of a cache without pages."""
-    pool = getattr(scheduler.cache, "pool", None)
-    return None if pool is None else pool.held
+    return scheduler.cache.pages().held if hasattr(scheduler.cache, "pages") else None
