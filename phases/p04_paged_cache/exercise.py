@@ -77,9 +77,9 @@ GATHER = Exercise(
             "(`new_rows`), of each prompt (`prompts`: where it is in the batch, and the rows it sees), and of all "
             "decodes (`decode_rows` in the batch, `decode_seen` in the storage).",
             "`self.storage.store` takes k and v to the new rows; `self.storage.rows` has all keys and values of the "
-            "layer by row. For each prompt, index keys and values by the rows it sees, and call `attend_prompt`; then do the same for "
-            "the decodes at once with `attend_decodes`, if there are any. Results go to the batch's rows of an empty "
-            "tensor like q.",
+            "layer by row. For each prompt, index keys and values by the rows it sees, and call `attend_prompt`; then "
+            "do the same for the decodes at once with `attend_decodes`, if there are any. Results go to the batch's "
+            "rows of an empty tensor like q.",
             "self.storage.store(layer, self.new_rows, k, v); keys, values = self.storage.rows(layer); out = "
             "torch.empty_like(q); for span, rows in self.prompts: out[span] = self.attend_prompt(layer, q[span], "
             "keys[rows], values[rows]); if len(self.decode_rows): rows = self.decode_seen; out[self.decode_rows] = "
