@@ -1,0 +1,115 @@
+"""p09's paged attention, interpreted: run by test_p09.py, and by `gradus check p09` on a student's file.
+
+Tiny on purpose: the interpreter takes tens of milliseconds per program. Pages that no sequence has, positions behind a
+sequence's last one, and new memory are poisoned with NaN.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.cache import TableChange
+from gradus.engine.plan import Plan, Span
+from gradus.execution.runner import lay_out
+from gradus.models.shapes import SHAPES
+from phases.p09_triton_attention.attention import TritonAttention
+from phases.p09_triton_attention.paged_attention import paged_attention, paged_attention_reference
+from tests.kernels.cases import Step
+from tests.kernels.interpreted_fused_model import answers, small
+from tests.phases.conftest import FAMILIES
+
+MIXED = [(1, 37), (3, 3), (20, 45), (1, 1), (1, 0), (0, 0)]  # decode, prompt, chunk, first token, padding twice
+DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def attend(kernel, step: Step) -> Tensor:
+    numbers = (step.numbers(part) for part in (step.slots, step.query_start, step.lengths))
+    return kernel(
+        step.q, step.keys, step.values, step.tables.long(), *numbers, longest=max(count for count, _ in step.spans),
+        scale=0.3, window=step.window, softcap=step.softcap,
+    )  # fmt: skip
+
+
+def off_by(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+STEPS = {
+    "decodes": Step(DECODES),
+    "decodes in a window": Step(DECODES, window=16, group=3, head_dim=24),
+    "a mixed step": Step(MIXED),
+    "a mixed step in a window": Step(MIXED, window=7),
+    "a soft cap, odd pages": Step(MIXED, softcap=1.5, page=24),
+    "an odd group and width": Step([(22, 40), (1, 60)], group=3, head_dim=24),
+    "one key head of 17": Step([(5, 20), (1, 9)], heads=1, group=17, head_dim=16),
+    "float16": Step([(2, 90), (1, 33)], heads=1, group=5, head_dim=20, window=50, dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_attends_as_the_formula_says(name):
+    step = STEPS[name]
+    found = attend(paged_attention, step)
+    assert not found.isnan().any(), "there are values that nothing wrote, or that came from what a query must not see"
+    error, most = off_by(found, step.expected()), 1e-5 if step.dtype == torch.float32 else 3e-3
+    assert error <= most, f"{name}: off by {error:.1e}"
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_reference_attends_as_the_formula_says(name):
+    step = STEPS[name]
+    error, most = off_by(attend(paged_attention_reference, step), step.expected()), 1e-5
+    assert error <= (most if step.dtype == torch.float32 else 3e-3), f"{name}: off by {error:.1e}"
+
+
+@pytest.mark.parametrize("shift", [100.0, -100.0])
+def test_scores_far_from_zero_neither_overflow_nor_vanish(shift):
+    """exp(100 · …) is infinite and exp(-100 · …) is 0 in float32, unless the greatest score is taken away first."""
+    step = Step([(1, 70), (4, 66)], heads=1)
+    step.keys += shift / step.head_dim
+    step.q = step.q.abs() + 10
+    error = off_by(attend(paged_attention, step), step.expected())
+    assert error <= 1e-4, f"off by {error:.1e}"
+
+
+def test_the_backend_attends_as_the_torch_backend_does():
+    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
+    config = SHAPES["tiny-gemma3"]
+    one, two = TableChange(0, ((3, 1, 5), (2, 8, 4))), TableChange(0, ((6, 7, 9), (10, 11, 12)))
+    steps = [
+        Plan([Span(None, 2, 0, range(9), 1, one)]),
+        Plan([Span(None, 2, 9, (0,), 1, None), Span(None, 0, 0, range(11), 0, two)], wiped=(6, 10)),
+        Plan([Span(None, 0, 11, (0,), 1, None), Span(None, 2, 10, (0,), 1, None)]),
+    ]
+    backends = [
+        kind(config, PagedStorage(config, 12, 4, torch.float32, torch.device("cpu")), slots=3)
+        for kind in (PagedAttention, TritonAttention)
+    ]
+    layers = [group.layers[0] for group in backends[0].storage.groups[:2]]
+    generator = torch.Generator().manual_seed(0)
+    for plan in steps:
+        batch = lay_out(plan, torch.device("cpu"))
+        for backend in backends:
+            backend.prepare(batch)
+        for layer in layers:
+            shapes = [
+                (len(batch.positions), n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2)
+            ]
+            q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
+            expected, found = (backend.attend(layer, q, k, v) for backend in backends)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_the_kernel_gives_the_tokens_of_p06(shape):
+    model = small(shape)
+    assert answers(model, attention_backend=TritonAttention) == answers(model)

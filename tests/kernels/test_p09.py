@@ -1,0 +1,50 @@
+"""p09's kernels where there is no GPU: what they compute, interpreted; and what they compile to."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+
+from phases.p09_triton_attention import norm, paged_attention
+from tests.kernels.sm90 import SHARED_LIMIT, compile_for_h200
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["interpreted_norm.py", "interpreted_p09.py"])
+def test_interpreted_on_the_cpu(file):
+    """In a process of its own: Triton decides at its import whether it interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+# (head dim, group): of Qwen3-0.6B, Llama-3.2-1B and Gemma 3 270M, in decodes and in prompts
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("rows", [paged_attention.DECODE_ROWS, paged_attention.PROMPT_ROWS])
+@pytest.mark.parametrize(("head_dim", "group"), [(128, 2), (64, 4), (256, 4)])
+def test_attention_compiles_for_an_h200_and_fits(head_dim, group, rows, dtype):
+    types = dict.fromkeys(("out", "q", "keys", "values"), f"*{dtype}")
+    types |= dict.fromkeys(("table", "slots", "query_start", "lengths"), "*i64")
+    types |= {"table_width": "i32:16", "scale": "fp32", "softcap": "fp32"}
+    constants = {
+        "HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "PAGE": 16, "WINDOW": 0, "SOFTCAP": False,
+        "ROWS": rows, "KEYS": paged_attention.KEYS, "WIDTH": triton.next_power_of_2(head_dim),
+    }  # fmt: skip
+    found = compile_for_h200(paged_attention.paged_attention_kernel, types, constants, num_warps=4, num_stages=2)
+    assert found.shared <= SHARED_LIMIT
+    if dtype == "bf16" and head_dim <= 128:
+        assert found.spilled == 0
+
+
+def test_the_norm_compiles_for_an_h200_without_spilling():
+    types = dict.fromkeys(("x_ptr", "delta_ptr", "weight_ptr", "y_ptr"), "*bf16") | {"eps": "fp32"}
+    found = compile_for_h200(norm.add_rms_norm_kernel, types, {"D": 1024, "BLOCK": 1024}, num_warps=4)
+    assert found.spilled == 0
