@@ -50,7 +50,6 @@ class TritonAttention(PagedAttention):
         group, index = self.storage.place(layer)
         self.storage.store(layer, self.rows[group], k, v)
         return self.kernel(
-            q, self.storage.keys[index], self.storage.values[index], self.tables[group],
-            self.slots, self.query_start, self.lengths, longest=self.longest, scale=self.config.attention_scale,
+            q, self.storage.keys[index], self.storage.values[index], self.tables[group][self.slots], self.query_start, self.lengths, longest=self.longest, scale=self.config.attention_scale,
             window=self.config.windows[layer], softcap=self.config.attention_softcap,
         )  # fmt: skip

@@ -36,8 +36,8 @@ def take_in(seen: tensor, total: tensor, peak: tensor, score: tensor, values: te
 
 @triton.jit
 def paged_attention_kernel(
-    out: tensor, q: tensor, keys: tensor, values: tensor, table: tensor, slots: tensor, query_start: tensor,
-    lengths: tensor, table_width: int, scale: float, softcap: float,
+    out: tensor, q: tensor, keys: tensor, values: tensor, tables: tensor, query_start: tensor, lengths: tensor,
+    table_width: int, scale: float, softcap: float,
     HEADS: constexpr, GROUP: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr,
 ) -> None:  # fmt: skip
@@ -59,7 +59,7 @@ def paged_attention_kernel(
     at = query.to(tl.int64)[:, None] * HEAD_DIM + lane[None, :]
     queries = tl.load(q + at, mask=mine, other=0.0)
 
-    pages = table + tl.load(slots + span).to(tl.int64) * table_width
+    pages = tables + span.to(tl.int64) * table_width
     stop = tl.minimum(length, length - count + begin + TOKENS)  # behind the newest key that the tile sees
     start = tl.maximum(length - count + begin - WINDOW + 1, 0) if WINDOW else 0
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -83,23 +83,23 @@ def paged_attention_kernel(
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor, query_start: Tensor, lengths: Tensor, *,
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, query_start: Tensor, lengths: Tensor, *,
     longest: int, scale: float, window: int | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of S spans, whose new keys and values are stored already. Returns [N, Hq, Dh].
 
-    q: [N, Hq, Dh], a span's rows one after the other. keys, values: [pages, page_size, Hkv, Dh]. table: [slots, W],
-    the pages of each slot. slots, lengths: [S], lengths counting the new tokens; 0 is padding, whose row becomes zeros.
-    query_start: [S + 1]. longest: most new tokens of a span. All integers are on the device, int32 or int64, but
-    `longest`, which the grid follows from. window, softcap: as in `gradus.attention.reference.attend_causal`.
+    q: [N, Hq, Dh], a span's rows one after the other. keys, values: [pages, page_size, Hkv, Dh]. tables: [S, W], the
+    pages of each span's sequence. query_start: [S + 1], where a span's rows begin. lengths: [S], counting the new
+    tokens; 0 is padding, whose rows become zeros. These are int64, on the device. longest: most new tokens of a span,
+    from which the grid follows. window, softcap: as in `gradus.attention.reference.attend_causal`.
     """
     page, heads, head_dim = keys.shape[1:]
     group = q.shape[1] // heads
     q, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype, device=q.device)
     rows = max(DECODE_ROWS if longest == 1 else PROMPT_ROWS, triton.next_power_of_2(group))
-    grid = (len(slots), triton.cdiv(longest, rows // group), heads)
+    grid = (len(tables), triton.cdiv(longest, rows // group), heads)
     paged_attention_kernel[grid](
-        out, q, keys, values, table, slots, query_start, lengths, table.stride(0), scale, softcap or 0.0,
+        out, q, keys, values, tables, query_start, lengths, tables.stride(0), scale, softcap or 0.0,
         HEADS=heads, GROUP=group, HEAD_DIM=head_dim, PAGE=page, WINDOW=window or 0, SOFTCAP=softcap is not None,
         ROWS=rows, KEYS=KEYS, WIDTH=max(16, triton.next_power_of_2(head_dim)), num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -107,7 +107,7 @@ def paged_attention(
 
 
 def paged_attention_reference(
-    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, slots: Tensor, query_start: Tensor, lengths: Tensor, *,
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, query_start: Tensor, lengths: Tensor, *,
     longest: int, scale: float, window: int | None = None, softcap: float | None = None,
 ) -> Tensor:  # fmt: skip
     """The same in torch: each row gathers every page that its block table could name, and masks what it does not see.
@@ -118,8 +118,7 @@ def paged_attention_reference(
     rows = torch.arange(len(q), device=q.device)
     span = torch.searchsorted(query_start, rows, right=True) - 1
     position = lengths[span] - query_start[span + 1] + rows
-    pages = table[slots[span]]
-    k, v = (stored[pages].flatten(1, 2).float() for stored in (keys, values))  # [N, W * page_size, Hkv, Dh]
+    k, v = (stored[tables[span]].flatten(1, 2).float() for stored in (keys, values))  # [N, W * page_size, Hkv, Dh]
     key = torch.arange(k.shape[1], device=q.device)
     visible = key <= position[:, None]
     if window is not None:

@@ -32,9 +32,10 @@ def _poisoned():
 
 
 def attend(kernel, step: Step) -> Tensor:
-    numbers = (step.numbers(part) for part in (step.slots, step.query_start, step.lengths))
+    tables = step.tables[step.slots].long()
+    numbers = (step.numbers(part).long() for part in (step.query_start, step.lengths))
     return kernel(
-        step.q, step.keys, step.values, step.tables.long(), *numbers, longest=max(count for count, _ in step.spans),
+        step.q, step.keys, step.values, tables, *numbers, longest=max(count for count, _ in step.spans),
         scale=0.3, window=step.window, softcap=step.softcap,
     )  # fmt: skip
 

@@ -11,14 +11,7 @@ import pytest
 @pytest.mark.slow
 def test_interpreted_on_the_cpu():
     """In a process of its own: Triton decides at its import whether it interprets."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        str(Path(__file__).with_name("interpreted_fused_model.py")),
-    ]
+    file = Path(__file__).with_name("interpreted_fused_model.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -32,7 +32,7 @@ def test_interpreted_on_the_cpu(file):
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 2), (64, 4), (256, 4)])
 def test_attention_compiles_for_an_h200_and_fits(head_dim, group, rows, dtype):
     types = dict.fromkeys(("out", "q", "keys", "values"), f"*{dtype}")
-    types |= dict.fromkeys(("table", "slots", "query_start", "lengths"), "*i64")
+    types |= dict.fromkeys(("tables", "query_start", "lengths"), "*i64")
     types |= {"table_width": "i32:16", "scale": "fp32", "softcap": "fp32"}
     constants = {
         "HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "PAGE": 16, "WINDOW": 0, "SOFTCAP": False,
