@@ -1,4 +1,4 @@
-"""Engine steps as they happened, on host and GPU: p09, p10 without its overlap, and p10, at the same work.
+"""Engine steps as they happened, on host and GPU: p09, the final engine without overlap, and with it, at the same work.
 
     PYTHONPATH=src:. python3 benchmarks/timeline.py --model random:qwen3-0.6b --out "$OUT"/timeline.json
 
@@ -51,7 +51,7 @@ class Scene:
 
     @property
     def answer(self) -> int:
-        """Tokens a sequence may generate: as many as there are steps, and some to spare."""
+        """Tokens that a sequence may generate: as many as there are steps, and some to spare."""
         return 4 * (self.before + self.after + PROFILED)
 
     @property
@@ -72,7 +72,7 @@ QUICK = (
     Scene("decodes", decodes=4, prompt=8, arrives=0, before=6, after=8),
 )
 
-ENGINES = ("p09", "p10-overlap", "p10")  # as `gradus.bench` names contenders: p10-overlap is p10 without it
+ENGINES = ("p09", "final-overlap", "final")  # as `gradus.bench` names contenders
 
 
 def record(bench: Workbench, scenes: Sequence[Scene], engines: Sequence[str] = ENGINES) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is left of a step when nobody launches its kernels one by one, and nobody waits for its tokens?"""
+"""What is left of a step when its kernels are not launched one by one, and the host does not wait for its tokens?"""
 
 from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import reusing
@@ -7,7 +7,8 @@ from gradus.bench.workloads import burst, poisson, single_stream
 # On a CPU the phase is p06, one step ahead: there is no device to overlap with, and nothing to measure.
 GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05)}
 COLUMNS = ("output_tok_s", "ttft_ms", "itl_ms_p99", "host_us", "peak_mb")
-BUDGET = 8192  # the same for both, so that neither has its prompts in fewer steps
+CONTENDERS = ("p09", "p10", "final")
+BUDGET = 8192  # the same for all, so that none has its prompts in fewer steps
 SLOTS = 72  # so that a batch of 65 has a next captured size
 
 
@@ -23,12 +24,13 @@ BENCHMARK = Benchmark(
     question="A decode replayed from a graph, and planned before the last one is known: does the GPU still wait?",
     prediction=(
         "A step of p09 takes the longer of two times: what the GPU computes, and what the host needs to plan it, "
-        "launch some 170 kernels and record it. Replayed, the launches are one call, so where the host was the longer "
-        "(one sequence, a small model) the step shrinks to what the GPU computes and about a microsecond a kernel. "
-        "Where the GPU is the longer (many sequences, long contexts) graphs bring little, and overlap takes away what "
-        "the host does between two steps: scheduling and committing, which grow with the batch. A padded batch "
-        "computes rows that nobody asked for, from a tenth more to three fifths: in products that are a "
-        "stream of weights up to some 64 rows anyway, and not in attention. Prompts are launched one by one as before."
+        "launch its kernels one by one and record it. Replayed, the launches are one call, so where the host was the "
+        "longer (one sequence, a small model) the step shrinks to what the GPU computes and about a microsecond per "
+        "kernel. Where the GPU is the longer (many sequences, long contexts) graphs bring little, and overlap takes "
+        "away what the host does between two steps: scheduling and committing, which grow with the batch. A padded "
+        "batch computes rows that no sequence asked for, from a tenth more to three fifths: in products that are a "
+        "stream of weights up to some 64 rows anyway, and not in attention. Prompts are launched one by one as before. "
+        "The final engine has the draw inside its graphs, and fewer and better kernels in them."
     ),
     policy=reusing,
     tables=(
@@ -37,17 +39,17 @@ BENCHMARK = Benchmark(
             title="One sequence, 128 tokens in and 512 out",
             axis="sequences at once",
             rows=(Row("1", 1, {"cuda": single_stream(128, 512)}, batch=1, token_budget=BUDGET),),
-            contenders=("p09", "p10"),
+            contenders=CONTENDERS,
             metric="itl_ms",
             columns=COLUMNS,
             against="p09",
         ),
         Table(
             name="batch",
-            title="Everybody at once, 512 tokens in and 128 out",
+            title="All at once, 512 tokens in and 128 out",
             axis="sequences at once",
             rows=tuple(_together(batch) for batch in (1, 8, 64, 256)),
-            contenders=("p09", "p10"),
+            contenders=CONTENDERS,
             metric="itl_ms",
             columns=COLUMNS,
             against="p09",
@@ -65,7 +67,7 @@ BENCHMARK = Benchmark(
                     token_budget=BUDGET,
                 ),
             ),
-            contenders=("p09", "p10"),
+            contenders=CONTENDERS,
             metric="ttft_ms",
             columns=("ttft_ms_p99", "itl_ms", "itl_ms_p95", "itl_ms_p99", "output_tok_s", "goodput"),
             against="p09",
@@ -76,74 +78,42 @@ BENCHMARK = Benchmark(
             title="Batches between two captured sizes: 5 run as 8, 9 as 12, 17 as 24, 33 as 40, 65 as 72",
             axis="sequences at once",
             rows=tuple(_padded(count) for count in (5, 9, 17, 33, 65)),
-            contenders=("p09", "p10"),
+            contenders=CONTENDERS,
             metric="itl_ms",
             columns=("output_tok_s", "padding", "host_us"),
             against="p09",
         ),
     ),
-    profile=("p09", "p10"),
+    profile=CONTENDERS,
     profile_context=1024,
     accounts={
         "h200": Account(
             explains=(
-                "Alone, a step of Qwen3-0.6B falls from {alone/1/p09/itl_ms} ms to {alone/1/p10/itl_ms}, "
-                "{alone/1/p10/speedup} times: of p09's the host took {alone/1/p09/host_us} µs, and its kernels ran for "
-                "{profile/p09/device_ms} ms. What is left is {alone/1/p10/times_floor} times the floor, because a step "
-                "is {profile/p10/kernels} kernels that start, read a few megabytes each and drain, too short to stream "
-                "at the memory's speed. Llama-3.2-1B has fewer and longer ones: "
-                "{random:llama-3.2-1b, bfloat16: alone/1/p10/speedup} times as fast as p09, "
-                "{random:llama-3.2-1b, bfloat16: alone/1/p10/times_floor} times the floor. (In the profile p10's "
-                "kernels run for longer than the step takes: they start early, and wait for each other.) With the "
-                "batch the gain shrinks as predicted, to {batch/64/p10/speedup} times and {batch/256/p10/speedup}. "
-                "That the largest gains at all is the host's doing: it needs {batch/256/p09/host_us} µs for a step of "
-                "p09, longer than the GPU does. There p10 is at {batch/256/p10/times_floor} times the floor."
+                "These runs compare the two ends: the final engine, and p09 as it was then, with the final engine's "
+                "kernels and without graphs or overlap. Alone, a step of Qwen3-0.6B falls from {alone/1/p09/itl_ms} ms "
+                "to {alone/1/final/itl_ms}, {alone/1/final/speedup} times: of p09's the host took "
+                "{alone/1/p09/host_us} µs, and its kernels ran for {profile/p09/device_ms} ms. What is left is "
+                "{alone/1/final/times_floor} times the floor, because a step is {profile/final/kernels} kernels that "
+                "start, read a few megabytes each and drain, too short to stream at the memory's speed. Llama-3.2-1B "
+                "has fewer and longer ones: {random:llama-3.2-1b, bfloat16: alone/1/final/speedup} times as fast as "
+                "p09, {random:llama-3.2-1b, bfloat16: alone/1/final/times_floor} times the floor. (In the profile the "
+                "replayed kernels run for longer than the step takes: they start early, and wait for each other.) With "
+                "the batch the gain shrinks as predicted, to {batch/64/final/speedup} times and "
+                "{batch/256/final/speedup}. That the largest gains at all is the host's doing: it needs "
+                "{batch/256/p09/host_us} µs for a step of p09, longer than the GPU does. There the final engine is at "
+                "{batch/256/final/times_floor} times the floor."
             ),
             loses=(
-                "With prompts, which are launched as before. Alone, the first token comes after {alone/1/p10/ttft_ms} "
-                "ms, p09's after {alone/1/p09/ttft_ms}. In the largest batch the slowest gaps, which have prompts in "
-                "them, are {batch/256/p10/itl_ms_p99} ms against {batch/256/p09/itl_ms_p99}. Among arrivals Llama's "
-                "slowest first tokens are later than p09's "
-                "({random:llama-3.2-1b, bfloat16: arrivals/16/s/p10/ttft_ms_p99} against "
+                "With prompts, which are launched as before. Alone, the first token comes after "
+                "{alone/1/final/ttft_ms} ms, p09's after {alone/1/p09/ttft_ms}. In the largest batch the slowest gaps, "
+                "which have prompts in them, are {batch/256/final/itl_ms_p99} ms against {batch/256/p09/itl_ms_p99}. "
+                "Among arrivals Llama's slowest first tokens are later than p09's ("
+                "{random:llama-3.2-1b, bfloat16: arrivals/16/s/final/ttft_ms_p99} against "
                 "{random:llama-3.2-1b, bfloat16: arrivals/16/s/p09/ttft_ms_p99} ms), for a newcomer may wait for one "
                 "more step, launched ahead; Qwen3's are not, whose steps in p09 wait for the host. Padding costs "
-                "little: nine sequences, which run as twelve, take {padding/9/p10/itl_ms} ms between tokens where "
-                "eight take {batch/8/p10/itl_ms}, and sixty-five, as seventy-two, {padding/65/p10/itl_ms} where "
-                "sixty-four take {batch/64/p10/itl_ms}."
-            ),
-        ),
-    },
-    rungs={
-        "h200": Account(
-            explains=(
-                "The rung that the others were waiting for. One call replays all the launches of a step, and meanwhile "
-                "the host plans the next: {ladder/all/p10/speedup} times the baseline against p09's "
-                "{ladder/all/p09/speedup}, in bfloat16 {random:gpt2-124m, bfloat16: ladder/all/p10/speedup}. A step is "
-                "as long as its kernels now, {random:gpt2-124m, bfloat16: ladder/all/p10/itl_ms} ms in bfloat16 and "
-                "{ladder/all/p10/itl_ms} in float32, which reads twice the bytes and multiplies without tensor cores. "
-                "Llama-3.2-1B, whose products are long enough to stream, is at "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p10/times_floor} times its floor, where p09 is at "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
-            ),
-            loses=(
-                "GPT-2's kernels are so short that starting and draining is most of them: "
-                "{random:gpt2-124m, bfloat16: ladder/all/p10/times_floor} times the floor. As sequences end the batch "
-                "falls between two captured sizes, and {ladder/all/p10/padding} of the rows are nobody's. And the "
-                "median first token is later than p09's ({ladder/all/p10/ttft_ms} against {ladder/all/p09/ttft_ms} "
-                "ms): the final engine's budget takes all the prompts in one step, for which everybody waits."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step is "
-                "the one that computes this one. {ladder/all/p10/speedup} times the baseline, as before. Tokens are "
-                "told a step late, so a step that reads prompts delays first tokens where it stood between first and "
-                "second ones: the slowest gaps are {ladder/all/p10/itl_ms_p99} ms, not p06's "
-                "{ladder/all/p06/itl_ms_p99}."
-            ),
-            loses=(
-                "The first token comes after {ladder/all/p10/ttft_ms} ms, p06's after {ladder/all/p06/ttft_ms}: the "
-                "same step, seen from the other side."
+                "little: nine sequences, which run as twelve, take {padding/9/final/itl_ms} ms between tokens where "
+                "eight take {batch/8/final/itl_ms}, and sixty-five, as seventy-two, {padding/65/final/itl_ms} where "
+                "sixty-four take {batch/64/final/itl_ms}."
             ),
         ),
     },

@@ -36,7 +36,7 @@ def test_a_gpu_is_measured_with_its_own_memory_and_kernels():
 @pytest.mark.gpu
 def test_the_gpu_is_asked_whether_it_waited():
     bench = Workbench.open("random:tiny-llama", "cuda", "float32")
-    engine = bench.engine("p10", Room(40, 4))
+    engine = bench.engine("final", Room(40, 4))
     runner = engine.runner
     with idle_watch(engine) as watch:
         drive(engine, burst(4, 8, 20).arrivals(320), bench.device)

@@ -9,10 +9,11 @@ import pytest
 from gradus.bench import __main__ as plain
 from gradus.bench import beside, fingerprint, registry, results
 from gradus.bench.contenders import Room
-from gradus.bench.declaration import FINAL, SWITCHES
-from gradus.bench.prediction import continuous
+from gradus.bench.declaration import SWITCHES
+from gradus.bench.prediction import continuous, reusing
 from gradus.bench.suites import ABLATION, LADDER, MATRIX, cache_for
 from gradus.bench.workloads import burst
+from gradus.config.options import FINAL
 from gradus.config.options import SWITCHES as ENGINE_SWITCHES
 from gradus.errors import ConfigError
 
@@ -30,6 +31,7 @@ def test_every_switch_of_the_engine_has_a_name():
 @pytest.mark.parametrize(
     ("contender", "title"),
     [
+        (FINAL, "final engine"),
         (f"{FINAL}-graphs", f"{FINAL} without graphs"),
         (f"{FINAL}-prefix_cache", f"{FINAL} without prefix cache"),
         (f"{FINAL}-kernels-graphs", f"{FINAL} without kernels and graphs"),
@@ -52,7 +54,7 @@ def test_the_engine_is_built_without_what_its_name_switches_off(bench):
 
 def test_without_the_prefix_cache_nothing_is_expected_of_it():
     assert registry.policy_of(f"{FINAL}-prefix_cache") is continuous
-    assert registry.policy_of(f"{FINAL}-graphs") is registry.load(FINAL).policy
+    assert registry.policy_of(FINAL) is registry.policy_of(f"{FINAL}-graphs") is reusing
 
 
 @pytest.mark.parametrize("contender", [f"{FINAL}-nothing", "p03-overlap"])
@@ -146,7 +148,7 @@ def test_every_part_asks_for_what_there_is_and_what_matters_most_comes_first(h20
         assert set(part.contenders) <= {name for table in benchmark.tables for name in table.contenders}
     order = list(dict.fromkeys(part.benchmark for part in h200.PARTS))
     assert order[:4] == [beside.NAME, LADDER, ABLATION, MATRIX]
-    assert {"p09", FINAL} <= set(order)
+    assert {"p09", "p10"} <= set(order)
 
 
 def test_parts_are_chosen_by_number(h200):

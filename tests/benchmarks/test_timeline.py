@@ -26,8 +26,8 @@ def test_steps_come_one_after_the_other_and_only_overlap_has_two_under_way(engin
     steps = steps_of(engine, "decodes")
     numbers = [step["number"] for step in steps]
     assert numbers == list(range(numbers[0], numbers[0] + len(steps)))
-    assert {step["under_way"] for step in steps} <= ({0, 1} if engine == "p10" else {0})
-    assert any(step["under_way"] for step in steps) == (engine == "p10")
+    assert {step["under_way"] for step in steps} <= ({0, 1} if engine == "final" else {0})
+    assert any(step["under_way"] for step in steps) == (engine == "final")
     assert steps[0]["schedule"] == 0
     assert all(step["commit"] + step["wait"] <= step["commit_end"] + 0.2 for step in steps), "rounded to 0.1 µs"
 
@@ -59,7 +59,7 @@ def test_the_scenes_of_a_gpu_stay_small_enough_to_be_committed():
 @pytest.mark.gpu
 def test_on_a_gpu_steps_follow_each_other_there_and_kernels_take_part_of_them():
     bench = Workbench.open("random:tiny-llama", "cuda", "bfloat16")
-    for found in timeline.record(bench, timeline.QUICK, ["p10"]):
+    for found in timeline.record(bench, timeline.QUICK, ["final"]):
         steps = [dict(zip(found["fields"], step, strict=True)) for step in found["steps"]]
         for before, after in pairwise(steps):
             assert before["gpu"] < before["gpu_end"] <= after["gpu"] + 1

@@ -36,8 +36,8 @@ def gpu_file(tmp_path):
 
     steps = {
         "p09": [step(i, 5150 * i, 5050, 5150 * i + 60, 5150 * i + 5060) for i in range(12)],
-        "p10-overlap": [step(i, 1200 * i, 150, 1200 * i + 100, 1200 * i + 1100) for i in range(12)],
-        "p10": [step(i, 1000 * i, 150, 1000 * i + 100, 1000 * i + 1100) for i in range(12)],
+        "final-overlap": [step(i, 1200 * i, 150, 1200 * i + 100, 1200 * i + 1100) for i in range(12)],
+        "final": [step(i, 1000 * i, 150, 1000 * i + 100, 1000 * i + 1100) for i in range(12)],
     }
     about = {"scene": "decodes", "kernels_us": 900.0, "fields": timeline.FIELDS}
     file = tmp_path / "timeline.json"
@@ -75,8 +75,8 @@ def test_its_title_says_what_the_recording_says(gpu_file):
     title = figures_timeline.steps(gpu_file).title
     assert re.findall(r"([\d.]+) ms in ([^,]+)", title) == [
         ("5.15", "p09"),
-        ("1.2", "p10 without overlap"),
-        ("1", "p10"),
+        ("1.2", "final without overlap"),
+        ("1", "final engine"),
     ]
 
 

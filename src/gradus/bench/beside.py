@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.bench.declaration import FINAL, Account, Benchmark, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.hugging_face import hugging_face_config
 from gradus.bench.metrics import shown, spread
 from gradus.bench.prose import speedup, times_floor
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import Workload, burst, single_stream
+from gradus.config.options import FINAL
 from gradus.models.config import ModelConfig
 
 NAME = "beside-vllm"
@@ -152,39 +153,37 @@ ACCOUNTS: dict[str, Account] = {
     "h200": Account(
         explains=(
             "All that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and fifty-six at once "
-            "run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/p10-prefix_cache/speedup} and "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/speedup} times vLLM's rate, "
-            "Llama-3.2-1B's sixty-four at "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 64/p10-prefix_cache/speedup}. These ratios flatter us "
-            "where a step is short: the host of these runs was a slow one, and vLLM, whose steps wait for it, has done "
-            "better elsewhere (*to its best*, by which is judged what is reached). One request alone gains most where "
-            "a step has the fewest bytes, as predicted: "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/p10-prefix_cache/speedup} times with GPT-2, "
-            "{qwen3-0.6b/batch 1/p10-prefix_cache/speedup} with Qwen3-0.6B, "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 1/p10-prefix_cache/speedup} with Llama-3.2-1B, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/p10-prefix_cache/speedup} with Llama-3.1-8B. Large "
-            "crowds come close to a tie, for both sides read the same keys and values and multiply the same prompts: "
-            "{qwen3-0.6b/256 mixed/p10-prefix_cache/speedup} times with Qwen3's mixed crowd, "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/p10-prefix_cache/speedup} with Llama-3.2-1B's two "
-            "hundred and fifty-six, {random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 64/p10-prefix_cache/speedup} "
-            "with Llama-3.1-8B's sixty-four. What the GPU waits for its host before a step of two hundred and "
-            "fifty-six decodes is {qwen3-0.6b/256 mixed/p10-prefix_cache/idle_us} µs with Qwen3, "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/p10-prefix_cache/idle_us} with Llama, and "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/idle_us} at most with GPT-2, whose step "
-            "takes {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/itl_ms} ms, of which the host "
-            "needs {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/p10-prefix_cache/host_us} µs."
+            "run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and {random:gpt2-124m, "
+            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, Llama-3.2-1B's sixty-four at "
+            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 64/final-prefix_cache/speedup}. These ratios flatter "
+            "us where a step is short: the host of these runs was a slow one, and vLLM, whose steps wait for it, has "
+            "done better elsewhere (*to its best*, by which is judged what is reached). One request alone gains most "
+            "where a step has the fewest bytes, as predicted: {random:gpt2-124m, bfloat16: gpt2-124m/batch "
+            "1/final-prefix_cache/speedup} times with GPT-2, {qwen3-0.6b/batch 1/final-prefix_cache/speedup} with "
+            "Qwen3-0.6B, {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 1/final-prefix_cache/speedup} with "
+            "Llama-3.2-1B, {random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/speedup} with "
+            "Llama-3.1-8B. Large crowds come close to a tie, for both sides read the same keys and values and multiply "
+            "the same prompts: {qwen3-0.6b/256 mixed/final-prefix_cache/speedup} times with Qwen3's mixed crowd, "
+            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/final-prefix_cache/speedup} with Llama-3.2-1B's "
+            "two hundred and fifty-six, {random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch "
+            "64/final-prefix_cache/speedup} with Llama-3.1-8B's sixty-four. What the GPU waits for its host before a "
+            "step of two hundred and fifty-six decodes is {qwen3-0.6b/256 mixed/final-prefix_cache/idle_us} µs with "
+            "Qwen3, {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose "
+            "step takes {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the "
+            "host needs {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs."
         ),
         loses=(
             "Eight aims are missed. Alone, launches and small products do not stream at the memory's speed: GPT-2 is "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/p10-prefix_cache/times_floor} times its floor, Qwen3-0.6B "
-            "{qwen3-0.6b/batch 1/p10-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/p10-prefix_cache/times_floor}. In the mixed crowd "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its floor, "
+            "Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
+            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/times_floor}. In the mixed crowd "
             "attention is some two thirds of the time, and reads at more than nine tenths of a copy's bandwidth "
             "(`benchmarks/paged_attention.json`): the aim would need all the rest in half of its time, or narrower "
             "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' products, "
-            "which we leave to cuBLAS. Prompts alone are slower than vLLM's, "
-            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b-prefill/prefill/p10-prefix_cache/speedup} times its rate: "
-            "attention in Triton and cuBLAS's products, against kernels written by hand for this GPU."
+            "which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, bfloat16: "
+            "llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton and cuBLAS's "
+            "products, against kernels written by hand for this GPU."
         ),
     ),
 }

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradus.bench.contenders import PhaseContender, Room, Workbench
+from gradus.bench.contenders import EngineContender, Room, Workbench
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.idle import idle_watch
 from gradus.bench.measure import ContenderFailed
@@ -44,7 +44,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     if asked["thorough"]:
         found["fingerprint"] = fingerprint(bench.device, quick=asked["quick"])
     room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"])
-    contender = PhaseContender(asked["contender"], bench, room)
+    contender = EngineContender(asked["contender"], bench, room)
     start = time.perf_counter()
     contender.build()
     say(f"built in {time.perf_counter() - start:.1f} s")
@@ -62,7 +62,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
 
 
 def _measure(
-    contender: PhaseContender, case: dict[str, Any], repeats: int, kept: dict[str, Any], *, thorough: bool
+    contender: EngineContender, case: dict[str, Any], repeats: int, kept: dict[str, Any], *, thorough: bool
 ) -> None:
     arrivals = [
         Arrival(0.0, tuple(prompt), most, temperature=case["temperature"])
@@ -74,7 +74,7 @@ def _measure(
         kept["samples"][-1]["idle_us"] = _idle(contender, arrivals)
 
 
-def _timed(contender: PhaseContender, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+def _timed(contender: EngineContender, arrivals: Sequence[Arrival]) -> dict[str, Any]:
     """A sample whose seconds count from the call to its return, checking the requests included: as vLLM's do."""
     start = time.perf_counter()
     run = contender.run(arrivals)
@@ -82,7 +82,7 @@ def _timed(contender: PhaseContender, arrivals: Sequence[Arrival]) -> dict[str, 
     return run.sample() | {"seconds": significant(seconds, 5)}
 
 
-def _idle(contender: PhaseContender, arrivals: Sequence[Arrival]) -> dict[str, float]:
+def _idle(contender: EngineContender, arrivals: Sequence[Arrival]) -> dict[str, float]:
     if contender.engine is None:
         raise ContenderFailed("the engine was not built")
     with idle_watch(contender.engine) as watch:
@@ -91,7 +91,7 @@ def _idle(contender: PhaseContender, arrivals: Sequence[Arrival]) -> dict[str, f
 
 
 def _floor(
-    bench: Workbench, contender: PhaseContender, case: dict[str, Any], machine: dict[str, Any]
+    bench: Workbench, contender: EngineContender, case: dict[str, Any], machine: dict[str, Any]
 ) -> dict[str, Any] | None:
     policy = policy_of(contender.name)
     if policy is None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from gradus import phases
+from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 OWN_REPORTS = "my-reports"
@@ -112,16 +113,16 @@ def profile(
     out: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Take decode steps of a phase apart, print where the time went, and write a timeline for Perfetto.
+    """Take decode steps of an engine apart, print where the time went, and write a timeline for Perfetto.
 
-    Raises ConfigError for a phase, model or context that cannot be.
+    phase: or "final". Raises ConfigError for an engine, model or context that cannot be.
     """
     from gradus.bench.contenders import Workbench
     from gradus.bench.gpu import Utilization
     from gradus.bench.profiler import LONGEST_RUN, profile_steps, render, sustain
     from gradus.loading import open_checkpoint
 
-    names = [info.name for info in phases.available()]
+    names = [*(info.name for info in phases.available()), FINAL]
     if phase not in names:
         raise ConfigError(f"phase must be one of {', '.join(names)}, got {phase!r}")
     if batch < 1:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 
 from gradus import phases
+from gradus.assembly.final import build as build_final
 from gradus.bench.declaration import PEERS, switched
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive
 from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
 from gradus.bench.peers import Transformers
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
+from gradus.config.options import FINAL, EngineConfig
 from gradus.config.phase_options import options_for, used_by
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
@@ -62,24 +64,25 @@ class Workbench:
         return model_bytes(self.model)
 
     def contender(self, name: str, room: "Room") -> Contender:
-        """name: a phase, the final one without some of its switches, or a peer."""
+        """name: a phase, the final engine, the same without some of its switches, or a peer."""
         if name in PEERS:
             return Transformers(name, self.checkpoint, self.model, room.batch)
-        return PhaseContender(name, self, room)
+        return EngineContender(name, self, room)
 
     def engine(self, contender: str, room: "Room") -> Engine:
-        """The phase's engine with room for exactly what is asked of it, without what its name switches off."""
-        phase, off = switched(contender)
-        room = room.of(phase)
+        """The contender's engine with room for exactly what is asked of it, without what its name switches off."""
+        engine, off = switched(contender)
+        room = room.of(contender)
         limits = ModelLimits(self.model.config.vocab_size, min(room.context + 1, self.model.config.context_length))
+        if engine == FINAL:
+            switches = dict.fromkeys(off, False)
+            config = EngineConfig(
+                limits, room.batch, cache_tokens=room.cache_tokens, token_budget=room.token_budget, **switches
+            )
+            return build_final(self.model, config)
         given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
-        heeded = {name: value for name, value in given.items() if name in used_by(phase)}
-        options = options_for(phase, limits, room.batch, **heeded)
-        if not off:
-            return phases.load(phase).build(self.model, options)
-        from gradus.assembly.final import EngineConfig, build  # here, since only these contenders need it
-
-        return build(self.model, EngineConfig.of(options, **dict.fromkeys(off, False)))
+        heeded = {name: value for name, value in given.items() if name in used_by(engine)}
+        return phases.load(engine).build(self.model, options_for(engine, limits, room.batch, **heeded))
 
     @property
     def bytes_a_position(self) -> int:
@@ -108,19 +111,20 @@ class Room:
         return self.cache_tokens or self.batch * self.context
 
     def of(self, contender: str) -> "Room":
-        """For this contender: one without pages reserves a whole context a sequence, and runs as many as that fit.
+        """For this contender: one without pages reserves a whole context per sequence, and runs as many as fit.
 
         Raises ContenderFailed if not a single one does.
         """
-        if self.cache_tokens is None or "cache_tokens" in used_by(switched(contender)[0]):
+        engine, _ = switched(contender)
+        if self.cache_tokens is None or engine == FINAL or "cache_tokens" in used_by(engine):
             return self
         if self.cache_tokens < self.context:
             raise ContenderFailed(f"{self.cache_tokens} positions hold no sequence of {self.context}")
         return replace(self, batch=min(self.batch, self.cache_tokens // self.context))
 
 
-class PhaseContender:
-    """A phase's engine, driven directly: token ids in, token ids out, no text and no server between."""
+class EngineContender:
+    """One of our engines, driven directly: token ids in, token ids out, no text and no server between."""
 
     def __init__(self, name: str, bench: Workbench, room: Room) -> None:
         self.name = name

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 
 from gradus.bench.prediction import Policy, cached, continuous
 from gradus.bench.workloads import Workload
+from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
-FINAL = "p10"
-"""The phase whose engine is the final one, with a switch for each optimization."""
 SWITCHES = {
     "prefix_cache": "prefix cache",
     "chunked": "chunked prefill",
@@ -21,6 +20,7 @@ SWITCHES = {
     "graphs": "graphs",
     "overlap": "overlap",
 }
+"""What the final engine's switches are called in titles."""
 
 PEERS: dict[str, Policy] = {"transformers": cached, "transformers-batch": continuous}
 """Other engines, and the policy by which each is predicted: `generate` one by one, and `generate_batch`."""
@@ -137,15 +137,15 @@ class Benchmark:
 
 
 def switched(contender: str) -> tuple[str, tuple[str, ...]]:
-    """The phase of a contender, and what is switched off in it: "p10-graphs" is ("p10", ("graphs",)).
+    """A contender's engine, and what is switched off in it: "final-graphs" is ("final", ("graphs",)).
 
-    Raises ConfigError for a switch that there is not, and for a phase without switches.
+    Raises ConfigError for an unknown switch, and for a phase, which has none.
     """
-    phase, *off = contender.split("-")
+    engine, *off = contender.split("-")
     for switch in off:
-        if phase != FINAL or switch not in SWITCHES:
+        if engine != FINAL or switch not in SWITCHES:
             raise ConfigError(
                 f"contender {contender!r}: only {FINAL} can be run without some of {', '.join(SWITCHES)}, "
                 f"as in {FINAL}-overlap"
             )
-    return phase, tuple(off)
+    return engine, tuple(off)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from gradus import phases
 from gradus.bench import beside, suites
 from gradus.bench.declaration import PEERS, SWITCHES, Benchmark, switched
-from gradus.bench.prediction import Policy, continuous
+from gradus.bench.prediction import Policy, continuous, reusing
+from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 TITLES = {
+    FINAL: "final engine",
     "transformers": "transformers generate",
     "transformers-batch": "transformers generate_batch",
     "vllm": "vLLM",
@@ -54,18 +56,20 @@ def policy_of(contender: str) -> Policy | None:
     """How a contender schedules, as far as its prediction is concerned."""
     if contender in PEERS:
         return PEERS[contender]
-    phase, off = switched(contender)
-    return continuous if "prefix_cache" in off else load(phase).policy
+    engine, off = switched(contender)
+    if engine == FINAL:
+        return continuous if "prefix_cache" in off else reusing
+    return load(engine).policy
 
 
 def title_of(contender: str) -> str:
-    """A contender's name, or a benchmark's, for people: "p01 KV cache", "p10 without overlap", "The ladder"."""
+    """A contender's name, or a benchmark's, for people: "p01 KV cache", "final without overlap", "The ladder"."""
     named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
     if contender in named:
         return named[contender]
-    phase, *off = contender.split("-")
+    engine, *off = contender.split("-")
     missing = [SWITCHES[switch] for switch in off if switch in SWITCHES]
-    return f"{phase} without {' and '.join(missing)}" if missing else contender
+    return f"{engine} without {' and '.join(missing)}" if missing else contender
 
 
 def _phases() -> dict[str, phases.PhaseInfo]:

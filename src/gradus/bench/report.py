@@ -26,6 +26,7 @@ from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
 from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
 from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
@@ -144,6 +145,7 @@ QUICK = (
 def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
     if found.benchmark == suites.LADDER:
         rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in registry.rungs()]
+        rungs.append((FINAL, benchmark.accounts.get(found.hardware)))
         return [part for name, account in rungs if account for part in _account(account, found, benchmark, name)]
     account = benchmark.accounts.get(found.hardware)
     return _account(account, found, benchmark) if account else []

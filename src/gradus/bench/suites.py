@@ -1,4 +1,4 @@
-"""Benchmarks of more than one phase: the ladder, the ablation of the final engine, and the whole matrix of workloads.
+"""Benchmarks of more than one engine: the ladder, the ablation of the final engine, and the whole matrix of workloads.
 
 Each has a size for a GPU and a smaller one for a CPU. No torch here.
 """
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gradus import phases
 from gradus.bench import workloads
-from gradus.bench.declaration import FINAL, PEERS, Account, Benchmark, ByDevice, Goal, Row, Table
+from gradus.bench.declaration import PEERS, Account, Benchmark, ByDevice, Goal, Row, Table
 from gradus.bench.workloads import (
     Workload,
     burst,
@@ -18,6 +18,7 @@ from gradus.bench.workloads import (
     shared_prefix,
     single_stream,
 )
+from gradus.config.options import FINAL
 
 LADDER, ABLATION, MATRIX = "ladder", "ablation", "matrix"
 
@@ -37,8 +38,11 @@ def cache_for(works: Iterable[Workload]) -> int:
 
 
 def ladder() -> Benchmark:
-    """One workload, every phase and every peer: what each optimization has brought so far."""
-    contenders = tuple(phase.name for phase in phases.available() if phase.has("benchmark"))
+    """One workload, every phase, the final engine and every peer. The accounts here are the final engine's.
+
+    Those of the phases stand in their own benchmarks, as `rungs`.
+    """
+    rungs = tuple(phase.name for phase in phases.available() if phase.has("benchmark"))
     row = Row("all", 0, {device: workloads.ladder(device) for device in ("cpu", "cuda")})
     return Benchmark(
         question="The same 16 requests, one phase after the other: what did each step bring?",
@@ -49,11 +53,46 @@ def ladder() -> Benchmark:
                 title="The ladder",
                 axis="workload",
                 rows=(row,),
-                contenders=(*contenders, *PEERS),
+                contenders=(*rungs, FINAL, *PEERS),
                 columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
-                against=contenders[0] if contenders else None,
+                against=rungs[0] if rungs else None,
             ),
         ),
+        accounts={
+            "h200": Account(
+                explains=(
+                    "The rung that the others were waiting for. One call replays all the launches of a step, and "
+                    "meanwhile the host plans the next: {ladder/all/final/speedup} times the baseline against p09's "
+                    "{ladder/all/p09/speedup}, in bfloat16 {random:gpt2-124m, bfloat16: ladder/all/final/speedup}. A "
+                    "step is as long as its kernels now, {random:gpt2-124m, bfloat16: ladder/all/final/itl_ms} ms in "
+                    "bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the bytes and multiplies "
+                    "without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
+                    "{random:llama-3.2-1b, bfloat16: ladder/all/final/times_floor} times its floor, where p09 is at "
+                    "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
+                ),
+                loses=(
+                    "GPT-2's kernels are so short that starting and draining is most of them: "
+                    "{random:gpt2-124m, bfloat16: ladder/all/final/times_floor} times the floor. As sequences end the "
+                    "batch falls between two captured sizes, and {ladder/all/final/padding} of the rows are padding. "
+                    "And the median first token is later than p09's ({ladder/all/final/ttft_ms} against "
+                    "{ladder/all/p09/ttft_ms} ms): the final engine's budget takes all the prompts in one step, and "
+                    "every sequence waits for it."
+                ),
+            ),
+            "cpu": Account(
+                explains=(
+                    "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step "
+                    "is the one that computes this one. {ladder/all/final/speedup} times the baseline, as before. "
+                    "Tokens are reported a step late, so a step that reads prompts delays first tokens where it stood "
+                    "between first and second ones: the slowest gaps are {ladder/all/final/itl_ms_p99} ms, not p06's "
+                    "{ladder/all/p06/itl_ms_p99}."
+                ),
+                loses=(
+                    "The first token comes after {ladder/all/final/ttft_ms} ms, p06's after "
+                    "{ladder/all/p06/ttft_ms}: the same step, seen from the other side."
+                ),
+            ),
+        },
     )
 
 
@@ -127,35 +166,33 @@ def ablation() -> Benchmark:
         accounts={
             "h200": Account(
                 explains=(
-                    "Graphs are missed most, wherever anything decodes. Without them one alone has "
-                    "{throughput/one alone/p10-graphs/speedup} of the rate. Against the prediction the mixed crowd has "
-                    "no more than {throughput/a mixed crowd/p10-graphs/speedup} either: the host takes "
-                    "{throughput/a mixed crowd/p10-graphs/host_us} µs to launch a step that is "
-                    "{throughput/a mixed crowd/p10/itl_ms} ms when it is replayed. Without kernels too, about half of "
-                    "that is left ({throughput/one alone/p10-kernels-graphs/speedup} and "
-                    "{throughput/a mixed crowd/p10-kernels-graphs/speedup}), and shared prompts wait "
-                    "{shared-prefix/system prompt/p10-kernels-graphs/ttft_ms} ms for their first token, not "
-                    "{shared-prefix/system prompt/p10/ttft_ms}. Overlap is worth more the more sequences there are, as "
-                    "predicted: {throughput/one alone/p10-overlap/speedup} of the rate without it alone, "
-                    "{throughput/a mixed crowd/p10-overlap/speedup} in the crowd. The other two show where they are "
-                    "meant to: without the prefix cache shared prompts wait "
-                    "{shared-prefix/system prompt/p10-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside "
-                    "long prompts are {interference/long prompts/p10-chunked/itl_ms_p99} ms instead of "
-                    "{interference/long prompts/p10/itl_ms_p99}. Where nothing is shared or long, they cost nothing "
-                    "that shows."
+                    "Graphs are missed most, wherever anything decodes. Without them one alone has {throughput/one "
+                    "alone/final-graphs/speedup} of the rate. Against the prediction the mixed crowd has no more than "
+                    "{throughput/a mixed crowd/final-graphs/speedup} either: the host takes {throughput/a mixed "
+                    "crowd/final-graphs/host_us} µs to launch a step that is {throughput/a mixed crowd/final/itl_ms} "
+                    "ms when it is replayed. Without kernels too, about half of that is left ({throughput/one "
+                    "alone/final-kernels-graphs/speedup} and {throughput/a mixed crowd/final-kernels-graphs/speedup}), "
+                    "and shared prompts wait {shared-prefix/system prompt/final-kernels-graphs/ttft_ms} ms for their "
+                    "first token, not {shared-prefix/system prompt/final/ttft_ms}. Overlap is worth more the more "
+                    "sequences there are, as predicted: {throughput/one alone/final-overlap/speedup} of the rate "
+                    "without it alone, {throughput/a mixed crowd/final-overlap/speedup} in the crowd. The other two "
+                    "show where they are meant to: without the prefix cache shared prompts wait {shared-prefix/system "
+                    "prompt/final-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside long prompts are "
+                    "{interference/long prompts/final-chunked/itl_ms_p99} ms instead of {interference/long "
+                    "prompts/final/itl_ms_p99}. Where nothing is shared or long, they cost nothing that shows."
                 ),
                 loses=(
-                    "Chunks cost what they protect: a long prompt's first token comes after "
-                    "{interference/long prompts/p10/ttft_ms_longest} ms, whole after "
-                    "{interference/long prompts/p10-chunked/ttft_ms_longest}, and all together get "
-                    "{interference/long prompts/p10/output_tok_s} tok/s, whole "
-                    "{interference/long prompts/p10-chunked/output_tok_s}. Graphs bring nothing to the slowest gaps "
-                    "beside long prompts ({interference/long prompts/p10-graphs/speedup} times without them), nor to a "
-                    "shared prompt's first token, which without overlap comes even a little earlier ("
-                    "{shared-prefix/system prompt/p10-overlap/ttft_ms} ms). And the host was slow in these runs: "
-                    "alone, a step without graphs takes {throughput/one alone/p10-graphs/itl_ms} ms, longer than "
-                    "p09's in the report of p10, which plans no step ahead. So what graphs are worth may be too high "
-                    "here. With one alone, a repeat in three was slower still: see the brackets."
+                    "Chunks cost what they protect: a long prompt's first token comes after {interference/long "
+                    "prompts/final/ttft_ms_longest} ms, whole after {interference/long "
+                    "prompts/final-chunked/ttft_ms_longest}, and all together get {interference/long "
+                    "prompts/final/output_tok_s} tok/s, whole {interference/long prompts/final-chunked/output_tok_s}. "
+                    "Graphs bring nothing to the slowest gaps beside long prompts ({interference/long "
+                    "prompts/final-graphs/speedup} times without them), nor to a shared prompt's first token, which "
+                    "without overlap comes even a little earlier ({shared-prefix/system prompt/final-overlap/ttft_ms} "
+                    "ms). And the host was slow in these runs: alone, a step without graphs takes {throughput/one "
+                    "alone/final-graphs/itl_ms} ms, longer than p09's in the report of p10, which plans no step ahead. "
+                    "So what graphs are worth may be too high here. With one alone, a repeat in three was slower "
+                    "still: see the brackets."
                 ),
             ),
         },
@@ -173,14 +210,14 @@ def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
 
 # -- the matrix --------------------------------------------------------------------------------------------------------
 
-BATCHING = ("p03", "p04", "p05", "p06", "p09", FINAL)
+BATCHING = ("p03", "p04", "p05", "p06", "p09", "p10", FINAL)
 """p03 to p06 pay for every operation's launch, so answers are short: a step is a step."""
 GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05), "cpu": Goal(ttft=10.0, tpot=0.5)}
 POOL = {"cuda": 16_384, "cpu": 1024}
 
 
 def matrix() -> Benchmark:
-    """Every kind of workload, for every phase that batches as a server would."""
+    """Every kind of workload, for every phase that batches as a server would, and for the final engine."""
     return Benchmark(
         question="What did each phase change, on the workloads that it was not made for as well?",
         prediction=(
@@ -245,23 +282,24 @@ def matrix() -> Benchmark:
                     "prompts one by one in every layer, and launches that as often as before. With kernels it comes "
                     "after {shared-prefix/shared/p09/ttft_ms} ms; they also make p03's pace alone "
                     "{single-stream/one request/p09/speedup} times as fast, and in a burst {burst/burst/p09/speedup}. "
-                    "Graphs and overlap bring most: {single-stream/one request/p10/speedup} times alone, "
-                    "{burst/burst/p10/speedup} in a burst, {memory-pressure/pressure/p10/speedup} under pressure. "
-                    "Arrivals have their first token {arrivals/Poisson/p10/speedup} times earlier."
+                    "Graphs and overlap bring most: {single-stream/one request/final/speedup} times alone, "
+                    "{burst/burst/final/speedup} in a burst, {memory-pressure/pressure/final/speedup} under pressure. "
+                    "Arrivals have their first token {arrivals/Poisson/final/speedup} times earlier."
                 ),
                 loses=(
                     "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
                     "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
                     "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
-                    "everybody: {long-prompts/long prompts/p04/speedup} times. p10 is behind p09 in two medians: a "
-                    "shared prompt's first token ({shared-prefix/shared/p10/ttft_ms} against "
-                    "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts ("
-                    "{long-prompts/long prompts/p10/itl_ms_p99} against {long-prompts/long prompts/p09/itl_ms_p99}). "
-                    "Its budget is four times p09's, so prompts share one step, and all wait for it; in return the "
-                    "last of the first tokens is earlier ({shared-prefix/shared/p10/ttft_ms_p99} against "
-                    "{shared-prefix/shared/p09/ttft_ms_p99} ms). Among arrivals its slowest first token is later ("
-                    "{arrivals/Poisson/p10/ttft_ms_p99} against {arrivals/Poisson/p09/ttft_ms_p99}). With shared "
-                    "prompts the repeats of p05 to p10 lie far apart, as the brackets show."
+                    "everybody: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
+                    "medians: a shared prompt's first token ({shared-prefix/shared/final/ttft_ms} against "
+                    "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts "
+                    "({long-prompts/long prompts/final/itl_ms_p99} against {long-prompts/long "
+                    "prompts/p09/itl_ms_p99}). Its budget is four times p09's, so prompts share one step, and all wait "
+                    "for it; in return the last of the first tokens is earlier "
+                    "({shared-prefix/shared/final/ttft_ms_p99} against {shared-prefix/shared/p09/ttft_ms_p99} ms). "
+                    "Among arrivals its slowest first token is later ({arrivals/Poisson/final/ttft_ms_p99} against "
+                    "{arrivals/Poisson/p09/ttft_ms_p99}). With shared prompts the repeats of p05 to the final engine "
+                    "lie far apart, as the brackets show."
                 ),
             ),
         },

@@ -111,7 +111,7 @@ def report(
 
 
 def profile(
-    phase: Annotated[str, Argument(help="A phase of the course, as in p01.")],
+    phase: Annotated[str, Argument(help="A phase of the course, as in p01, or final.")],
     model: options.Model = options.DEFAULT_MODEL,
     device: options.Device = "auto",
     dtype: options.Dtype = "auto",

@@ -1,4 +1,4 @@
-"""p10's figure of what was recorded: a few steps of decodes on host and GPU, in p09 and in both halves of p10.
+"""p10's figure of what was recorded: a few steps of decodes on host and GPU, launched, replayed, and one step ahead.
 
 Drawn from benchmarks/timeline.json, which benchmarks/timeline.py writes on a GPU. No torch here.
 """
@@ -19,8 +19,8 @@ SHOWN = 8  # steps
 SCENE = "decodes"
 NAMES = {
     "p09": "p09: the host launches every kernel",
-    "p10-overlap": "p10 without overlap: it launches a graph",
-    "p10": "p10: and does so while the GPU works",
+    "final-overlap": "final without overlap: it launches a graph",
+    "final": "final engine: and does so while the GPU works",
 }
 MOSTLY = 0.5  # of a step on the GPU; if its kernels take less, it waits for launches
 
