@@ -2,54 +2,67 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from gradus.attention.batch import Batch
-from gradus.attention.paged import PagedAttention
-from gradus.attention.storage import PagedStorage
 from gradus.device.transfer import upload
-from gradus.models.config import ModelConfig
+from gradus.models import ModelConfig
+from phases.p04_paged_cache.attention import PageTensors, rows_of
 from phases.p09_triton_attention.paged_attention import paged_attention
 
 
-class TritonAttention(PagedAttention):
-    """p04's block tables by slot, without its gather.
+class TritonAttention:
+    """p04's pages and block tables without its gather, and without its two ways: any step is one launch per layer.
 
-    kernel: what attends over the pages; `paged_attention_reference` takes its place where there is no GPU to run on.
+    kernel: what attends over the pages. `paged_attention_reference` takes its place where there is no GPU to run on.
     """
 
     def __init__(
-        self, config: ModelConfig, storage: PagedStorage, slots: int, kernel: Callable[..., Tensor] = paged_attention
+        self, config: ModelConfig, storage: PageTensors, kernel: Callable[..., Tensor] = paged_attention
     ) -> None:
-        super().__init__(config, storage, slots)
+        self.config = config
+        self.storage = storage
         self.kernel = kernel
 
     def prepare(self, batch: Batch) -> None:
-        """Once a step: block tables up to date, places for what is new, and the spans' numbers on the device."""
-        self.storage.wipe(batch.wiped)
-        self.update_tables(batch.slots, batch.tables)
-        numbers = [*batch.slots, *batch.counts, *batch.lengths, *batch.query_start, len(batch.positions)]
-        spans = len(batch.slots)
-        slots, counts, lengths, query_start = upload(numbers, batch.positions.dtype, self.device).split(
-            (spans, spans, spans, spans + 1)
-        )
-        owners = slots.repeat_interleave(counts, output_size=len(batch.positions))
-        self.place(owners, batch.positions)
-        self.span(slots, query_start, lengths, longest=max(batch.counts))
+        """Once per step. Everything goes through `upload`, so the host does not wait for the step before (p10)."""
+        device, tokens = batch.positions.device, len(batch.positions)
+        counts, lengths = (upload(numbers, torch.int64, device) for numbers in (batch.counts, batch.lengths))
+        query_start = upload([*batch.query_start, tokens], torch.int64, device)
+        tables = block_tables(batch)
+        owners = tables.repeat_interleave(counts, dim=0, output_size=tokens)  # each token's block table
+        self.set_up(owners, batch.positions, tables, query_start, lengths, longest=max(batch.counts))
 
-    def place(self, owners: Tensor, positions: Tensor) -> None:
-        """Where the new keys and values go: rows of the storage, for the slot and the position of each token [N]."""
-        page = self.storage.page_size
-        self.rows = [table[owners, positions // page] * page + positions % page for table in self.tables]
+    def set_up(
+        self, owners: Tensor, positions: Tensor, tables: Tensor, query_start: Tensor, lengths: Tensor, longest: int
+    ) -> None:
+        """Say for all layers where new keys and values go, and what the spans see.
 
-    def span(self, slots: Tensor, query_start: Tensor, lengths: Tensor, longest: int) -> None:
-        """Who attends: see `paged_attention`."""
-        self.slots, self.query_start, self.lengths, self.longest = slots, query_start, lengths, longest
+        owners: [N, W], the block table of each token; positions: [N]. The others: see `paged_attention`.
+        """
+        self.new_rows = rows_of(owners, positions.unsqueeze(1), self.storage.page_size).squeeze(1)
+        self.spans = tables, query_start, lengths
+        self.longest = longest
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group, index = self.storage.place(layer)
-        self.storage.store(layer, self.rows[group], k, v)
+        keys, values = self.storage.rows(layer)
+        keys[self.new_rows], values[self.new_rows] = k, v
         return self.kernel(
-            q, self.storage.keys[index], self.storage.values[index], self.tables[group][self.slots], self.query_start, self.lengths, longest=self.longest, scale=self.config.attention_scale,
-            window=self.config.windows[layer], softcap=self.config.attention_softcap,
-        )  # fmt: skip
+            q,
+            self.storage.keys[layer],
+            self.storage.values[layer],
+            *self.spans,
+            longest=self.longest,
+            scale=self.config.attention_scale,
+            window=self.config.windows[layer],
+            softcap=self.config.attention_softcap,
+        )
+
+
+def block_tables(batch: Batch) -> Tensor:
+    """The spans' block tables on the device, [S, W], the shorter ones filled up with page 0."""
+    tables = [change.pages[0] for change in batch.tables if change is not None]
+    entries = max(map(len, tables))
+    pages = [page for table in tables for page in (*table, *[0] * (entries - len(table)))]
+    return upload(pages, torch.int64, batch.positions.device).view(-1, entries)

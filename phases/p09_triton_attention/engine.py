@@ -2,22 +2,25 @@
 
 import logging
 
-from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
 from gradus.kernels import missing
 from gradus.models import Model
 from phases.p04_paged_cache.engine import paged_engine
+from phases.p05_prefix_cache.cache import PrefixCache
 from phases.p06_chunked_prefill.engine import BUDGETS, USES
+from phases.p06_chunked_prefill.engine import build as without_kernel
+from phases.p06_chunked_prefill.scheduler import ChunkedPrefill
 
 __all__ = ["USES", "build"]
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
-    budget = options.token_budget or BUDGETS[model.device.type]
     if reason := missing(model.device.type):
         logging.getLogger(__name__).warning("p09 runs without its kernel, as p06 does: %s", reason)
-        return paged_engine(model, options, PrefixIndex(), budget)
+        return without_kernel(model, options)
     from phases.p09_triton_attention.attention import TritonAttention  # here, since Triton is not everywhere
 
-    return paged_engine(model, options, PrefixIndex(), budget, TritonAttention)
+    cache = PrefixCache(options.cache_blocks, options.page_size)
+    budget = options.token_budget or BUDGETS[model.device.type]
+    return paged_engine(model, options, ChunkedPrefill(cache, options.max_sequences, budget), TritonAttention)

@@ -4,21 +4,28 @@ Tiny on purpose: the interpreter takes tens of milliseconds per program. Pages t
 sequence's last one, and new memory are poisoned with NaN.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from gradus.attention.paged import PagedAttention
-from gradus.attention.storage import PagedStorage
 from gradus.cache import TableChange
+from gradus.config.options import EngineOptions
 from gradus.engine.plan import Plan, Span
+from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.runner import lay_out
-from gradus.models.shapes import SHAPES
+from gradus.models import SHAPES, create_model, randomize
+from phases.p04_paged_cache.attention import GatherAttention, PageTensors
+from phases.p04_paged_cache.engine import paged_engine
+from phases.p05_prefix_cache.cache import PrefixCache
+from phases.p06_chunked_prefill.engine import build as build_p06
+from phases.p06_chunked_prefill.scheduler import ChunkedPrefill
 from phases.p09_triton_attention.attention import TritonAttention
 from phases.p09_triton_attention.paged_attention import paged_attention, paged_attention_reference
 from tests.kernels.cases import Step
-from tests.kernels.interpreted_fused_model import answers, small
 from tests.phases.conftest import FAMILIES
+from tests.phases.drive import run
 
 MIXED = [(1, 37), (3, 3), (20, 45), (1, 1), (1, 0), (0, 0)]  # decode, prompt, chunk, first token, padding twice
 DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]
@@ -83,25 +90,24 @@ def test_scores_far_from_zero_neither_overflow_nor_vanish(shift):
 
 
 def test_the_backend_attends_as_the_torch_backend_does():
-    """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
-    config = SHAPES["tiny-gemma3"]
-    one, two = TableChange(0, ((3, 1, 5), (2, 8, 4))), TableChange(0, ((6, 7, 9), (10, 11, 12)))
+    """A prompt, then a chunk of another beside its decode, then two decodes."""
+    config = SHAPES["tiny-qwen3"]
+    one, two = TableChange(0, ((3, 1, 5),)), TableChange(0, ((6, 7, 9),))
     steps = [
         Plan([Span(None, 2, 0, range(9), 1, one)]),
-        Plan([Span(None, 2, 9, (0,), 1, None), Span(None, 0, 0, range(11), 0, two)], wiped=(6, 10)),
-        Plan([Span(None, 0, 11, (0,), 1, None), Span(None, 2, 10, (0,), 1, None)]),
+        Plan([Span(None, 2, 9, (0,), 1, one), Span(None, 0, 0, range(11), 0, two)]),
+        Plan([Span(None, 0, 11, (0,), 1, two), Span(None, 2, 10, (0,), 1, one)]),
     ]
     backends = [
-        kind(config, PagedStorage(config, 12, 4, torch.float32, torch.device("cpu")), slots=3)
-        for kind in (PagedAttention, TritonAttention)
+        kind(config, PageTensors(config, 12, 4, torch.float32, torch.device("cpu")))
+        for kind in (GatherAttention, TritonAttention)
     ]
-    layers = [group.layers[0] for group in backends[0].storage.groups[:2]]
     generator = torch.Generator().manual_seed(0)
     for plan in steps:
         batch = lay_out(plan, torch.device("cpu"))
         for backend in backends:
             backend.prepare(batch)
-        for layer in layers:
+        for layer in (0, 1):
             shapes = [
                 (len(batch.positions), n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2)
             ]
@@ -112,5 +118,14 @@ def test_the_backend_attends_as_the_torch_backend_does():
 
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_the_kernel_gives_the_tokens_of_p06(shape):
-    model = small(shape)
-    assert answers(model, attention_backend=TritonAttention) == answers(model)
+    """Two sequences and a third that waits, in chunks, on few pages: p06's engine, but for its attention."""
+    config = replace(SHAPES[shape], num_layers=2, windows=SHAPES[shape].windows[:2], context_length=64)
+    model = create_model(config)  # two layers: one of each kind where a family has two
+    randomize(model, seed=0, std=0.1)
+    limits = ModelLimits(config.vocab_size, 64)
+    options = EngineOptions(limits, max_sequences=2, page_size=4, cache_tokens=48, token_budget=7)
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    prompts = [(7 * i) % 300 for i in range(18)], [5], [9, 8, 7]
+    asked = [Request.create(f"r{i}", prompt, params, limits) for i, prompt in enumerate(prompts)]
+    scheduler = ChunkedPrefill(PrefixCache(options.cache_blocks, 4), 2, 7)
+    assert run(paged_engine(model, options, scheduler, TritonAttention), asked) == run(build_p06(model, options), asked)
