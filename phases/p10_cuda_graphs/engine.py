@@ -1,14 +1,36 @@
 """p10: p09 without waits. Steps of decodes are replayed from CUDA graphs, and planned while the one before runs."""
 
-from gradus.assembly.final import EngineConfig
-from gradus.assembly.final import build as compose
+import logging
+
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
+from gradus.execution.runner import ModelRunner
+from gradus.kernels import missing
 from gradus.models import Model
-from phases.p06_chunked_prefill.engine import USES
+from gradus.sampling.sampler import Sampler
+from phases.p04_paged_cache.attention import GatherAttention, PageTensors
+from phases.p05_prefix_cache.cache import PrefixCache
+from phases.p06_chunked_prefill.engine import BUDGETS, USES
+from phases.p10_cuda_graphs.runner import AheadRunner
+from phases.p10_cuda_graphs.scheduler import PlanningAhead
 
 __all__ = ["USES", "build"]
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
-    return compose(model, EngineConfig.of(options))
+    cache = PrefixCache(options.cache_blocks, options.page_size)
+    budget = options.token_budget or BUDGETS[model.device.type]
+    scheduler = PlanningAhead(cache, options.max_sequences, budget)
+    return Engine(scheduler, runner(model, options), options.limits, lag=1)
+
+
+def runner(model: Model, options: EngineOptions) -> ModelRunner:
+    storage = PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)
+    sampler, slots = Sampler(model.config.vocab_size, model.device), options.max_sequences
+    if reason := missing(model.device.type):
+        logging.getLogger(__name__).warning("p10 runs without its kernel and graphs: %s", reason)
+        return AheadRunner(model, GatherAttention(model.config, storage), sampler, slots)
+    from phases.p10_cuda_graphs.graph_runner import CudaGraphs, GraphAttention, GraphRunner  # Triton is not everywhere
+
+    pages = -(-options.limits.context_length // options.page_size)
+    return GraphRunner(model, GraphAttention(model.config, storage), sampler, slots, pages, CudaGraphs())

@@ -1,0 +1,51 @@
+"""A CUDA graph for a CPU: it makes nothing faster, and has a graph's rules, so the runner can be tried without a GPU.
+
+Every tensor operation of the step is noted, and done again at each replay: with the same arguments, on the same memory.
+What Python computed in between is not noted. So a replay that needs a new number from the host gets the old one, as it
+does from a graph; and asking a tensor for its value is refused, as it is there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+VALUES = torch.ops.aten._local_scalar_dense.default  # what `item`, `tolist`, `int` and `if` ask of a tensor
+
+
+class Recording(TorchDispatchMode):
+    """A recorder as `GraphRunner` takes one: `Recording.of(step)` gives the replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+
+    @classmethod
+    def of(cls, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        recording = cls()
+        with recording:
+            out = step()
+
+        def replay() -> Tensor:
+            recording.replay()
+            return out
+
+        return replay
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if operation is VALUES:
+            raise RuntimeError("a step that is being recorded asks for a tensor's value: a graph cannot wait for one")
+        out = operation(*args, **(kwargs or {}))
+        self.calls.append((operation, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        for operation, args, kwargs, out in self.calls:
+            for place, new in zip(tree_leaves(out), tree_leaves(operation(*args, **kwargs)), strict=True):
+                if isinstance(place, Tensor) and place.data_ptr() != new.data_ptr():  # views are where they were
+                    place.copy_(new)

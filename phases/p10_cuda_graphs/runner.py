@@ -1,0 +1,61 @@
+"""What the next step starts from stays on the device, so the host need not wait to see it."""
+
+import torch
+from torch import Tensor
+
+from gradus.attention.backend import AttentionBackend
+from gradus.attention.batch import Batch
+from gradus.device.transfer import upload
+from gradus.engine.plan import UNKNOWN, Plan
+from gradus.execution.runner import ModelRunner, StepResult, sampled_rows
+from gradus.models import Model
+from gradus.sampling.sampler import Sampler
+
+
+class NewestTokens:
+    """What was sampled last in each slot: where a plan says UNKNOWN, the token is here. tokens: int64 [slots]."""
+
+    def __init__(self, slots: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+
+    def record(self, slots: list[int], sampled: Tensor) -> None:
+        """sampled: int64 [len(slots)], the i-th token being slots[i]'s."""
+        self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled
+
+    def fill_in(self, batch: Batch, plan: Plan) -> None:
+        """Put the newest token of its slot at the head of each span that has UNKNOWN there."""
+        unknown = [i for i, span in enumerate(plan.spans) if span.tokens[0] == UNKNOWN]
+        if unknown:
+            rows = upload([batch.query_start[i] for i in unknown], torch.int64, self.tokens.device)
+            slots = upload([batch.slots[i] for i in unknown], torch.int64, self.tokens.device)
+            batch.token_ids[rows] = self.tokens[slots]
+
+
+class AheadRunner(ModelRunner):
+    """Runs plans that were made before the last step's tokens were seen. Nothing here waits for the device.
+
+    slots: how many sequences run at once.
+    """
+
+    def __init__(self, model: Model, attention: AttentionBackend, sampler: Sampler, slots: int) -> None:
+        super().__init__(model, attention, sampler)
+        self.newest = NewestTokens(slots, model.device)
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        self.sampler.admit(plan.admissions)
+        batch = self.prepare(plan)
+        self.newest.fill_in(batch, plan)
+        hidden = self.forward(batch)
+        rows = sampled_rows(batch)
+        sampled = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
+        if rows:
+            self.newest.record([row.slot for row in rows], sampled.tokens)
+        result = StepResult(batch, sampled)
+        result.rows = len(hidden)
+        return result
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states, [rows, D], of which the batch's are the first."""
+        self.attention.prepare(batch)
+        return self.model(batch.token_ids, batch.positions, self.attention)
