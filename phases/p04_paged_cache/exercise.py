@@ -59,8 +59,8 @@ PRESSURE = Exercise(
         ),
     },
     text="Run more sequences to their ends than memory can hold at once. A newcomer leaves the others a page each to "
-    "grow into. When pages run out, the sequence that came last goes back to the queue and is computed again. No sequence "
-    "may run on pages that it has lost, none may be forgotten, and the first one must always advance.",
+    "grow into. When pages run out, the sequence that came last goes back to the queue and is computed again. No "
+    "sequence may run on pages that it has lost, none may be forgotten, and the first one must always advance.",
 )
 
 GATHER = Exercise(

@@ -19,8 +19,8 @@ EXERCISE = Exercise(
         "ChunkedPrefill.span": (
             "Like p00's `span`, but it may end before the newest token. What is its last row worth then?",
             "Take start and end before you reserve: `reserve` changes what is stored. Reserve up to the end, and "
-            "charge the step for the tokens. The span has logits only if it ends at the newest token; the last row of any "
-            "other chunk predicts a token that is in the prompt already.",
+            "charge the step for the tokens. The span has logits only if it ends at the newest token; the last row of "
+            "any other chunk predicts a token that is in the prompt already.",
             "start, end = self.cache.stored(sequence.id), self.end_of_span(sequence); "
             "self.cache.reserve(sequence.id, end); self.left -= end - start; logits = 1 if end == "
             "len(sequence.tokens) else 0; return Span(sequence, sequence.slot, start, sequence.tokens[start:end], "
