@@ -1,8 +1,7 @@
 """The simplest order there is: first come, first served, one sequence at a time."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from gradus.cache import CacheManager
 from gradus.cache.usage import CacheUsage
@@ -15,15 +14,12 @@ class Scheduler:
     """The queue, the running sequences and their endings. A phase adds `schedule`, which decides when each one starts.
 
     waiting: sequences without a slot, the next to start first. running: sequences with one, in the order they started.
-    clock: seconds, never going back.
     """
 
-    def __init__(self, cache: CacheManager, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, cache: CacheManager) -> None:
         self.cache = cache
-        self.clock = clock
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.ended: list[Output] = []  # what `take_ended` returns: nothing, since every ending here has a caller
         self.preemptions = 0  # sequences sent back to the queue (p04)
         self.cached_tokens = 0  # prompt positions found in the cache (p05)
 
@@ -94,9 +90,9 @@ class Scheduler:
                 self.waiting.remove(sequence)
         return [sequence.end(reason) for sequence in meant]
 
-    def take_ended(self) -> list[Output]:
-        """Outputs of sequences that the scheduler ended by itself: a teaching scheduler ends none."""
-        return []
+    def head(self) -> Sequence | None:
+        """The waiting sequence that would start next."""
+        return self.waiting[0] if self.waiting else None
 
     @property
     def waiting_count(self) -> int:

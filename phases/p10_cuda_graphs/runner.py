@@ -7,7 +7,8 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import upload
 from gradus.engine.plan import UNKNOWN, Plan
-from gradus.execution.runner import ModelRunner, StepResult, sampled_rows
+from gradus.execution.runner import ModelRunner, sampled_rows
+from gradus.execution.step import StepResult
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 
@@ -48,12 +49,10 @@ class AheadRunner(ModelRunner):
         self.newest.fill_in(batch, plan)
         hidden = self.forward(batch)
         rows = sampled_rows(batch)
-        sampled = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
+        drawn = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
         if rows:
-            self.newest.record([row.slot for row in rows], sampled.tokens)
-        result = StepResult(batch, sampled)
-        result.rows = len(hidden)
-        return result
+            self.newest.record([row.slot for row in rows], drawn.tokens)
+        return StepResult(plan, len(hidden), drawn, self.model.device)
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden states, [rows, D], of which the batch's are the first."""

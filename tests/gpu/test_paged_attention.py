@@ -18,7 +18,7 @@ from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.paged_attention_reference import paged_attention_reference
 from gradus.kernels.split_attention import Partials
 from gradus.sampling.sampler import Sampler
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 from tests.gpu.test_phases import model_on, requests
 from tests.kernels.cases import Step
 from tests.phases.conftest import FAMILIES, limits_of
@@ -144,5 +144,5 @@ def test_the_backend_gives_the_cpus_tokens(shape, budget):
     windows = [group.window for group in storage.groups]
     runner = ModelRunner(model, TritonPagedAttention(model.config, storage, 3), Sampler(320, model.device))
     cache = PagedCache(24, 4, windows, PrefixIndex())
-    engine = Engine(PagedBatching(cache, 3, budget, "fcfs"), runner, limits_of(shape))
+    engine = Engine(Scheduler(cache, 3, budget), runner, limits_of(shape))
     assert run(engine, wanted) == run(oracle, wanted)

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -75,7 +76,7 @@ class Workbench:
         room = room.of(contender)
         limits = ModelLimits(self.model.config.vocab_size, min(room.context + 1, self.model.config.context_length))
         if engine == FINAL:
-            switches = dict.fromkeys(off, False)
+            switches: dict[str, Any] = dict.fromkeys(off, False)
             config = EngineConfig(
                 limits, room.batch, cache_tokens=room.cache_tokens, token_budget=room.token_budget, **switches
             )

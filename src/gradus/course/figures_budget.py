@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, KEPT, NEW, WASTE, Drawing
-from gradus.engine.plan import Plan
+from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
 from gradus.models.shapes import SHAPES
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 
 LLAMA, SMOL = SHAPES["llama-3.2-1b"], SHAPES["smollm2-135m"]
 H200, TWO_CORES = Machine(bandwidth=4.3e12, rate=780e12), Machine(bandwidth=33e9, rate=160e9)  # as measured, rounded
@@ -24,14 +24,14 @@ PROMPT, BUDGET, DECODES, BEFORE, SHOWN = 4000, 512, 3, 4, 18.0
 
 
 @dataclass(slots=True)
-class Sampled:
+class Done:
     """A step's result without a model: token 1 wherever there are logits."""
 
     plan: Plan
     rows: int = 0
 
-    def get(self) -> list[SpanResult]:
-        return [SpanResult((1,) * span.logits) for span in self.plan.spans]
+    def get(self) -> Sampled:
+        return Sampled.of(self.plan, [SpanResult((1,) * span.logits) for span in self.plan.expanded()])
 
 
 @dataclass(slots=True)
@@ -53,12 +53,12 @@ class Run:
 
     def play(self) -> "Run":
         """Steps until the long prompt's fourth token. Time counts from a step of decodes alone."""
-        scheduler = PagedBatching(PagedCache(1000, 16), DECODES + 1, self.budget, clock=lambda: self.now)
+        scheduler = Scheduler(PagedCache(1000, 16), DECODES + 1, self.budget)
         limits = ModelLimits(LLAMA.vocab_size, LLAMA.context_length)
 
         def ask(name: str, prompt: int) -> None:
             request = Request.create(name, [1] * prompt, SamplingParams(max_tokens=500, ignore_eos=True), limits)
-            scheduler.add([Sequence(request, 0, scheduler.clock)])
+            scheduler.add([Sequence(request, 0)])
 
         for name in "abc"[:DECODES]:
             ask(name, prompt=120)
@@ -71,18 +71,20 @@ class Run:
         generated = 0
         while generated < 4:
             plan = self._step(scheduler)
-            generated += sum(span.logits for span in plan.spans if span.sequence and span.sequence.request.id == "long")
+            generated += sum(
+                span.logits for span in plan.expanded() if span.sequence and span.sequence.request.id == "long"
+            )
         return self
 
-    def _step(self, scheduler: PagedBatching) -> Plan:
+    def _step(self, scheduler: Scheduler) -> Plan:
         plan = scheduler.schedule()
         assert plan is not None
-        shapes = [SpanShape(span.start, len(span.tokens), span.logits) for span in plan.spans]
+        shapes = [SpanShape(span.start, len(span.tokens), span.logits) for span in plan.expanded()]
         started = self.now
         self.now += 1000 * step_cost(LLAMA, shapes, BFLOAT16).seconds(H200)
-        scheduler.commit(plan, Sampled(plan))
+        scheduler.commit(plan, Done(plan))
         scheduler.check()
-        tokens = {span.sequence.request.id: len(span.tokens) for span in plan.spans if span.sequence}
+        tokens = {span.sequence.request.id: len(span.tokens) for span in plan.expanded() if span.sequence}
         self.steps.append(Step(started, self.now, tokens))
         return plan
 

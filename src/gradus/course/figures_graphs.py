@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, Drawing
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan
+from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import SpanResult
 from gradus.models.shapes import SHAPES
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 
 # -- launches, one by one and replayed ---------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Run:
     waste: list[set[int]] = field(default_factory=list)
 
     def play(self) -> "Run":
-        scheduler = PagedBatching(PagedCache(64, 16), SLOTS, clock=lambda: self.now)
+        scheduler = Scheduler(PagedCache(64, 16), SLOTS)
         limits = ModelLimits(vocab_size=100, context_length=64)
         engine = Engine(scheduler, self, limits, self.lag)
         for name, (most, stop) in ANSWERS.items():
@@ -165,7 +165,7 @@ class Run:
         start = max(self.now, self.free)
         self.free = start + STEP
         self.steps.append(Span(number, start, self.free))
-        self.names.append({span.slot: span.sequence.request.id for span in plan.spans if span.sequence})
+        self.names.append({span.slot: span.sequence.request.id for span in plan.expanded() if span.sequence})
         self.waste.append(set())
         return Launched(self, plan, number)
 
@@ -184,14 +184,15 @@ class Launched:
     number: int
     rows: int = 0
 
-    def get(self) -> list[SpanResult]:
+    def get(self) -> Sampled:
         run = self.run
         run.now = max(run.now, run.steps[self.number - 1].end)
         run.commits.append(Span(self.number, run.now, run.now + COMMIT))
         run.now += COMMIT
-        ended = {span.slot for span in self.plan.spans if span.sequence and span.sequence.finish_reason}
+        ended = {span.slot for span in self.plan.expanded() if span.sequence and span.sequence.finish_reason}
         run.waste[self.number - 1] = ended
-        return [SpanResult((10 + span.start + len(span.tokens),)) for span in self.plan.spans]
+        spans = self.plan.expanded()
+        return Sampled.of(self.plan, [SpanResult((10 + span.start + len(span.tokens),)) for span in spans])
 
 
 def overlap() -> Drawing:

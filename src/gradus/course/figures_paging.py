@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from gradus.bench.workloads import conversational
 from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
-from gradus.engine.plan import Plan
+from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
-from gradus.scheduling.batching import PagedBatching
+from gradus.scheduling.scheduler import Scheduler
 
 # -- slots against pages -----------------------------------------------------------------------------------------------
 
@@ -170,24 +170,24 @@ class EachSpanSamplesOne:
     """A step's result without a model: token 1 for each span."""
 
     def __init__(self, plan: Plan) -> None:
-        self.rows = sum(len(span.tokens) for span in plan.spans)
-        self._spans = len(plan.spans)
+        self.rows = plan.tokens
+        self._plan = plan
 
-    def get(self) -> list[SpanResult]:
-        return [SpanResult((1,)) for _ in range(self._spans)]
+    def get(self) -> Sampled:
+        return Sampled.of(self._plan, [SpanResult((1,)) for _ in range(self._plan.size)])
 
 
 def pressure() -> Run:
     """Three requests for a pool that holds two of them, and not to their ends."""
     limits = ModelLimits(vocab_size=10, context_length=PAGES * SMALL)
     cache = PagedCache(PAGES, SMALL)
-    scheduler = PagedBatching(cache, max_sequences=len(REQUESTS))
+    scheduler = Scheduler(cache, max_sequences=len(REQUESTS))
     for name, (prompt, answer) in REQUESTS.items():
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         scheduler.add([Sequence(Request.create(name, [2] * prompt, params, limits), index=0)])
     run = Run({name: [] for name in REQUESTS}, {name: [] for name in REQUESTS})
     while (plan := scheduler.schedule()) is not None:
-        rows = {span.sequence.request.id: len(span.tokens) for span in plan.spans if span.sequence is not None}
+        rows = {span.sequence.request.id: len(span.tokens) for span in plan.expanded() if span.sequence is not None}
         for name in REQUESTS:
             resident = cache.residents.get((name, 0))
             run.rows[name].append(rows.get(name, 0))

@@ -34,6 +34,7 @@ in front of the scheduler's own, and `stop` takes them away again; an engine tha
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -221,7 +222,7 @@ class EngineProbe:
             ended=ended,
         )
 
-    def _watched_commit(self, plan: Plan, result: Result) -> list[Output]:
+    def _watched_commit(self, plan: Plan, result: Result) -> Ordered[Output]:
         outputs = self._commit(plan, result)
         while self._under_way and self._under_way[0][0] is not plan:
             self._under_way.popleft()  # never committed while this probe recorded
@@ -239,7 +240,7 @@ class EngineProbe:
 
 def plan_spans(plan: Plan) -> list[Span]:
     """Every span of the plan, in the order of its results. The one place that knows how a plan keeps them."""
-    return plan.spans
+    return plan.expanded()
 
 
 def view(span: Span) -> SpanView:
@@ -248,7 +249,7 @@ def view(span: Span) -> SpanView:
     return SpanView(request_id, index, span.slot, span.start, tuple(span.tokens), span.logits)
 
 
-def endings(outputs: list[Output]) -> dict[Id, str]:
+def endings(outputs: Ordered[Output]) -> dict[Id, str]:
     """The finish reason of each sequence that one of the outputs ends."""
     return {(output.request_id, output.index): output.finish_reason for output in outputs if output.finish_reason}
 
