@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import CheckpointError
-from gradus.models import SHAPES, Linear, Model, create_model, load_weights, randomize
+from gradus.models import SHAPES, Linear, Model, Place, create_model, load_weights, randomize
+from gradus.models.layers import FLOATS
 from gradus.models.weights import plan
 from tests.models.conftest import InMemory, run
 
@@ -202,8 +203,8 @@ def test_nothing_is_written_or_read_before_everything_fits(damage: str) -> None:
 class Bfloat16Linear(Linear):
     """Weights in bfloat16, arithmetic in the activations' type."""
 
-    def __init__(self, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
-        super().__init__(in_features, out_features, bias, torch.bfloat16, device)
+    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(place, in_features, out_features, bias, torch.bfloat16, device)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -213,8 +214,8 @@ class Bfloat16Linear(Linear):
 class PackedLinear(Linear):
     """Keeps nothing that looks like a weight: every row a separate tensor in a list."""
 
-    def __init__(self, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
-        super().__init__(in_features, out_features, bias, dtype, device)
+    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(place, in_features, out_features, bias, dtype, device)
         self.rows: dict[str, dict[int, Tensor]] = {"weight": {}, "bias": {}}
         del self.weight, self.bias
 
@@ -224,6 +225,76 @@ class PackedLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         stacked = {name: torch.stack([rows[i] for i in sorted(rows)]) for name, rows in self.rows.items() if rows}
         return F.linear(x, stacked["weight"], stacked.get("bias"))
+
+
+class Int8Linear(Linear):
+    """Rows of integers with a scale each, from floats or from a checkpoint that holds integers already."""
+
+    accepted = FLOATS | {torch.int8}
+
+    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(place, in_features, out_features, bias, dtype, device)
+        rows = sum(out_features)
+        del self.weight
+        self.integers = torch.zeros(rows, in_features, dtype=torch.int8)
+        self.scales = torch.ones(rows, 1)
+
+    def assign(self, name: str, start: int, value: Tensor) -> None:
+        if name == "bias":
+            super().assign(name, start, value)
+            return
+        rows = slice(start, start + len(value))
+        if value.is_floating_point():
+            self.scales[rows] = value.abs().amax(1, keepdim=True) / 127
+            value = (value / self.scales[rows]).round()
+        self.integers[rows] = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.integers * self.scales, self.bias)
+
+
+def all_but_the_head(place: Place, *shape, **where) -> Linear:
+    return (Linear if place.role == "head" else Int8Linear)(place, *shape, **where)
+
+
+@pytest.mark.parametrize("shape", SHAPE_NAMES)
+def test_a_factory_is_told_the_role_and_the_layer_of_every_matrix(shape: str) -> None:
+    model = create_model(SHAPES[shape])
+    places = [module.place for module in model.modules() if isinstance(module, Linear)]
+    roles = ("qkv", "attn_out", "gate_up", "down")
+    layers = range(model.config.num_layers)
+    assert sorted(places[:-1]) == sorted((role, layer) for layer in layers for role in roles)
+    assert places[-1] == model.head.place == ("head", None)
+    assert model.layers[1].qkv.place == ("qkv", 1) and model.layers[0].down.place == ("down", 0)
+
+
+@pytest.mark.parametrize("shape", SHAPE_NAMES)
+def test_a_factory_may_quantize_everything_but_the_head(shape: str, tiny_tokens: list[int]) -> None:
+    tensors = checkpoint(shape)
+    model = create_model(SHAPES[shape], linear=all_but_the_head)
+    load_weights(model, InMemory(tensors))
+    assert type(model.head) is Linear
+    kinds = {type(part) for layer in model.layers for part in layer.modules() if isinstance(part, Linear)}
+    assert kinds == {Int8Linear}
+    if model.config.tie_embeddings:
+        assert model.embedding.weight is model.head.weight
+    found, exact = run(model, tiny_tokens), run(load(shape, tensors), tiny_tokens)
+    assert 0 < (found - exact).norm() < 0.1 * exact.norm()
+
+
+def test_a_linear_says_which_stored_types_it_accepts() -> None:
+    tensors = checkpoint("tiny-llama")
+    tensors[Q_PROJ] = (tensors[Q_PROJ] * 100).to(torch.int8)
+    model = create_model(SHAPES["tiny-llama"], linear=all_but_the_head)
+    load_weights(model, InMemory(tensors))
+    assert torch.equal(model.layers[1].qkv.integers[: len(tensors[Q_PROJ])], tensors[Q_PROJ])
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int8)  # no Linear's
+    with pytest.raises(CheckpointError, match=r"holds torch.int8, expected floating-point weights"):
+        load_weights(model, InMemory(tensors))
+    tensors = checkpoint("tiny-llama")
+    tensors[Q_PROJ] = tensors[Q_PROJ].to(torch.uint8)
+    with pytest.raises(CheckpointError, match=r"holds torch.uint8, expected .*torch.float64 or torch.int8"):
+        load_weights(model, InMemory(tensors))
 
 
 @pytest.mark.parametrize("shape", SHAPE_NAMES)

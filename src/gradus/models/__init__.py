@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         parameter_count,
     )
     from gradus.models.create import create_model, randomize
-    from gradus.models.layers import Linear, LinearFactory, Model
+    from gradus.models.layers import Linear, LinearFactory, Model, Place
     from gradus.models.shapes import SHAPES
     from gradus.models.weights import TensorSource, load_weights
 
@@ -33,6 +33,7 @@ _HOMES = {
     "Linear": "layers",
     "LinearFactory": "layers",
     "Model": "layers",
+    "Place": "layers",
     "SHAPES": "shapes",
     "TensorSource": "weights",
     "load_weights": "weights",
@@ -46,6 +47,7 @@ __all__ = [
     "Llama3Scaling",
     "Model",
     "ModelConfig",
+    "Place",
     "Rope",
     "TensorSource",
     "create_model",

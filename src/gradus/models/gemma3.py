@@ -1,8 +1,8 @@
 """Gemma 3's text model (Gemma Team 2025): most layers look only a window back, and every sixth sees everything.
 
 Only the layers that see everything need a KV cache as long as the context: the point of the design. The two kinds
-have rotary tables of their own: short wavelengths where distances are short. Beside Llama: queries and keys are
-normalized (as in Qwen3), what attention and the MLP add is normalized before it is added (four norms a layer),
+have rotary tables of their own: short wavelengths where distances are short. Unlike Llama: queries and keys are
+normalized (as in Qwen3), what attention and the MLP add is normalized before it is added (four norms per layer),
 embeddings are scaled by sqrt(D), and a configuration may cap the logits softly.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm
+from gradus.models.layers import Embedding, Gated, LinearFactory, Model, Place, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import OnePlus, Source
 
@@ -63,19 +63,21 @@ class Block(nn.Module):
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        hidden, head_dim, eps = config.hidden_size, config.head_dim, config.norm_eps
+        hidden, width, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        eps = config.norm_eps
         q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        widths = (q_width, kv_width, kv_width)
         self.local = config.windows[index] is not None
 
         self.attention_norm = Norm(hidden, eps, device)
-        self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
+        self.qkv = linear(Place("qkv", index), hidden, widths, config.attention_bias, dtype, device)
         self.heads = Heads(config, index, Norm(head_dim, eps, device), Norm(head_dim, eps, device))
-        self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
         self.attention_out_norm = Norm(hidden, eps, device)
         self.mlp_norm = Norm(hidden, eps, device)
-        self.gate_up = linear(hidden, (config.intermediate_size,) * 2, config.mlp_bias, dtype, device)
+        self.gate_up = linear(Place("gate_up", index), hidden, (width, width), config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
-        self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.mlp_out_norm = Norm(hidden, eps, device)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -101,7 +103,7 @@ class Gemma3(Model):
     ) -> None:
         super().__init__()
         self.config = config
-        head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+        head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         # Gemma was trained with this factor in the weights' type: for D = 1152, 34 in bfloat16 and not 33.94.

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Embedding, LinearFactory, Model
+from gradus.models.layers import Activation, Embedding, LinearFactory, Model, Place
 from gradus.models.source import Source, Transposed
 
-# GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as everybody else's.
+# GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as in every other family.
 WEIGHTS: dict[str, Source] = {
     "embedding.weight": "wte.weight",
     "position_embedding.weight": "wpe.weight",
@@ -49,12 +49,12 @@ class Block(nn.Module):
         hidden = config.hidden_size
 
         self.attention_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
-        self.qkv = linear(hidden, (hidden, hidden, hidden), config.attention_bias, dtype, device)
-        self.output = linear(hidden, (hidden,), config.attention_output_bias, dtype, device)
+        self.qkv = linear(Place("qkv", index), hidden, (hidden, hidden, hidden), config.attention_bias, dtype, device)
+        self.output = linear(Place("attn_out", index), hidden, (hidden,), config.attention_output_bias, dtype, device)
         self.mlp_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
-        self.up = linear(hidden, (config.intermediate_size,), config.mlp_bias, dtype, device)
+        self.up = linear(Place("gate_up", index), hidden, (config.intermediate_size,), config.mlp_bias, dtype, device)
         self.activation = Activation(config.activation)
-        self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(Place("down", index), config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
@@ -76,7 +76,7 @@ class GPT2(Model):
     ) -> None:
         super().__init__()
         self.config = config
-        head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+        head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         self.position_embedding = Embedding(config.context_length, config.hidden_size, dtype, device)

@@ -5,7 +5,7 @@ allocated but not initialized; `gradus.models.weights` fills them from a checkpo
 """
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,22 +41,44 @@ class Gated(Activation):
         return self.function(gate) * up
 
 
+Role = Literal["qkv", "attn_out", "gate_up", "down", "head"]
+
+
+class Place(NamedTuple):
+    """Where in a model a matrix stands: by this a factory decides how to store, shard and multiply it.
+
+    role: the queries', keys' and values' product; attention's output; the MLP's first product, gated or not, and its
+    second; the output head. layer: counted from 0, None for the head.
+    """
+
+    role: Role
+    layer: int | None
+
+
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
+
 class Linear(nn.Module):
     """y = x Wᵀ + b, for one matrix or several that read the same input.
 
     out_features is a tuple: (q, k, v) is one fused product whose output is the three side by side, [N, q + k + v].
-    One large product is faster than three small ones, and at one row a step it is read from memory in one stream.
+    One large product is faster than three small ones, and at one row per step it is read from memory in one stream.
 
     To store weights in another way (narrower, packed, sharded), subclass: override `assign`, which receives them, and
-    `forward`. `dtype` is the activations' dtype; what the weights are kept in is the subclass's business, and it may
-    answer in a narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype.
+    `forward`. `dtype` is the activations' dtype. The subclass chooses what weights are kept in, and may answer in a
+    narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype. A subclass
+    with its own `forward` may also have its own kernels: see `gradus.kernels.view`.
     """
+
+    accepted: ClassVar[frozenset[torch.dtype]] = FLOATS
+    """What a checkpoint may store these weights in, and `assign` understands."""
 
     weight: Tensor  # [sum(out_features), in_features]
     bias: Tensor | None  # [sum(out_features)]
 
     def __init__(
         self,
+        place: Place,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -64,21 +86,22 @@ class Linear(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
+        self.place = place
         self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
         rows = sum(out_features)
         self.weight = parameter((rows, in_features), dtype, device)
         self.bias = parameter((rows,), dtype, device) if bias else None
 
     def assign(self, name: str, start: int, value: Tensor) -> None:
-        """Take rows start, start + 1, … of `name` ("weight" or "bias"): floating point, on any device."""
+        """Take rows start, start + 1, … of `name` ("weight" or "bias"): of an `accepted` type, on any device."""
         getattr(self, name)[start : start + value.shape[0]].copy_(value)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
     # A product is never alone: a norm stands before it, an activation or a sum behind. A layer asks for them together,
-    # so that whoever has a kernel for both needs to change no model. (`forward` is called by its name here: the detour
-    # by way of nn.Module costs a CPU as much as a small operation.)
+    # so that a kernel may do both and no model changes. (`forward` is called by its name here: the detour by way of
+    # nn.Module costs a CPU as much as a small operation.)
 
     def after(self, norm: "RMSNorm | nn.LayerNorm", x: Tensor, then: Activation | None = None) -> Tensor:
         """The product of the normalized rows, and of that the activation."""
@@ -86,7 +109,7 @@ class Linear(nn.Module):
         return out if then is None else then.forward(out)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        """stream + the product of x. The result may lie where `stream` did, so nobody else may hold that."""
+        """stream + the product of x. The result may overwrite `stream`, so the caller must use only the result."""
         return stream + self.forward(x)
 
 
@@ -95,6 +118,7 @@ class LinearFactory(Protocol):
 
     def __call__(
         self,
+        place: Place,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -104,11 +128,11 @@ class LinearFactory(Protocol):
 
 
 class Embedding(nn.Module):
-    """A row a token: [N] ids → [N, D] in `dtype`.
+    """One row per token: [N] ids → [N, D] in `dtype`.
 
-    shared: with tied embeddings, the output head. Its matrix [V, D] is the very table to look up here, so where the
-    head keeps one in floating point, both hold the same tensor and it costs memory once. A head that keeps something
-    else (integers, packed blocks) cannot be read by row; the table is then a copy of its own.
+    shared: with tied embeddings, the output head. Its matrix [V, D] is the table to look up here, so where the head
+    keeps it in floating point, both hold the same tensor and it costs memory once. A head that keeps something else
+    (integers, packed blocks) cannot be read by row; the table is then a copy of its own.
     """
 
     def __init__(
@@ -138,9 +162,9 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cpu or x.dtype != torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel on a GPU
-        # On a CPU it is many small ones, and at one row a step their number is what counts. The same in fewer:
+        # On a CPU it is many small ones, and at one row per step their number is what counts. The same in fewer:
         # 1 / sqrt(mean(x²) + eps) = sqrt(D) / sqrt(|x|² + D eps), and hypot(a, b) is sqrt(a² + b²).
-        # That takes about half the time, twice a layer: a few percent of a small model's decode step.
+        # That takes about half the time, twice per layer: a few percent of a small model's decode step.
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.floor)
         return x * self.weight * (self.root_width / length)
 
@@ -157,8 +181,8 @@ def parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device |
 class Model(nn.Module):
     """A decoder in three parts: embed, layers, logits; `forward` is the first two and the final norm.
 
-    All are flat: N tokens of however many sequences, a position each, and no batch dimension and no mask. Who may see
-    whom, and where keys and values are kept, is `attention`'s business alone.
+    All are flat: N tokens of any number of sequences, each with a position, and neither batch dimension nor mask.
+    `attention` alone knows which tokens see which, and where keys and values are kept.
     """
 
     config: ModelConfig
@@ -171,7 +195,7 @@ class Model(nn.Module):
 
     weights: ClassVar[Mapping[str, Source]]  # our parameter → the checkpoint's tensors, `{}` being the layer
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()  # other beginnings of names → those in `weights`
-    ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)  # patterns of tensors nobody needs
+    ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)  # patterns of tensors that no model needs
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[N], [N] → [N, D]: what enters the first layer."""
@@ -188,5 +212,5 @@ class Model(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, D] → [R, V] float32: hidden states of the wanted rows only, for the head is the largest matrix."""
+        """[R, D] → [R, V] float32: hidden states of the wanted rows only, since the head is the largest matrix."""
         return self.head(hidden).float()

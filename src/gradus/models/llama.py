@@ -1,6 +1,6 @@
-"""Llama (Touvron et al. 2023), and with it Mistral and SmolLM2: the decoder that most open models are variations of.
+"""Llama (Touvron et al. 2023), and with it Mistral and SmolLM2: most open models are variations of this decoder.
 
-Beside GPT-2: RMSNorm for LayerNorm, rotary positions for learned ones, a gated MLP, no biases, and grouped-query
+Unlike GPT-2: RMSNorm for LayerNorm, rotary positions for learned ones, a gated MLP, no biases, and grouped-query
 attention, in which several query heads share one key and value head, so that the KV cache is that much smaller.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, Gated, LinearFactory, Model, RMSNorm
+from gradus.models.layers import Embedding, Gated, LinearFactory, Model, Place, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Source
 
@@ -48,16 +48,17 @@ class Block(nn.Module):
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        hidden, head_dim = config.hidden_size, config.head_dim
+        hidden, width, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         q_width, kv_width = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        widths = (q_width, kv_width, kv_width)
 
         self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-        self.qkv = linear(hidden, (q_width, kv_width, kv_width), config.attention_bias, dtype, device)
-        self.output = linear(q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.qkv = linear(Place("qkv", index), hidden, widths, config.attention_bias, dtype, device)
+        self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-        self.gate_up = linear(hidden, (config.intermediate_size,) * 2, config.mlp_bias, dtype, device)
+        self.gate_up = linear(Place("gate_up", index), hidden, (width, width), config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
-        self.down = linear(config.intermediate_size, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -78,7 +79,7 @@ class Llama(Model):
     ) -> None:
         super().__init__()
         self.config = config
-        head = linear(config.hidden_size, (config.vocab_size,), False, dtype, device)
+        head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         assert config.rope is not None

@@ -1,6 +1,6 @@
 """Which numbers a model computes with: by the caller's word, by the GPU's nature, or on a CPU by measurement.
 
-Decoding one sequence reads every weight once a token, so on a CPU it runs at the speed of memory, and halving the
+Decoding one sequence reads every weight once per token, so on a CPU it runs at the speed of memory, and halving the
 bytes of a weight could double it. Whether it does depends on the processor: some have bfloat16 dot products, others
 must widen each weight on the way, for one row well hidden behind the memory's latency, for many rows ruinous. On a
 two-core AVX2 machine, SmolLM2's 269 MB of bfloat16 weights take 17 ms for one row (float32: 38 ms) but 880 ms for 64
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, parameter_count
-from gradus.models.layers import Linear, LinearFactory
+from gradus.models.layers import Linear, LinearFactory, Place
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,6 +47,7 @@ class NarrowLinear(Linear):
 
     def __init__(
         self,
+        place: Place,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -55,9 +56,9 @@ class NarrowLinear(Linear):
         *,
         widen_from: int,
     ) -> None:
-        super().__init__(in_features, out_features, bias, torch.bfloat16, device)
+        super().__init__(place, in_features, out_features, bias, torch.bfloat16, device)
         self.widen_from = widen_from
-        self.transposed = self.weight.t()  # a view, made once: at one row a step, every call counts
+        self.transposed = self.weight.t()  # a view, made once: at one row per step, every call counts
         if self.bias is not None:
             self.bias = torch.nn.Parameter(self.bias.to(dtype), requires_grad=False)  # a vector: nothing to save
 
@@ -93,7 +94,7 @@ def _widen(weight: Tensor, scratch: Tensor) -> Tensor:
     return scratch[: weight.numel()].view_as(weight).copy_(weight)
 
 
-_SCRATCH = threading.local()  # one a thread, so that two models may run side by side
+_SCRATCH = threading.local()  # one per thread, so that two models may run side by side
 
 
 def _scratch() -> Tensor:

@@ -46,7 +46,7 @@ class RotaryTable(nn.Module):
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """[Dh/2] radians a token: a geometric series from 1 down to almost 1 / theta, scaled to longer contexts."""
+    """[Dh/2] radians per token: a geometric series from 1 down to almost 1 / theta, scaled to longer contexts."""
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match rope.scaling:
         case None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradus.errors import CheckpointError
-from gradus.models.layers import Linear, Model
+from gradus.models.layers import FLOATS, Linear, Model
 from gradus.models.source import Shape, Source, Stored
 
 
@@ -167,15 +167,24 @@ def _check_shapes(pieces: list[Piece], spelling: dict[str, str], source: TensorS
 
 
 def _check_values(value: Tensor, piece: Piece, what: str) -> None:
-    """Refuse NaN and infinity, before or after the values are narrowed to what the model keeps."""
-    if value.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise CheckpointError(f"{what} holds {value.dtype}, expected floating-point weights of 16, 32 or 64 bits")
+    """Refuse types that the module does not accept, and NaN and infinity, before or after values are narrowed."""
+    accepted = piece.module.accepted if isinstance(piece.module, Linear) else FLOATS
+    if value.dtype not in accepted:
+        raise CheckpointError(f"{what} holds {value.dtype}, expected {_spelled(accepted)}")
     wanted = piece.stored.file_shape(piece.shape)
     if tuple(value.shape) != wanted:  # the header said otherwise
         raise CheckpointError(f"{what} holds shape {tuple(value.shape)}, the configuration needs {wanted}")
+    if value.dtype not in FLOATS:  # integers are finite; what narrower floats mean, only the module knows
+        return
     kept = getattr(piece.module, piece.parameter, None)
     kept_dtype = kept.dtype if isinstance(kept, Tensor) and kept.is_floating_point() else value.dtype
     largest = min(torch.finfo(value.dtype).max, torch.finfo(kept_dtype).max)
     low, high = (bound.item() for bound in torch.aminmax(value))  # one pass, no mask in memory; NaN comes through
     if not (-largest <= low and high <= largest):
         raise CheckpointError(f"{what} holds NaN, infinity, or values beyond {kept_dtype}: {low:g} to {high:g}")
+
+
+def _spelled(dtypes: frozenset[torch.dtype]) -> str:
+    if dtypes == FLOATS:
+        return "floating-point weights of 16, 32 or 64 bits"
+    return " or ".join(sorted(str(dtype) for dtype in dtypes))
