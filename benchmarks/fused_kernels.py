@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from gradus.kernels import activation, norm, rope_store, sampling
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv
 from gradus.kernels.linear import fused_gemv, linear
+from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
 
 ROWS = (1, 8, 16, 32, 64)
@@ -295,26 +296,26 @@ def measure_step(model: str, rate: float) -> dict:
     activate = activation.gated_activation if gated else activation.activation
     inputs = {k: noise(1, k) for _, k in shapes.values()}
 
-    def fused(pdl: bool) -> None:
+    def fused() -> None:
         for w in weights:
-            q = rope_store.rope_store(fused_gemv(x, w["qkv"], norm=before, pdl=pdl), *storage, **options, pdl=pdl)
-            linear(q.view(1, -1), w["output"], residual=x, pdl=pdl)
-            wide = fused_gemv(x, w["up"], norm=before, activation=act, gated=gated, pdl=pdl)
-            linear(wide, w["down"], residual=x, pdl=pdl)
-        sampling.sample(fused_gemv(x, head, norm=before, pdl=pdl), zero, zero, warm, pdl=pdl)
+            q = rope_store.rope_store(fused_gemv(x, w["qkv"], norm=before), *storage, **options)
+            linear(q.view(1, -1), w["output"], residual=x)
+            wide = fused_gemv(x, w["up"], norm=before, activation=act, gated=gated)
+            linear(wide, w["down"], residual=x)
+        sampling.sample(fused_gemv(x, head, norm=before), zero, zero, warm)
 
-    def normed(delta: Tensor | None, pdl: bool) -> Tensor:
+    def normed(delta: Tensor | None) -> Tensor:
         if shift is None:
-            return norm.add_rms_norm(x, delta, gain, 1e-5, pdl=pdl)
-        return norm.add_layer_norm(x, delta, gain, shift, 1e-5, pdl=pdl)
+            return norm.add_rms_norm(x, delta, gain, 1e-5)
+        return norm.add_layer_norm(x, delta, gain, shift, 1e-5)
 
-    def apart(product: Callable[[Tensor, Tensor], Tensor], pdl: bool) -> None:
+    def apart(product: Callable[[Tensor, Tensor], Tensor]) -> None:
         delta = None
         for w in weights:
-            q = rope_store.rope_store(product(normed(delta, pdl), w["qkv"]), *storage, **options, pdl=pdl)
-            wide = product(normed(product(q.view(1, -1), w["output"]), pdl), w["up"])
-            delta = product(activate(wide, act, pdl=pdl), w["down"])
-        sampling.sample(product(normed(delta, pdl), head), zero, zero, warm, pdl=pdl)
+            q = rope_store.rope_store(product(normed(delta), w["qkv"]), *storage, **options)
+            wide = product(normed(product(q.view(1, -1), w["output"])), w["up"])
+            delta = product(activate(wide, act), w["down"])
+        sampling.sample(product(normed(delta), head), zero, zero, warm)
 
     def products(product: Callable[[Tensor, Tensor], Tensor]) -> None:
         for w in weights:
@@ -322,17 +323,18 @@ def measure_step(model: str, rate: float) -> dict:
                 product(inputs[matrix.shape[1]], matrix)
         product(x, head)
 
-    dependent = partial(linear, pdl=True)
-    contenders: dict[str, Callable[[Any], Any]] = {
-        "fused, pdl": lambda _: fused(True),
-        "fused": lambda _: fused(False),
-        "apart, pdl": lambda _: apart(dependent, True),
-        "apart": lambda _: apart(linear, False),
-        "apart, cublas": lambda _: apart(F.linear, False),
-        "products alone, pdl": lambda _: products(dependent),
-        "products alone": lambda _: products(linear),
-        "products alone, cublas": lambda _: products(F.linear),
+    steps: dict[str, Callable[[], None]] = {
+        "fused": fused,
+        "apart": partial(apart, linear),
+        "apart, cublas": partial(apart, F.linear),
+        "products alone": partial(products, linear),
+        "products alone, cublas": partial(products, F.linear),
     }
+    contenders: dict[str, Callable[[Any], Any]] = {}
+    for name, step in steps.items():
+        if "cublas" not in name:
+            contenders[f"{name}, pdl"] = early_launches()(lambda _, step=step: step())
+        contenders[name] = lambda _, step=step: step()
     moved = 2 * (sum(n * k for n, k in shapes.values()) * layers + head.numel())
     return {"model": model, "floor": moved / rate * 1e6} | race(contenders, [None])
 

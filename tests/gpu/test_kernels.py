@@ -239,6 +239,7 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     from gradus.kernels.activation import gated_activation
     from gradus.kernels.gemv import GemvLaunch, Norm, gemv
     from gradus.kernels.norm import add_rms_norm
+    from gradus.kernels.overlap import early_launches
     from gradus.kernels.rope_store import rope_store
     from gradus.kernels.sampling import sample
     from gradus.kernels.skinny import SkinnyLaunch, skinny
@@ -253,26 +254,27 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     first, slots = noise(1, hidden, dtype=torch.bfloat16), torch.tensor([17], device="cuda")
     few, split = GemvLaunch(2, 1024, 4), SkinnyLaunch(32, 128, 4, 3, 4)
 
-    def step(pdl: bool) -> tuple[Tensor, ...]:
+    def step() -> tuple[Tensor, ...]:
         x, norm = first.clone(), Norm(gain, None, 1e-5)
         for _ in range(8):
-            q = rope_store(gemv(x, qkv, few, norm=norm, pdl=pdl), keys, values, slots, pdl=pdl)
-            gemv(q.view(1, -1), output, few, residual=x, pdl=pdl)
-            wide = gemv(x, up, few, norm=norm, activation="silu", gated=True, pdl=pdl)
-            gemv(wide, down, few, residual=x, pdl=pdl)
-            y = add_rms_norm(x, q.view(2, -1)[:1].contiguous(), gain, 1e-5, pdl=pdl)
-            wide = gated_activation(skinny(y, up, split, pdl=pdl), "silu", pdl=pdl)
-            skinny(wide, down, split, residual=x, pdl=pdl)
-        logits = gemv(x, head, few, norm=norm, pdl=pdl)
-        return x, logits, *sample(logits, slots, slots, slots / 17, pdl=pdl)
+            q = rope_store(gemv(x, qkv, few, norm=norm), keys, values, slots)
+            gemv(q.view(1, -1), output, few, residual=x)
+            wide = gemv(x, up, few, norm=norm, activation="silu", gated=True)
+            gemv(wide, down, few, residual=x)
+            y = add_rms_norm(x, q.view(2, -1)[:1].contiguous(), gain, 1e-5)
+            wide = gated_activation(skinny(y, up, split), "silu")
+            skinny(wide, down, split, residual=x)
+        logits = gemv(x, head, few, norm=norm)
+        return x, logits, *sample(logits, slots, slots, slots / 17)
 
-    step(True)
+    with early_launches():
+        step()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step(True)
+    with torch.cuda.graph(graph), early_launches():
+        found = step()
     for _ in range(50):
         first.normal_()
         keys.fill_(0)
         graph.replay()
-        for mine, theirs in zip(found, step(False), strict=True):
+        for mine, theirs in zip(found, step(), strict=True):
             assert torch.equal(mine, theirs)

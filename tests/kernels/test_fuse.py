@@ -1,16 +1,27 @@
-"""What `fused` does to a model before any kernel runs."""
+"""What `fused` does to a model before any kernel runs: which twin a part has, and which launches start early."""
 
+import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from gradus.kernels.fuse import fused, widened
-from gradus.models import create_model, randomize
+from gradus.kernels import fuse
+from gradus.kernels.fuse import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
+from gradus.kernels.overlap import early_launches, starts_early
+from gradus.kernels.view import Twin, twin_of
+from gradus.models import Linear, Model, Place, create_model, randomize
+from gradus.models.layers import RMSNorm
 from gradus.models.shapes import SHAPES
 
 
-def test_a_head_with_an_odd_number_of_rows_gets_room_behind_it_and_stays_what_it_was():
-    model = create_model(SHAPES["tiny-gpt2"], dtype=torch.float32, device="cpu")
+def made(shape: str = "tiny-gpt2", **options) -> Model:
+    model = create_model(SHAPES[shape], dtype=torch.float32, device="cpu", **options)
     randomize(model, seed=0)
-    head = model.head.weight
+    return model
+
+
+def test_a_head_with_an_odd_number_of_rows_gets_room_behind_it_and_stays_what_it_was():
+    head = made().head.weight
     head.data = head.data[:-3].clone()  # an odd number, as GPT-2's 50257
     before = head.detach().clone()
     wide = widened(head)
@@ -19,18 +30,93 @@ def test_a_head_with_an_odd_number_of_rows_gets_room_behind_it_and_stays_what_it
     assert widened(head).data_ptr() == wide.data_ptr() == head.data_ptr()  # moved once
 
 
-def test_the_embedding_that_shares_the_head_s_rows_goes_on_sharing_them():
-    model = create_model(SHAPES["tiny-gpt2"], dtype=torch.float32, device="cpu")
-    randomize(model, seed=0)
+def test_the_embedding_that_shares_the_heads_rows_goes_on_sharing_them():
+    model = made()
     assert model.embedding.weight is model.head.weight
     twin = fused(model)
+    assert type(twin.head) is FusedHead
     assert twin.embedding.weight.data_ptr() == twin.head.weight.data_ptr() == twin.head.wide.data_ptr()
     assert twin.head.weight.shape == (model.config.vocab_size, model.config.hidden_size)
 
 
-def test_launches_start_early_where_they_are_asked_to_and_never_the_head_s():
-    model = create_model(SHAPES["tiny-gpt2"], dtype=torch.float32, device="cpu")
-    early = fused(model, pdl=True)
-    assert early.layers[0].qkv.pdl and early.norm.pdl and not early.head.pdl
-    assert not fused(model).layers[0].qkv.pdl
-    assert not hasattr(model.head, "pdl"), "the model that is viewed stays what it was"
+# -- which twin ------------------------------------------------------------------------------------------------------
+
+
+class Sharded(Linear):
+    """Takes some of the rows, and multiplies as ever."""
+
+    def assign(self, name: str, start: int, value: Tensor) -> None:
+        super().assign(name, start, value)
+
+
+class Scaled(Linear):
+    """Multiplies in its own way, without a kernel for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * F.linear(x, self.weight, self.bias)
+
+
+class Packed(Scaled):
+    """The same, with a kernel."""
+
+
+@twin_of(Packed)
+class FusedPacked(Twin, Packed):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * F.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    "kind, twin", [(Linear, FusedLinear), (Sharded, FusedLinear), (Scaled, Scaled), (Packed, FusedPacked)]
+)
+def test_a_matrix_has_the_twin_of_its_arithmetic(kind, twin):
+    """A subclass with a forward of its own keeps it, or names its twin; the norm before it has its own in any case."""
+    view = fused(made("tiny-llama", linear=kind))
+    assert type(view.layers[0].qkv) is twin
+    assert type(view.layers[0].attention_norm) is FusedRMSNorm
+
+
+def test_a_subclass_that_computes_in_another_way_never_gets_the_plain_twin():
+    class Wide(RMSNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.double()).to(x.dtype)
+
+    model = made("tiny-llama")
+    model.norm = Wide(model.config.hidden_size, 1e-5, torch.float32, "cpu")
+    assert type(fused(model).norm) is Wide
+
+
+# -- which launches --------------------------------------------------------------------------------------------------
+
+
+def test_launches_start_early_inside_the_context_alone():
+    assert not starts_early()
+    with early_launches():
+        assert starts_early()
+        with early_launches(False):
+            assert not starts_early()
+        assert starts_early()
+    with pytest.raises(ZeroDivisionError), early_launches():
+        1 / 0  # noqa: B018
+    assert not starts_early()
+
+
+def test_the_head_never_starts_early(monkeypatch):
+    seen = {}
+
+    def product(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
+        seen[len(weight)] = starts_early()
+        return F.linear(x, weight)
+
+    monkeypatch.setattr(fuse, "linear", product)
+    model = made("tiny-llama")
+    view, x = fused(model), torch.ones(1, model.config.hidden_size)
+    with early_launches():
+        view.layers[0].qkv(x)
+        view.head(x)
+    assert seen == {sum(model.layers[0].qkv.out_features): True, len(view.head.wide): False}
+
+
+def test_a_linear_by_itself_is_viewed_by_its_place():
+    kinds = [type(fuse.view(Linear(Place(role, None), 8, (8,), False))) for role in ("down", "head")]
+    assert kinds == [FusedLinear, FusedHead]

@@ -80,7 +80,7 @@ def kernel_runner(
     if not config.graphs:
         return eager
     assert latest is not None
-    graphs = DecodeGraphs(view, fused(model, pdl=True), attention, sampler, latest, count)
+    graphs = DecodeGraphs(view, attention, sampler, latest, count)
     report(0, len(graphs.sizes))
     graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
     return GraphRunner(eager, graphs)

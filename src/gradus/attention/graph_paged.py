@@ -1,6 +1,6 @@
-"""Paged attention whose steps of decodes are set up on the device alone, from who decodes and how far.
+"""Paged attention whose steps of decodes are set up on the device alone, from slots and lengths.
 
-So all of such a step may be a part of a CUDA graph.
+So all of such a step may be part of a CUDA graph.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gradus.models.config import ModelConfig
 
 
 class GraphPagedAttention(TritonPagedAttention):
-    """slots: one more than run at once. The last one is nobody's: its block table is all 0, and padding goes there."""
+    """slots: one more than run at once. The last belongs to no sequence: its block table is all 0, for padding rows."""
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
@@ -25,14 +25,12 @@ class GraphPagedAttention(TritonPagedAttention):
         """Fill pages with zeros."""
         self.storage.wipe(pages)
 
-    def prepare_decodes(self, slots: Tensor, lengths: Tensor, *, pdl: bool) -> None:
-        """One row each of these slots, int32 [B], whose lengths, int32 [B], count the new token. Captured as it is.
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+        """One row for each of these slots, int32 [B], whose lengths, int32 [B], count the new token. May be captured.
 
-        A length of 0 is padding: its row is stored in page 0, if the slot is nobody's, and attends to nothing.
-        pdl: whether attention starts while the launch before it drains (`gradus.kernels.overlap`).
+        A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0.
         """
         rows = len(slots)
         self.plan(slots, self._counting[: rows + 1], lengths, [1] * rows)
-        if not self.turns:  # who stores for itself finds the place in the block table
+        if not self.turns:  # attention that stores for itself finds the place in the block table
             self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
-        self.pdl = pdl

@@ -22,16 +22,15 @@ from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
 from gradus.models.config import ModelConfig
 
-# Up to this width of heads attention turns and stores those of decodes itself: a launch less in each layer. Wider ones
-# would take so many registers that fewer programs run at once, which costs more (both tried on an H200).
+# Up to this width of heads, attention rotates and stores those of decodes itself: one launch fewer in each layer. Wider
+# ones would take so many registers that fewer programs run at once, which costs more (both measured on an H200).
 TURNING_WIDTH = 64
 
 
 class TritonPagedAttention(PagedAttention):
     """slots: how many sequences run at once. The storage is on a CUDA GPU; or on a CPU, for Triton's interpreter."""
 
-    pdl: bool  # of this step's attention: see `gradus.kernels.overlap`
-    turns: bool  # of this step: whether attention turns and stores heads itself (`gradus.kernels.new_token`)
+    turns: bool  # of this step: whether attention rotates and stores heads itself (`gradus.kernels.new_token`)
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
@@ -50,10 +49,9 @@ class TritonPagedAttention(PagedAttention):
         numbers = upload([*batch.slots, *batch.lengths, *batch.query_start, end], torch.int32, self.device)
         slots, lengths, query_start = numbers.split((spans, spans, spans + 1))
         self.plan(slots, query_start, lengths, batch.counts)
-        self.pdl = False  # long launches: a program that starts early only takes another's place
 
     def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:
-        """Divide a step's attention, on the GPU: see `Work.lay_out` for the tensors.
+        """Divide a step's attention among programs, on the GPU: see `Work.lay_out` for the tensors.
 
         counts: each span's new tokens, on the host. Launches depend on nothing else, so a captured step may be replayed
         with other slots and lengths.
@@ -73,7 +71,7 @@ class TritonPagedAttention(PagedAttention):
             fewest = tokens + 1
 
     def _work(self, launch: Launch, window: int | None, tiles: int) -> Work:
-        """Work lists are kept, since captured graphs know them by address; few sizes, so there are few."""
+        """Work lists are kept, since captured graphs know them by address. Sizes are powers of two, so few."""
         key = (launch, window, tiles)
         if key not in self._works:
             self._works[key] = Work(
@@ -85,7 +83,7 @@ class TritonPagedAttention(PagedAttention):
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a kernel may store this step's keys and values itself: see `PagesAttention`."""
+        """Where a kernel may store this step's keys and values itself: see `gradus.kernels.fuse`."""
         group, index = self.storage.place(layer)
         return *self._pages[index], self.new_rows[group]
 
@@ -93,17 +91,24 @@ class TritonPagedAttention(PagedAttention):
         self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         return self.attend_stored(layer, q)
 
-    def attend_stored(self, layer: int, q: Tensor, turning: Turning | None = None) -> Tensor:
-        """q: [N, Hq, Dh], whose keys and values are stored. Returns [N, Hq, Dh].
+    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+        """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
+        return self._attend(layer, q, None)
 
-        Or, where it `turns`, the qkv product [N, (Hq + 2 Hkv) Dh], and what its heads still have to pass.
+    def store_and_attend(self, layer: int, qkv: Tensor, turning: Turning) -> Tensor:
+        """In a step that `turns`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh].
+
+        turning: what its heads pass on the way.
         """
+        return self._attend(layer, qkv, turning)
+
+    def _attend(self, layer: int, q: Tensor, turning: Turning | None) -> Tensor:
         group, index = self.storage.place(layer)
         out = torch.empty(len(q), self.config.num_heads, self.config.head_dim, dtype=q.dtype, device=q.device)
         for work in self.works[self.config.windows[layer]]:
             paged_attention(
                 q, *self._pages[index], self.tables[group], work, self.partials, out,
-                scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning, pdl=self.pdl,
+                scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning,
             )  # fmt: skip
         return out
 

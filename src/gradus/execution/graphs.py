@@ -22,11 +22,13 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
+from gradus.device.capability import capability
 from gradus.device.transfer import Arrival, upload
 from gradus.engine.plan import Column, Decodes, Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.step import StepResult
 from gradus.kernels.decode_inputs import newest
+from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Drawn, Row
@@ -49,11 +51,10 @@ class GraphAttention(AttentionBackend, Protocol):
     def wipe(self, pages: Sequence[int]) -> None:
         """Before a replay: fill pages with zeros."""
 
-    def prepare_decodes(self, slots: Tensor, lengths: Tensor, *, pdl: bool) -> None:
-        """Inside the graph: a row for each of these slots, int32 [B], whose lengths, int32 [B], count the new token.
+    def prepare_decodes(self, slots: Tensor, lengths: Tensor) -> None:
+        """Inside the graph: one row for each of these slots, int32 [B], whose lengths, int32 [B], count the new token.
 
-        A length of 0 is padding: its row is stored in page 0, if the slot is the padding's, and attends to nothing.
-        pdl: see `gradus.kernels.overlap`.
+        A length of 0 is padding: its row attends to nothing, and in the last slot it is stored in page 0.
         """
 
 
@@ -112,20 +113,18 @@ class GraphRunner:
 class DecodeGraphs:
     """The captured decode steps of up to `slots` sequences, one per batch size.
 
-    model: as the kernels see it. early: the model once more, with launches that start while the ones before them drain
-    (`gradus.kernels.overlap`). attention, sampler and latest have room for one slot more, which is the padding's.
+    model: as the kernels see it. attention, sampler and latest have room for one slot more, which is the padding's.
     """
 
     def __init__(
         self,
         model: Model,
-        early: Model,
         attention: GraphAttention,
         sampler: KernelSampler,
         latest: LatestTokens,
         slots: int,
     ) -> None:
-        self.model, self.early, self.device = model, early, model.device
+        self.model, self.device = model, model.device
         self.attention, self.sampler, self.latest = attention, sampler, latest
         self.padding = slots
         self.sizes = batch_sizes(slots)
@@ -149,7 +148,8 @@ class DecodeGraphs:
         before = torch.cuda.memory_reserved(self.device)
         for number, size in enumerate(reversed(self.sizes), start=1):
             self._fill([self.padding] * size, [length] * size, [0] * size, size)
-            candidates = [self._capture(size, early) for early in ((False, True) if size <= EARLY else (False,))]
+            both_ways = size <= EARLY and capability(self.device).starts_early
+            candidates = [self._capture(size, early) for early in ((False, True) if both_ways else (False,))]
             self.captured[size] = fastest(candidates)
             report(number, len(self.sizes))
         self.captured_bytes = torch.cuda.memory_reserved(self.device) - before
@@ -166,17 +166,18 @@ class DecodeGraphs:
     def _step(self, size: int, early: bool) -> tuple[Tensor, Tensor]:
         """One decode step of `size` rows, all of it on the device. Returns the last hidden states, and tokens."""
         hidden = self._forward(size, early)
-        return hidden, self._draw(size, hidden, early)
+        return hidden, self._draw(size, hidden)
 
     def _forward(self, size: int, early: bool) -> Tensor:
         slots, lengths, given = self.inputs[:, :size]
         token_ids, positions = newest(slots, lengths, given, self.latest.tokens)
-        self.attention.prepare_decodes(slots, lengths, pdl=early)
-        return (self.early if early else self.model)(token_ids, positions, self.attention)
+        self.attention.prepare_decodes(slots, lengths)
+        with early_launches(early):
+            return self.model(token_ids, positions, self.attention)
 
-    def _draw(self, size: int, hidden: Tensor, early: bool) -> Tensor:
+    def _draw(self, size: int, hidden: Tensor) -> Tensor:
         slots, lengths, _ = self.inputs[:, :size]
-        model = self.early if early else self.model
+        model = self.model
         # the kernel widens each logit as it reads it: no second matrix of them
         logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
         tokens, _ = self.sampler.draw_slots(logits, slots, lengths, self.latest.tokens)

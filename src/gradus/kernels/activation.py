@@ -1,9 +1,10 @@
 """The MLP's nonlinearity in one pass: gate and up from one fused product, multiplied where they lie.
 
-Idea: `activation(gate) * up` as two operations writes the activated gate and reads it again: 5 F elements a token move
-where 3 F must. gate and up are halves of one row, so a program reads a piece of each and writes the product.
+Idea: `activation(gate) * up` as two operations writes the activated gate and reads it again. That moves 5 F elements
+per token where 3 F suffice. gate and up are halves of one row, so a program reads a piece of each and writes the
+product.
 
-Bytes a token, in elements: 2 F read, F written (without a gate: F and F). Layout: gate_up [N, 2 F] contiguous, gate
+Elements moved per token: 2 F read, F written (without a gate: F and F). Layout: gate_up [N, 2 F] contiguous, gate
 first; a program takes BLOCK columns of one row. The arithmetic is float32 whatever the dtype, rounded once at the end.
 """
 
@@ -14,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
-BLOCK = 1024  # columns a program: 8 a thread, one 16-byte load in bf16
+BLOCK = 1024  # columns per program: 8 per thread, one 16-byte load in bf16
 
 
 @triton.jit
@@ -57,25 +58,25 @@ def activation_kernel(
     tl.store(out_ptr + row * width + column, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def gated_activation(gate_up: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
+def gated_activation(gate_up: Tensor, activation: str) -> Tensor:
     """activation(gate) * up (Shazeer 2020): SwiGLU with "silu", GeGLU with "gelu_tanh" or "gelu".
 
-    gate_up: [N, 2 F], contiguous, gate first. pdl: see `overlap`. Returns [N, F].
+    gate_up: [N, 2 F], contiguous, gate first. Returns [N, F].
     """
-    return _launch(gate_up, gate_up.shape[1] // 2, activation, gated=True, pdl=pdl)
+    return _launch(gate_up, gate_up.shape[1] // 2, activation, gated=True)
 
 
-def activation(x: Tensor, activation: str, *, pdl: bool = False) -> Tensor:
+def activation(x: Tensor, activation: str) -> Tensor:
     """The activation alone (GPT-2). x: [N, F], contiguous. Returns [N, F]."""
-    return _launch(x, x.shape[1], activation, gated=False, pdl=pdl)
+    return _launch(x, x.shape[1], activation, gated=False)
 
 
-def _launch(x: Tensor, width: int, activation: str, *, gated: bool, pdl: bool) -> Tensor:
+def _launch(x: Tensor, width: int, activation: str, *, gated: bool) -> Tensor:
     assert x.is_contiguous()
     out = torch.empty(x.shape[0], width, dtype=x.dtype, device=x.device)
     if out.numel():
-        grid = (x.shape[0], triton.cdiv(width, BLOCK))
-        activation_kernel[grid](x, out, width, activation, gated, BLOCK, pdl, num_warps=4, launch_pdl=pdl)
+        grid, early = (x.shape[0], triton.cdiv(width, BLOCK)), starts_early()
+        activation_kernel[grid](x, out, width, activation, gated, BLOCK, early, num_warps=4, launch_pdl=early)
     return out
 
 

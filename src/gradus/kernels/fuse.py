@@ -2,32 +2,32 @@
 
 The model files say what is computed, in parts that ask for what belongs together: a norm before a product, an
 activation behind it, a sum with the residual stream, everything between the qkv product and attention. `fused` makes a
-view of a model in which each of those parts is a twin: an object with the very same state, and another class. So it
-costs no memory, and the model that it views stays what it was.
+view of a model (`view.py`) in which each of those parts is the twin that this file names for it.
 
 A layer then takes nine launches where torch takes more than twenty: four products, two norms, the activation, one from
 qkv to the pages, and attention. With one row the activation vanishes into a product, and so do a small model's norms;
 in a step of decodes the way to the pages vanishes into attention, where heads are narrow.
-Nothing here waits for the GPU or allocates by what it finds there: a step may be captured in a CUDA graph.
+Nothing here waits for the GPU or allocates by what it finds there, so a step may be captured in a CUDA graph; one view
+serves steps that are run and steps that are captured, inside `early_launches` and outside.
 
-A matrix that is no plain `Linear` (quantized, sharded) keeps its own forward, and what stands around it is fused.
+A matrix with a `forward` of its own (quantized, sharded) keeps it unless it names a twin, and the parts around it are
+fused all the same.
 """
 
-import copy
-from typing import cast
+from typing import Protocol, cast
 
 from torch import Tensor, nn
 
-from gradus.attention.backend import PagesAttention
 from gradus.kernels.activation import activation, gated_activation
 from gradus.kernels.gemv import Norm
 from gradus.kernels.linear import fused_gemv, linear
 from gradus.kernels.new_token import Turning
 from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
+from gradus.kernels.overlap import early_launches
 from gradus.kernels.rope_store import rope_store
+from gradus.kernels.view import Twin, twin_of, view
 from gradus.models import gemma3
 from gradus.models.attention import Attention
-from gradus.models.create import shorten_lookups
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
@@ -38,22 +38,80 @@ NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 
 
-def fused(model: Model, *, pdl: bool = False) -> Model:
-    """The view, for a model on a CUDA GPU. Its attention backend must be one that kernels can write to.
+def fused(model: Model) -> Model:
+    """The view, for a model on a CUDA GPU. Its attention backend must be a `PagesAttention`."""
+    return cast(Model, view(model))
 
-    pdl: each launch starts while the one before it drains (see `overlap`). Not the head's: it has so many programs that
-    each one's wait costs more than the start saves.
+
+class PagesAttention(Attention, Protocol):
+    """`attend` in two halves, for a model whose kernels store keys and values themselves; or both halves in one launch.
+
+    turns: whether this step takes the one launch. Then each sequence has a single new token.
     """
-    twin = cast(Model, _twin(model, pdl))
-    shorten_lookups(twin)  # first: until then, where Python looks first, the parts are the model's own
-    if isinstance(twin.head, FusedLinear):
-        twin.head.__class__ = FusedHead
-        vars(twin.head).update(pdl=False, wide=widened(cast(nn.Parameter, twin.head.weight)))
-    return twin
+
+    turns: bool
+
+    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
+
+        Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch.
+        """
+
+    def attend_stored(self, layer: int, q: Tensor) -> Tensor:
+        """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
+
+    def store_and_attend(self, layer: int, qkv: Tensor, turning: Turning) -> Tensor:
+        """In a step that `turns`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh]."""
+
+
+@twin_of(Linear)
+def twin_of_linear(part: Linear) -> "FusedLinear":
+    return FusedHead(part) if part.place.role == "head" else FusedLinear(part)
+
+
+class FusedLinear(Twin, Linear):
+    """Few rows through `gemv` or `skinny`, with norm, activation and sum inside where they pay; many through cuBLAS."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+        if x.shape[0] > 1 or x.element_size() > 2:
+            return super().after(norm, x, then)
+        inside = None
+        if self.in_features <= NORM_WITHIN:
+            inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
+        elif then is None:
+            return self(norm(x))
+        return fused_gemv(
+            x if inside else norm(x), self.weight, bias=self.bias, norm=inside,
+            activation=then.name if then else None, gated=isinstance(then, Gated),
+        )  # fmt: skip
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, stream)
+
+
+class FusedHead(FusedLinear):
+    """The head's rows of logits begin at multiples of 16 bytes. GPT-2's 50257 do not, and cuBLAS then takes far longer.
+
+    wide: the head's matrix with rows of zeros behind it, [V', D].
+    """
+
+    wide: Tensor
+
+    def __init__(self, part: Linear) -> None:
+        super().__init__(part)
+        self.wide = widened(cast(nn.Parameter, part.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, D] → [R, V], rows a little further apart than they are long."""
+        with early_launches(False):  # so many programs that each one's wait costs more than an early start saves
+            return linear(x, self.wide, self.bias)[:, : self.weight.shape[0]]
 
 
 def widened(matrix: nn.Parameter) -> Tensor:
-    """The same memory with rows behind it, zeros, until they are a multiple of ALIGNED_ROWS: [N, K] → [N', K].
+    """The same memory with rows of zeros behind it, until they are a multiple of ALIGNED_ROWS: [N, K] → [N', K].
 
     A matrix that has no such room is moved once, and stays the same parameter.
     """
@@ -66,86 +124,38 @@ def widened(matrix: nn.Parameter) -> Tensor:
     return matrix.detach().as_strided((wide, width), (width, 1))
 
 
-def _twin(module: nn.Module, pdl: bool) -> nn.Module:
-    """The same parameters and buffers, other classes, and so on downwards."""
-    twin = copy.copy(module)
-    twin._modules = {name: part and _twin(part, pdl) for name, part in module._modules.items()}
-    if type(module) in TWINS:
-        twin.__class__ = TWINS[type(module)]
-        vars(twin)["pdl"] = pdl
-    return twin
-
-
-class FusedLinear(Linear):
-    """Few rows through `gemv` or `skinny`, with norm, activation and sum inside where they pay; many through cuBLAS."""
-
-    pdl: bool
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, pdl=self.pdl)
-
-    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
-        if x.shape[0] > 1 or x.element_size() > 2:
-            return super().after(norm, x, then)
-        inside = None
-        if self.in_features <= NORM_WITHIN:
-            inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
-        elif then is None:
-            return self(norm(x))
-        return fused_gemv(
-            x if inside else norm(x), self.weight, bias=self.bias, norm=inside,
-            activation=then.name if then else None, gated=isinstance(then, Gated), pdl=self.pdl,
-        )  # fmt: skip
-
-    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, stream, pdl=self.pdl)
-
-
-class FusedHead(FusedLinear):
-    """Its rows of logits begin at multiples of 16 bytes, which GPT-2's 50257 do not: cuBLAS takes far longer."""
-
-    wide: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, D] → [R, V], rows a little further apart than they are long."""
-        return linear(x, self.wide, self.bias, pdl=self.pdl)[:, : self.weight.shape[0]]
-
-
-class FusedRMSNorm(RMSNorm):
+@twin_of(RMSNorm, gemma3.Norm)
+class FusedRMSNorm(Twin, RMSNorm):
     """Statistics in float32 whatever the weight's type, so Gemma's norm is this one as well."""
 
-    pdl: bool
-
     def forward(self, x: Tensor) -> Tensor:
-        return add_rms_norm(x, None, self.weight, self.eps, pdl=self.pdl)
+        return add_rms_norm(x, None, self.weight, self.eps)
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        add_normalized(stream, x, self.weight, self.eps, pdl=self.pdl)
+        add_normalized(stream, x, self.weight, self.eps)
         return stream
 
 
-class FusedLayerNorm(nn.LayerNorm):
-    pdl: bool
-
+@twin_of(nn.LayerNorm)
+class FusedLayerNorm(Twin, nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return add_layer_norm(x, None, self.weight, self.bias, self.eps, pdl=self.pdl)
+        return add_layer_norm(x, None, self.weight, self.bias, self.eps)
 
 
-class FusedActivation(Activation):
-    pdl: bool
-
+@twin_of(Activation)
+class FusedActivation(Twin, Activation):
     def forward(self, x: Tensor) -> Tensor:
-        return activation(x, self.name, pdl=self.pdl)
+        return activation(x, self.name)
 
 
-class FusedGated(Gated):
-    pdl: bool
-
+@twin_of(Gated)
+class FusedGated(Twin, Gated):
     def forward(self, x: Tensor) -> Tensor:
-        return gated_activation(x, self.name, pdl=self.pdl)
+        return gated_activation(x, self.name)
 
 
-class FusedRotaryTable(RotaryTable):
+@twin_of(RotaryTable)
+class FusedRotaryTable(Twin, RotaryTable):
     """Looks nothing up: the kernel that rotates reads the table where it lies."""
 
     def forward(self, positions: Tensor) -> Rotation:
@@ -153,10 +163,9 @@ class FusedRotaryTable(RotaryTable):
         return self.table, positions
 
 
-class FusedHeads(Heads):
+@twin_of(Heads)
+class FusedHeads(Twin, Heads):
     """Norms, rotation and the storing of keys and values in one launch, then attention; or attention does it all."""
-
-    pdl: bool
 
     def forward(self, qkv: Tensor, rotation: Rotation | None, attention: Attention) -> Tensor:
         pages = cast(PagesAttention, attention)
@@ -165,21 +174,7 @@ class FusedHeads(Heads):
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
         if pages.turns:
-            return pages.attend_stored(self.layer, qkv, Turning(table, norms, eps)).flatten(1)
-        keys, values, rows = pages.destination(self.layer)
-        q = rope_store(
-            qkv, keys, values, rows, table=table, positions=positions, norms=norms, eps=eps, pdl=self.pdl
-        )  # fmt: skip
+            return pages.store_and_attend(self.layer, qkv, Turning(table, norms, eps)).flatten(1)
+        storage = pages.destination(self.layer)
+        q = rope_store(qkv, *storage, table=table, positions=positions, norms=norms, eps=eps)
         return pages.attend_stored(self.layer, q).flatten(1)
-
-
-TWINS: dict[type[nn.Module], type[nn.Module]] = {
-    Linear: FusedLinear,
-    RMSNorm: FusedRMSNorm,
-    gemma3.Norm: FusedRMSNorm,
-    nn.LayerNorm: FusedLayerNorm,
-    Activation: FusedActivation,
-    Gated: FusedGated,
-    RotaryTable: FusedRotaryTable,
-    Heads: FusedHeads,
-}

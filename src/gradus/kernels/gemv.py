@@ -23,7 +23,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.activation import activate, activation_reference, gated_activation_reference
 from gradus.kernels.norm import add_layer_norm_reference, add_rms_norm_reference
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 
 class Norm(NamedTuple):
@@ -122,24 +122,23 @@ def gemv(
     activation: str | None = None,
     gated: bool = False,
     residual: Tensor | None = None,
-    pdl: bool = False,
 ) -> Tensor:
     """residual + activation(norm(x) weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
 
     x: [1, K]; weight: [N, K], or [2 N, K] if gated, contiguous; residual: [1, N], and it takes the sum in place, as a
     residual stream does, so it must not be x.
-    pdl: start while the previous kernel drains (`gradus.kernels.overlap`).
     Returns [1, N] in x's dtype: `residual` itself if given.
     """
     rows, inner = weight.shape
     outputs = rows // 2 if gated else rows
     assert x.shape == (1, inner) and weight.is_contiguous() and x.is_contiguous()
+    early = starts_early()
     gain, shift, eps = norm or (None, None, 0.0)
     columns = triton.next_power_of_2(inner) if shift is not None else launch.columns
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
     gemv_kernel[(triton.cdiv(outputs, launch.rows),)](
         x, weight, bias, residual, gain, shift, out, outputs, eps,
-        inner, activation, gated, launch.rows, columns, pdl, num_warps=launch.warps, launch_pdl=pdl,
+        inner, activation, gated, launch.rows, columns, early, num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
     return out
 

@@ -30,18 +30,16 @@ def _nearest(n: int, k: int) -> tuple[int, int]:
     return min(MEASURED, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
 
 
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *, pdl: bool = False
-) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place (and returned).
 
-    x: [M, K]; weight: [N, K]; bias: [N]. pdl: see `overlap`. Returns [M, N].
+    x: [M, K]; weight: [N, K]; bias: [N]. Returns [M, N].
     """
     launch = choose(x.shape[0], *weight.shape) if weight.element_size() == 2 else None
     if isinstance(launch, GemvLaunch):
-        return gemv(x, weight, launch, bias=bias, residual=residual, pdl=pdl)
+        return gemv(x, weight, launch, bias=bias, residual=residual)
     if isinstance(launch, SkinnyLaunch):
-        return skinny(x, weight, launch, bias=bias, residual=residual, pdl=pdl)
+        return skinny(x, weight, launch, bias=bias, residual=residual)
     if residual is None:
         return F.linear(x, weight, bias)
     if bias is not None:  # cuBLAS adds one on its way out: the bias, for torch is slow to add one row to many
@@ -57,15 +55,14 @@ def fused_gemv(
     norm: Norm | None = None,
     activation: str | None = None,
     gated: bool = False,
-    pdl: bool = False,
 ) -> Tensor:
     """One row, [1, K]: activation(norm(x) weightᵀ + bias) in one launch; gated: activation(gate) * up, [1, N / 2].
 
     Every program normalizes x for itself. That beats a launch of its own up to a hidden size of 2048 (Llama-3.2-1B),
-    and loses from 4096 on (the steps in benchmarks/fused_kernels.json). pdl: see `overlap`.
+    and loses from 4096 on (the steps in benchmarks/fused_kernels.json).
     """
     n, k = weight.shape
     launch = GEMV[_nearest(n, k)]
     if gated:  # a program reads two rows of weights for an output
         launch = launch._replace(rows=max(1, launch.rows // 2))
-    return gemv(x, weight, launch, bias=bias, norm=norm, activation=activation, gated=gated, pdl=pdl)
+    return gemv(x, weight, launch, bias=bias, norm=norm, activation=activation, gated=gated)

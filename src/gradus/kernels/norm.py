@@ -1,11 +1,12 @@
 """Norms fused with the residual addition before them: x += delta, y = norm(x), in one pass over the rows.
 
 Idea: a layer's output is only ever added to the residual stream, and the sum's next reader is always a norm. Apart,
-the two move six rows' worth of bytes (add: read x and delta, write x; norm: read x, write y; and the launch between
-them is most of the time at few rows). Together a row is read once, stays in registers, and both results are written.
+the two move five rows' worth of bytes (add: read x and delta, write x; norm: read x, write y), and at few rows the
+launch between them takes most of the time. Together a row is read once, stays in registers, and both results are
+written.
 
-Bytes a row, in elements: 2 D read (x, delta), 2 D written (x, y), and D of weights that stay in the cache.
-Layout: x, delta, y [N, D] contiguous, one program a row; the statistics are float32 whatever the dtype.
+Elements moved per row: 2 D read (x, delta), 2 D written (x, y), and D of weights that stay in the cache.
+Layout: x, delta, y [N, D] contiguous, one program per row; the statistics are float32 whatever the dtype.
 
 Gemma's norms scale by 1 + weight: the 1 is added when a checkpoint is read, and the sum is kept in float32, so here
 they differ only by the weight's dtype. Gemma also normalizes what a layer adds: that is `delta_weight`.
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 
 @triton.jit
@@ -64,50 +65,46 @@ def add_rms_norm(
     weight: Tensor,
     eps: float,
     delta_weight: Tensor | None = None,
-    *,
-    pdl: bool = False,
 ) -> Tensor:
     """x += delta (in place), then x / rms(x) * weight (Zhang and Sennrich 2019).
 
     x, delta: [N, D], contiguous, of one floating dtype; None adds nothing. weight: [D] of any floating dtype.
     delta_weight: [D]; if given, delta is normalized with it before it is added (Gemma 3).
-    pdl: see `overlap`. Returns y [N, D].
+    Returns y [N, D].
     """
     y = torch.empty_like(x)
-    _launch(x, delta, delta_weight, weight, None, y, eps, center=False, pdl=pdl)
+    _launch(x, delta, delta_weight, weight, None, y, eps, center=False)
     return y
 
 
-def add_layer_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float, *, pdl: bool = False
-) -> Tensor:
+def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x += delta (in place), then (x - mean) / std * weight + bias (Ba et al. 2016). Shapes as in `add_rms_norm`."""
     y = torch.empty_like(x)
-    _launch(x, delta, None, weight, bias, y, eps, center=True, pdl=pdl)
+    _launch(x, delta, None, weight, bias, y, eps, center=True)
     return y
 
 
-def add_normalized(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float, *, pdl: bool = False) -> None:
+def add_normalized(x: Tensor, delta: Tensor, delta_weight: Tensor, eps: float) -> None:
     """x += delta / rms(delta) * delta_weight, in place. Shapes as in `add_rms_norm`."""
-    _launch(x, delta, delta_weight, None, None, None, eps, center=False, pdl=pdl)
+    _launch(x, delta, delta_weight, None, None, None, eps, center=False)
 
 
 def _launch(
     x: Tensor, delta: Tensor | None, delta_weight: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-    y: Tensor | None, eps: float, *, center: bool, pdl: bool,
+    y: Tensor | None, eps: float, *, center: bool,
 ) -> None:  # fmt: skip
     rows, width = x.shape
     assert x.is_contiguous() and (delta is None or (delta.is_contiguous() and delta.shape == x.shape))
     if rows:
-        block = triton.next_power_of_2(width)
+        block, early = triton.next_power_of_2(width), starts_early()
         norm_kernel[(rows,)](
-            x, delta, delta_weight, weight, bias, y, eps, width, center, block, pdl,
-            num_warps=warps_of(block), launch_pdl=pdl,
+            x, delta, delta_weight, weight, bias, y, eps, width, center, block, early,
+            num_warps=warps_of(block), launch_pdl=early,
         )  # fmt: skip
 
 
 def warps_of(block: int) -> int:
-    """16 values a thread, two loads of 16 bytes in bf16: fewer leave a row's latency exposed, more only synchronize."""
+    """16 values per thread, two 16-byte loads in bf16: fewer leave a row's latency exposed, more only synchronize."""
     return min(max(block // 512, 1), 16)
 
 

@@ -5,17 +5,43 @@ of one finish and the first loads of the next are under way. A kernel launched w
 soon as every program of its predecessor has called `let_next_start` (or ended). Until `wait_for_previous` returns it
 may touch only what no kernel of the chain writes, such as weights; after it, all that earlier kernels wrote is there.
 
-Safe by two rules. Every kernel launched so calls `wait_for_previous` in each program before its first other read and
-before its first write (an earlier kernel may still read what it overwrites). And so no kernel ends before the one
-before it has, which makes the order transitive. A kernel launched without `launch_pdl` waits for all before it anyway.
+Two rules make this safe. Every kernel launched so calls `wait_for_previous` in each program before its first other
+read and before its first write (an earlier kernel may still read what it overwrites). So no kernel ends before its
+predecessor has, which makes the order transitive. A kernel launched without `launch_pdl` waits for all before it.
 
-It pays where launches are short, one wave of programs or two. A long one has many waves, and each program of each pays
-for its wait: so the caller chooses.
+It pays where launches are short: one wave of programs or two. A long launch has many waves, and each program of each
+wave pays for its wait. So the caller chooses, by a context:
+
+    with early_launches():
+        hidden = model(token_ids, positions, attention)
+
+Every launch of this package inside it starts early; those of a part that must not are inside `early_launches(False)`.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+_EARLY = ContextVar("early launches", default=False)
+
+
+@contextmanager
+def early_launches(wanted: bool = True) -> Iterator[None]:
+    """Within, kernels are launched early, or with False no longer are. For a device that `starts_early` only."""
+    before = _EARLY.set(wanted)
+    try:
+        yield
+    finally:
+        _EARLY.reset(before)
+
+
+def starts_early() -> bool:
+    """Whether a launch made now is to start early: its kernel's PDL, and its `launch_pdl`."""
+    return _EARLY.get()
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from gradus.kernels.attention_launch import Launch
 from gradus.kernels.attention_work import ITEM, Work
 from gradus.kernels.new_token import Turning, loaded, taken_in, turned
 from gradus.kernels.online_softmax import sweep
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
 
 NEAR = 1 << 31  # values that offsets of 32 bits reach
@@ -49,23 +49,24 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     turning: Turning | None = None,
-    pdl: bool = False,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
     The keys of this step's own tokens must be stored already. Or `turning` is given, every span is a decode, and q is
-    the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is read back. pdl: see `overlap`.
+    the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is read back.
     """
     page, heads, head_dim = keys.shape[1:]
     launch, group = work.launch, out.shape[1] // heads
     far = keys.numel() >= NEAR
     shape = constants(launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None, far)
+    early = starts_early()
     rotary, norms, eps = turning or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         rotary, q_gain, k_gain, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
-        **shape, TURNS=turning is not None, PDL=pdl, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=pdl,
+        **shape, TURNS=turning is not None, PDL=early,
+        num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
 
 

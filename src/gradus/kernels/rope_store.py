@@ -1,10 +1,10 @@
-"""Between the qkv product and attention, in one pass: normalize heads, turn them, write keys and values into pages.
+"""Between the qkv product and attention, in one pass: normalize heads, rotate them, write keys and values into pages.
 
 Idea: apart these are up to eight launches (two norms, two rotations of several kernels each, two scattered writes),
-each of which reads and writes what the one before it just wrote. Every head is on its own in all of them, so a program
-can take a head from the product's output to its destination without memory in between.
+each of which reads and writes what the one before it just wrote. Each of these operations treats every head alone, so a
+program can take a head from the product's output to its destination without memory in between.
 
-Bytes a token, in elements: (Hq + 2 Hkv) Dh read, as many written; Dh of the rotary table and the norms' weights come
+Elements moved per token: (Hq + 2 Hkv) Dh read, as many written; Dh of the rotary table and the norms' weights come
 from the cache. Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side; a program takes HEADS of them,
 all of one kind, as two tiles [HEADS, Dh / 2], because rotation pairs value i with value i + Dh / 2.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 
 @triton.jit
@@ -76,7 +76,6 @@ def rope_store(
     positions: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
-    pdl: bool = False,
 ) -> Tensor:
     """Store this step's keys and values of one layer, and return its queries, ready to attend: q [N, Hq, Dh].
 
@@ -84,7 +83,6 @@ def rope_store(
     contiguous, of qkv's dtype. slots: int64 [N], page * page_size + position % page_size of each token, negative
     where nothing is to be stored (padding). table: RotaryTable's [L, Dh], cosines then sines, and positions: int64
     [N]; None does not rotate (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm, of any floating dtype.
-    pdl: see `overlap`.
     """
     kv_heads, head_dim = keys.shape[-2:]
     tokens, q_heads = qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads
@@ -93,17 +91,18 @@ def rope_store(
     q = torch.empty(tokens, q_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     heads = heads_together(tokens, q_heads, kv_heads)
     q_weight, k_weight = norms or (None, None)
+    early = starts_early()
     if tokens:
         rope_store_kernel[(tokens, (q_heads + 2 * kv_heads) // heads)](
             qkv, q, keys, values, slots, positions, table, q_weight, k_weight, eps,
-            q_heads, kv_heads, head_dim // 2, heads, triton.next_power_of_2(head_dim // 2), pdl,
-            num_warps=1, launch_pdl=pdl,
+            q_heads, kv_heads, head_dim // 2, heads, triton.next_power_of_2(head_dim // 2), early,
+            num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return q
 
 
 def heads_together(tokens: int, q_heads: int, kv_heads: int) -> int:
-    """Heads a program: all of one kind, so a power of two that divides both counts; one where programs are few."""
+    """Heads per program: all of one kind, so a power of two that divides both counts; one where programs are few."""
     common = math.gcd(q_heads, kv_heads)
     return min(common & -common, 8 if tokens >= 256 else 1)
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.sampling.noise import exponential
 
 LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
@@ -108,14 +108,12 @@ def sample(
     *,
     slots: Tensor | None = None,
     latest: Tensor | None = None,
-    pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """One token a row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
 
     logits: [R, V], rows any distance apart (V is often odd: rows of a padded matrix are aligned, and read faster);
     seeds: int64 [R]; temperatures: float32 [R]; positions: integers [R]. With slots, integers [R], seeds and
-    temperatures are tables by slot, and so is latest, int64, which the tokens are written to as well. pdl: see
-    `overlap`.
+    temperatures are tables by slot, and so is latest, int64, which the tokens are written to as well.
 
     Returns tokens, int64 [R], and the rows' maxima, float32 [R]: not finite where a row has a NaN or an infinity to
     win, or nothing to choose from. There, if `latest` is given, the token returned (not the one kept) is -1.
@@ -124,6 +122,7 @@ def sample(
     assert logits.stride(1) == 1
     block = tokens_a_program(rows, vocab_size)
     blocks = triton.cdiv(vocab_size, block)
+    early = starts_early()
     maxima, times = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -131,11 +130,11 @@ def sample(
     if rows:
         block_best_kernel[(rows, blocks)](
             logits, slots, seeds, positions, temperatures, maxima, times, winners, vocab_size, logits.stride(0),
-            block, pdl, num_warps=4, launch_pdl=pdl,
+            block, early, num_warps=4, launch_pdl=early,
         )  # fmt: skip
         row_best_kernel[(rows,)](
             maxima, times, winners, slots, temperatures, latest, tokens, best, blocks,
-            triton.next_power_of_2(blocks), pdl, num_warps=1, launch_pdl=pdl,
+            triton.next_power_of_2(blocks), early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
     return tokens, best
 

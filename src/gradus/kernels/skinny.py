@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.overlap import let_next_start, wait_for_previous
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 MOST_ROWS = 64
 
@@ -88,28 +88,27 @@ def skinny(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    pdl: bool = False,
 ) -> Tensor:
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
 
     x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
     With splits, launches on one device must follow each other (one stream): they share the counters.
-    pdl: see `overlap`.
     """
     rows, inner = x.shape
     outputs = weight.shape[0]
     assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and x.is_contiguous() and weight.is_contiguous()
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
     tiles = triton.cdiv(outputs, launch.rows)
-    chunk = triton.cdiv(triton.cdiv(inner, launch.splits), launch.columns) * launch.columns  # whole tiles a program
+    chunk = triton.cdiv(triton.cdiv(inner, launch.splits), launch.columns) * launch.columns  # whole tiles per program
     partial = arrived = None
+    early = starts_early()
     if launch.splits > 1:
         partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
         arrived = counters(x.device, tiles)
     skinny_kernel[(tiles, launch.splits)](
         x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
-        inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, pdl,
-        num_warps=launch.warps, num_stages=launch.stages, launch_pdl=pdl,
+        inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,
+        num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out
 
