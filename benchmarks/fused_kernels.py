@@ -1,7 +1,7 @@
-"""The kernels beside attention, timed against cuBLAS and torch; and the table that `gradus.kernels.linear` decides by.
+"""The kernels beside attention, timed against cuBLAS and torch; and the file that `gradus.kernels.linear` decides by.
 
     PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --out "$OUT"/fused_kernels.json      # on the GPU: minutes
-    PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the table
+    PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the file
 
 Times are of launches inside a CUDA graph, over buffers that together exceed the L2 cache: as in a decode step, where
 nothing but activations is found in the cache. Each is the median of several replays, in microseconds a launch. The
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,7 +34,7 @@ from gradus.kernels.skinny import SkinnyLaunch, skinny
 
 ROWS = (1, 8, 16, 32, 64)
 CACHE = 128 << 20  # bytes, twice an H200's L2
-TABLE = Path(__file__).parents[1] / "src/gradus/kernels/linear_table.py"
+MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/measured"
 
 # (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
 MODELS = {
@@ -349,16 +350,20 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes a second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
-    parser.add_argument("--table", type=Path, help="measure nothing: write the table from these results")
+    parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
     options = parser.parse_args()
     if options.table:
-        TABLE.write_text(table(json.loads(options.table.read_text())["products"]))
+        found = json.loads(options.table.read_text())
+        file_of(found["device"]).write_text(table(found))
         return
     rate = options.bandwidth
     shapes = list(dict.fromkeys(shape for model in options.models.split(",") for shape in matrices(model).values()))
     shapes += [PADDED_HEAD]
-    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "bandwidth": rate,
-                             "products": [], "rows": [], "sampling": [], "heads": [], "steps": []}  # fmt: skip
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability(),
+        "torch": torch.__version__, "triton": triton.__version__, "bandwidth": rate,
+        "products": [], "rows": [], "sampling": [], "heads": [], "steps": [],
+    }  # fmt: skip
     parts: dict[str, tuple[str, Callable[[], Iterator[dict]]]] = {
         "rows": ("rows", lambda: measure_rows(rate)),
         "sampling": ("sampling", lambda: measure_sampling(rate)),
@@ -384,40 +389,27 @@ def main() -> None:
         print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def table(products: list[dict]) -> str:
-    """linear_table.py: ours where it took at most 97 % of cuBLAS's time."""
-    lines: dict[tuple[int, int], dict[int, str]] = {}
+def table(found: dict[str, Any]) -> str:
+    """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time."""
+    launches: dict[tuple[int, int], dict[int, list[int] | None]] = {}
     gemvs = {}
-    for entry in products:
-        shape, letter = (entry["n"], entry["k"]), "G" if entry["m"] == 1 else "S"
-        launch = f"{letter}({', '.join(map(str, entry['launches'][0][0]))})"
-        lines.setdefault(shape, {})[entry["m"]] = launch if entry["ours"] <= 0.97 * entry["cublas"] else "None"
+    for entry in found["products"]:
+        shape, best = (entry["n"], entry["k"]), entry["launches"][0][0]
+        launches.setdefault(shape, {})[entry["m"]] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
         if entry["m"] == 1:
-            gemvs[shape] = launch
-    chosen = "\n".join(
-        "\n".join([f"    {shape}: {{", *(f"        {m}: {rows[m]}," for m in ROWS), "    },"])
-        for shape, rows in sorted(lines.items())
-    )
-    alone = "\n".join(f"    {shape}: {launch}," for shape, launch in sorted(gemvs.items()))
-    return HEADER.format(rows=ROWS, chosen=chosen, alone=alone)
+            gemvs[shape] = best
+    lines = [
+        json.dumps({"n": n, "k": k, "launches": [chosen[m] for m in ROWS], "gemv": gemvs[n, k]})
+        for (n, k), chosen in sorted(launches.items())
+    ]
+    told = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in told.items())
+    return "{\n" + head + '  "matrices": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n"
 
 
-HEADER = '''"""(N, K) of a matrix → number of rows → the fastest launch, or None for cuBLAS: measured on an NVIDIA H200.
-
-Written by benchmarks/fused_kernels.py; a launch of ours stands where it took at most 97 % of cuBLAS's time.
-"""
-
-from gradus.kernels.gemv import GemvLaunch as G
-from gradus.kernels.skinny import SkinnyLaunch as S
-
-ROWS = {rows}
-MEASURED: dict[tuple[int, int], dict[int, G | S | None]] = {{
-{chosen}
-}}
-GEMV: dict[tuple[int, int], G] = {{  # the best of ours, for products with something fused in
-{alone}
-}}
-'''
+def file_of(device: str) -> Path:
+    """measured/nvidia-h200.json."""
+    return MEASURED / f"{'-'.join(device.lower().split())}.json"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The kernels beside attention: interpreted on the CPU, compiled for an H200, and chosen by a product's shape."""
+"""The kernels beside attention: interpreted on the CPU, and compiled for an H200."""
 
 import os
 import re
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gradus.device.capability import Capability
 from gradus.kernels.activation import activation_kernel
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
-from gradus.kernels.gemv import GemvLaunch, gemv_kernel
-from gradus.kernels.linear import choose
-from gradus.kernels.linear_table import GEMV, MEASURED, ROWS
+from gradus.kernels.gemv import gemv_kernel
+from gradus.kernels.launch_tables import matching
 from gradus.kernels.norm import norm_kernel, warps_of
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
@@ -81,7 +81,7 @@ del GATED["gain_ptr"]  # an RMSNorm before it
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (2048, 2048), (4096, 14336)])
 @pytest.mark.parametrize("around", [PLAIN, GATED], ids=["plain", "norm and gate"])
 def test_the_measured_gemv_of_a_shape_fits_registers(n, k, around):
-    launch = GEMV[n, k]
+    launch = matching("NVIDIA H200", Capability(9, 0)).alone(n, k)
     constants = around | {"K": k, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
     used = compiled(gemv_kernel, constants, {"N": "i32:16", "eps": "fp32"}, num_warps=launch.warps)
     assert_within(used, 168)
@@ -134,22 +134,3 @@ def test_what_a_step_of_decodes_starts_from_fits_registers():
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32", "tables_ptr": "*i64", "places_ptr": "*i64"}
     numbers = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     assert_within(compiled(places_kernel, {"PAGE": 16, "BLOCK": 128}, numbers, tables), 48)
-
-
-def test_a_measured_product_takes_what_was_measured():
-    for (n, k), rows in MEASURED.items():
-        assert [choose(m, n, k) for m in ROWS] == [rows[m] for m in ROWS]
-
-
-def test_few_rows_choose_as_the_next_number_of_rows_that_was_measured():
-    assert choose(2, 2048, 2048) == choose(8, 2048, 2048)
-    assert choose(33, 50257, 768) == choose(64, 50257, 768)
-
-
-def test_many_rows_go_to_cublas():
-    assert choose(ROWS[-1] + 1, 2048, 2048) is None and choose(8192, 50257, 768) is None
-
-
-def test_a_shape_never_measured_takes_its_nearest_neighbors_launch():
-    assert choose(1, 2100, 2000) == choose(1, 2048, 2048)
-    assert isinstance(choose(1, 5000, 5000), GemvLaunch)

@@ -1,0 +1,112 @@
+"""Which launch is fastest for a product: measured, one JSON file per device in `measured/`, read when first asked for.
+
+A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
+of ours, or null where cuBLAS was as fast; and the best `gemv` even so, for products with something fused in. A matrix
+that was never measured takes the choice of the nearest one: time depends on how many programs N gives and how long each
+runs over K, and both change it by ratios, so near means a small log-ratio.
+
+A device that was never measured takes the file of another with its compute capability, whose tiles fit it. Without one,
+a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
+
+Choices depend on the device's name and the product's shape alone, so all ranks of a model make the same.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Protocol
+
+import torch
+
+from gradus.device.capability import Capability, capability
+from gradus.kernels.gemv import GemvLaunch
+from gradus.kernels.skinny import SkinnyLaunch
+
+Launch = GemvLaunch | SkinnyLaunch
+
+
+class LaunchTable(Protocol):
+    """Chooses how one kind of device multiplies."""
+
+    def choose(self, m: int, n: int, k: int) -> Launch | None:
+        """A launch of `gemv` (m = 1) or `skinny` for [m, k] by a 16-bit matrix [n, k], or None for cuBLAS."""
+
+    def alone(self, n: int, k: int) -> GemvLaunch:
+        """The launch of `gemv` for one row by a matrix [n, k], whatever cuBLAS would take."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A device's file. rows: numbers of rows that were measured, ascending; others take the next of them."""
+
+    device: str
+    capability: Capability
+    rows: tuple[int, ...]
+    launches: dict[tuple[int, int], tuple[Launch | None, ...]]  # one for each of `rows`
+    gemv: dict[tuple[int, int], GemvLaunch]
+
+    @classmethod
+    def read(cls, text: str) -> "Measured":
+        stored = json.loads(text)
+        matrices = {(matrix["n"], matrix["k"]): matrix for matrix in stored["matrices"]}
+        return cls(
+            stored["device"],
+            Capability(*stored["capability"]),
+            tuple(stored["rows"]),
+            {shape: _launches(stored["rows"], matrix["launches"]) for shape, matrix in matrices.items()},
+            {shape: GemvLaunch(*matrix["gemv"]) for shape, matrix in matrices.items()},
+        )
+
+    def choose(self, m: int, n: int, k: int) -> Launch | None:
+        if not 0 < m <= self.rows[-1]:
+            return None
+        column = next(column for column, rows in enumerate(self.rows) if rows >= m)
+        return self.launches[self._nearest(n, k)][column]
+
+    def alone(self, n: int, k: int) -> GemvLaunch:
+        return self.gemv[self._nearest(n, k)]
+
+    def _nearest(self, n: int, k: int) -> tuple[int, int]:
+        return min(self.launches, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
+
+
+def _launches(rows: Sequence[int], stored: Sequence[Any]) -> tuple[Launch | None, ...]:
+    kinds = [GemvLaunch if m == 1 else SkinnyLaunch for m in rows]
+    return tuple(launch and kind(*launch) for kind, launch in zip(kinds, stored, strict=True))
+
+
+class Unmeasured:
+    """For a device of which nothing is known: 16 weights per thread in flight, as nearly all that was measured has."""
+
+    def choose(self, m: int, n: int, k: int) -> Launch | None:
+        return self.alone(n, k) if m == 1 else None
+
+    def alone(self, n: int, k: int) -> GemvLaunch:
+        if k < 1024:
+            return GemvLaunch(rows=2, columns=256, warps=1)
+        return GemvLaunch(2, 1024, 4) if k < 4096 else GemvLaunch(1, 2048, 4)
+
+
+@cache
+def table_of(device: torch.device) -> LaunchTable:
+    """The table for a GPU; for a CPU, where Triton interprets, the one of an unmeasured device."""
+    if device.type != "cuda":
+        return Unmeasured()
+    return matching(torch.cuda.get_device_name(device), capability(device))
+
+
+def matching(name: str, able: Capability) -> LaunchTable:
+    """The file of this device, or of the first one (by file name) with its capability, or else `Unmeasured`."""
+    tables = stored_tables()
+    same = [table for table in tables if table.device == name]
+    alike = [table for table in tables if table.capability == able]
+    return next(iter(same + alike), Unmeasured())
+
+
+@cache
+def stored_tables() -> tuple[Measured, ...]:
+    found = sorted(files("gradus.kernels").joinpath("measured").iterdir(), key=lambda file: file.name)
+    return tuple(Measured.read(file.read_text(encoding="utf-8")) for file in found if file.name.endswith(".json"))

@@ -1,0 +1,113 @@
+"""Which launch takes a product: what was measured on a device, and what a device takes that was never measured."""
+
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+from tomllib import loads
+
+import pytest
+import torch
+
+from benchmarks import fused_kernels
+from gradus.device.capability import Capability
+from gradus.kernels import linear
+from gradus.kernels.gemv import GemvLaunch
+from gradus.kernels.launch_tables import Unmeasured, matching, stored_tables, table_of
+from gradus.kernels.skinny import MOST_ROWS, SkinnyLaunch
+
+ROOT = Path(__file__).parents[2]
+HOPPER = Capability(9, 0)
+H200 = matching("NVIDIA H200", HOPPER)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "launch"),
+    [
+        (1, 768, 3072, GemvLaunch(1, 4096, 8)),
+        (1, 262144, 640, GemvLaunch(4, 256, 2)),
+        (8, 576, 1536, SkinnyLaunch(32, 128, 4, 5, 4)),
+        (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
+        (64, 151936, 1024, None),
+        (8, 576, 576, None),
+    ],
+)
+def test_an_h200_takes_what_was_measured_on_one(m, n, k, launch):
+    chosen = H200.choose(m, n, k)
+    assert chosen == launch and type(chosen) is type(launch)
+
+
+def test_few_rows_choose_as_the_next_number_of_rows_that_was_measured():
+    assert H200.choose(2, 2048, 2048) == H200.choose(8, 2048, 2048)
+    assert H200.choose(33, 50257, 768) == H200.choose(64, 50257, 768)
+
+
+def test_many_rows_and_none_go_to_cublas():
+    assert H200.choose(MOST_ROWS + 1, 2048, 2048) is H200.choose(8192, 50257, 768) is H200.choose(0, 768, 768) is None
+
+
+def test_a_shape_never_measured_takes_its_nearest_neighbors_launch():
+    assert H200.choose(1, 2100, 2000) == H200.choose(1, 2048, 2048)
+    assert isinstance(H200.choose(1, 5000, 5000), GemvLaunch)
+
+
+def test_a_device_never_measured_takes_its_capabilitys_file_or_what_runs_anywhere():
+    assert matching("NVIDIA H100 80GB HBM3", HOPPER) is H200
+    for able in (Capability(8, 0), Capability(8, 9), Capability(12, 0)):
+        table = matching("a GPU that nobody has seen", able)
+        assert isinstance(table, Unmeasured)
+        assert table.choose(2, 4096, 4096) is None
+        assert table.choose(1, 4096, 4096) == table.alone(4096, 4096)
+
+
+@pytest.mark.parametrize("k", [24, 576, 1000, 1024, 4096, 14336])
+def test_the_launch_for_any_device_has_16_weights_per_thread_in_flight(k):
+    launch = Unmeasured().alone(4096, k)
+    assert launch.rows * launch.columns == 16 * 32 * launch.warps
+
+
+def test_a_fused_product_takes_gemv_even_where_cublas_wins_and_half_the_rows_with_a_gate(monkeypatch):
+    monkeypatch.setattr(linear, "table_of", lambda device: H200)
+    device = torch.device("meta")
+    try:
+        assert linear.choose_fused(576, 576, False, device) == GemvLaunch(2, 256, 1)
+        assert linear.choose_fused(576, 576, True, device) == GemvLaunch(1, 256, 1)
+        assert linear.choose(8, 576, 576, device) is None
+    finally:
+        linear.choose.cache_clear()
+        linear.choose_fused.cache_clear()
+
+
+def test_where_triton_interprets_nothing_was_measured():
+    assert isinstance(table_of(torch.device("cpu")), Unmeasured)
+
+
+def test_a_devices_name_decides_and_each_device_is_asked(monkeypatch):
+    names = {"cuda:0": "NVIDIA H200", "cuda:1": "NVIDIA L4"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[str(device)])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index == 0 else (8, 9))
+    tables = [table_of.__wrapped__(torch.device(name)) for name in names]
+    assert tables[0] is H200 and isinstance(tables[1], Unmeasured)
+
+
+# -- the files -------------------------------------------------------------------------------------------------------
+
+
+def test_the_h200s_file_is_what_the_benchmark_writes_of_its_results():
+    found = json.loads((ROOT / "benchmarks/fused_kernels.json").read_text())
+    path = fused_kernels.file_of(found["device"])
+    assert path.name == "nvidia-h200.json" and path.read_text() == fused_kernels.table(found)
+
+
+def test_every_file_says_what_it_was_measured_with_and_goes_into_the_wheel():
+    patterns = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["gradus.kernels"]
+    paths = sorted(fused_kernels.MEASURED.iterdir())
+    for path in paths:
+        stored = json.loads(path.read_text())
+        assert {"device", "capability", "torch", "triton"} <= stored.keys()
+        assert any(fnmatch(f"measured/{path.name}", pattern) for pattern in patterns)
+    assert len(paths) == len(stored_tables())
+
+
+def test_no_measured_launch_takes_more_rows_than_its_kernel():
+    for table in stored_tables():
+        assert table.rows[-1] <= MOST_ROWS
