@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gradus.device.capability import Capability
 from gradus.kernels.activation import activation_kernel
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
 from gradus.kernels.gemv import gemv_kernel
@@ -17,7 +16,7 @@ from gradus.kernels.norm import norm_kernel, warps_of
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
-from tests.kernels.sm90 import SHARED_LIMIT, Resources, compile_for_h200
+from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 POINTER = "*bf16"
 
@@ -34,11 +33,11 @@ def compiled(kernel, constants: dict, scalars: dict[str, str], pointers: dict[st
     """Every argument that is neither a constant nor named in `scalars` or `pointers` is a pointer to bfloat16."""
     constants = ({"PDL": False} if "PDL" in kernel.arg_names else {}) | constants
     names = [name for name in kernel.arg_names if name not in constants]
-    return compile_for_h200(kernel, dict.fromkeys(names, POINTER) | scalars | (pointers or {}), constants, **options)
+    return compile_for(H200, kernel, dict.fromkeys(names, POINTER) | scalars | (pointers or {}), constants, **options)
 
 
 def assert_within(used: Resources, registers: int) -> None:
-    assert used.registers <= registers and used.spilled == 0 and used.shared <= SHARED_LIMIT
+    assert used.registers <= registers and used.spilled == 0 and used.shared <= H200.shared_memory
 
 
 def wide_loads(used: Resources) -> int:
@@ -81,7 +80,7 @@ del GATED["gain_ptr"]  # an RMSNorm before it
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (2048, 2048), (4096, 14336)])
 @pytest.mark.parametrize("around", [PLAIN, GATED], ids=["plain", "norm and gate"])
 def test_the_measured_gemv_of_a_shape_fits_registers(n, k, around):
-    launch = matching("NVIDIA H200", Capability(9, 0)).alone(n, k)
+    launch = matching("NVIDIA H200", H200).alone(n, k)
     constants = around | {"K": k, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
     used = compiled(gemv_kernel, constants, {"N": "i32:16", "eps": "fp32"}, num_warps=launch.warps)
     assert_within(used, 168)

@@ -11,7 +11,7 @@ import triton
 
 from gradus.kernels import attention_work, paged_attention
 from gradus.kernels.attention_launch import Launch, launches
-from tests.kernels.sm90 import SHARED_LIMIT, compile_for_h200
+from tests.kernels.ahead_of_time import H200, compile_for
 
 HERE = Path(__file__).parent
 TYPES = {
@@ -45,7 +45,7 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool
         del constants["rotary"]
         values["rotary"] = "*bf16"
     assert constants["WIDTH"] == width
-    return compile_for_h200(kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)
+    return compile_for(H200, kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)
 
 
 # (head dim, group): of Qwen3-0.6B and Llama-3.2-1B; most registers that a thread may take for four decodes to run at
@@ -56,7 +56,7 @@ def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(h
     found = compiled(head_dim, group, launch, tokens=1, turns=turns)
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * 4 <= 65536
-    assert found.shared * 4 <= SHARED_LIMIT
+    assert found.shared * 4 <= H200.shared_memory
     assert "cp.async" in found.assembly  # keys are on their way while others are worked on
 
 
@@ -66,7 +66,7 @@ def test_a_prompt_compiled_for_an_h200_uses_its_matrix_units_and_fits(head_dim, 
     launch = launches(head_dim, torch.bfloat16, group)[-1]
     found = compiled(head_dim, group, launch, tokens=launch.rows // group)
     assert "wgmma" in found.assembly
-    assert found.spilled <= spilled and found.shared <= SHARED_LIMIT
+    assert found.spilled <= spilled and found.shared <= H200.shared_memory
 
 
 def test_few_tiles_are_split_less_than_many_are():
@@ -78,7 +78,11 @@ def test_few_tiles_are_split_less_than_many_are():
 def test_planning_a_step_compiles_for_an_h200_without_spilling():
     tensors = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     numbers = ("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step")
-    found = compile_for_h200(
-        attention_work._lay_out, tensors | dict.fromkeys(numbers, "i32"), {"WINDOW": 512, "SPANS": 256}, num_warps=8
+    found = compile_for(
+        H200,
+        attention_work._lay_out,
+        tensors | dict.fromkeys(numbers, "i32"),
+        {"WINDOW": 512, "SPANS": 256},
+        num_warps=8,
     )
     assert found.spilled == 0

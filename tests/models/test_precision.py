@@ -107,3 +107,19 @@ def test_an_unknown_dtype_is_refused(name):
 def test_a_device_that_is_not_there_is_refused(name):
     with pytest.raises(ConfigError, match="device"):
         resolve_device(name)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(precision, "without_cudnn_attention", lambda: None)
+
+
+def test_a_gpu_may_be_named_by_its_number(two_gpus, monkeypatch):
+    assert [str(resolve_device(name)) for name in ("auto", "cuda", "cuda:1")] == ["cuda", "cuda", "cuda:1"]
+    with pytest.raises(ConfigError, match="^device 'cuda:9': the GPUs here are cuda:0 to cuda:1$"):
+        resolve_device("cuda:9")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="^device 'cuda:1': the only GPU here is cuda:0$"):
+        resolve_device("cuda:1")

@@ -254,7 +254,7 @@ def test_without_a_seed_answers_differ(llm):
     "options, message",
     [
         ({"phase": "p99"}, "p99"),
-        ({"device": "tpu"}, "device must be auto, cpu or cuda"),
+        ({"device": "tpu"}, "device must be auto, cpu, cuda or cuda:N"),
         ({"dtype": "int3"}, "dtype must be auto, float32"),
         ({"context_length": 1}, "context_length must be between 2 and"),
         ({"context_length": 10**9}, "context_length must be between 2 and"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
+from gradus.device.capability import capability
 from gradus.device.transfer import upload
 from gradus.kernels.attention_launch import Launch, launches
 from gradus.kernels.attention_work import Work
@@ -35,7 +36,10 @@ class TritonPagedAttention(PagedAttention):
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
         self.group = config.num_heads // config.num_kv_heads
-        self.launches = launches(config.head_dim, storage.keys.dtype, self.group, _processors(self.device))
+        able = capability(self.device)
+        self.launches = launches(
+            config.head_dim, storage.keys.dtype, self.group, _processors(self.device), able.shared_memory
+        )
         self.partials = Partials(
             self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
         )

@@ -20,6 +20,9 @@ class Capability(NamedTuple):
     major: int
     minor: int
 
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
     @property
     def runs_kernels(self) -> bool:
         """Whether this project's kernels run: they multiply in bfloat16, copy asynchronously, and so need Ampere."""

@@ -5,14 +5,21 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from gradus.device.capability import KIB
+
+H200_PROCESSORS, H200_SHARED = 132, 227 * KIB
+SMALLEST_TILE = 16  # rows: what the matrix units want at least
+
+Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How a launch is shaped: measured (see `launches`), not derived.
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
-    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at; `alone`: of each
-    tile, as long as none of those gets too many keys (`attention_work`).
+    warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at. alone: how many it
+    aims at per tile, as long as none of those gets too many keys (`attention_work`).
     """
 
     rows: int
@@ -23,7 +30,7 @@ class Launch:
     alone: int
 
     def aim(self, kv_heads: int) -> int:
-        """Items that the splitting aims at, over all sequences: each is a program for each key head."""
+        """Items that the splitting aims at, over all sequences: each is one program for each key head."""
         return max(1, self.programs // kv_heads)
 
     def few(self, kv_heads: int, tiles: int) -> int:
@@ -31,17 +38,20 @@ class Launch:
         return max(1, min(self.programs, tiles * self.alone) // kv_heads)
 
 
-def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 132) -> tuple[Launch, ...]:
+def launches(
+    head_dim: int, dtype: torch.dtype, group: int, processors: int = H200_PROCESSORS, shared_memory: int = H200_SHARED
+) -> tuple[Launch, ...]:
     """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
-    processors: multiprocessors of the GPU (an H200 has 132). Measured there in bfloat16, for heads of 64 and 128
-    (`benchmarks/paged_attention.py --sweep`); what is wider, or has more bytes a value, takes shorter steps, because
-    its tiles must fit the same shared memory.
+    processors: multiprocessors of the GPU. shared_memory: bytes that one of its programs may have. Measured on an H200
+    in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and values of more
+    bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes the same
+    shapes, cut to fit (`fitted`).
 
     Among tiles of 16 rows the differences are small where heads are 128 wide: from 32 to 128 keys and from 1 to 4
-    warps, all read memory at its speed once the batch is large. Narrow heads take more of a program's time for fewer
-    bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For prompts the
-    shape decides: of 256 rows, a tile reads each key half as often as of 128.
+    warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
+    fewer bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For
+    prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
     if wide > 256:
@@ -53,8 +63,33 @@ def launches(head_dim: int, dtype: torch.dtype, group: int, processors: int = 13
         shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
     if wide <= 256 and dtype.itemsize == 2:
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
+    cut = [fitted(shape, group, wide, dtype.itemsize, shared_memory) for shape in shapes if shape[0] >= group]
+    by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
     return tuple(
-        Launch(*shape, programs=(4 if shape[0] == 16 else 1) * processors, alone=processors)
-        for shape in shapes
-        if shape[0] >= group
+        Launch(*shape, programs=(4 if shape[0] == SMALLEST_TILE else 1) * processors, alone=processors)
+        for shape in by_rows.values()
     )
+
+
+def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: int) -> Shape:
+    """The shape, with as few stages less, and then rows and warps halved, as it takes to fit shared memory."""
+    rows, keys, warps, most = shape
+    least = max(SMALLEST_TILE, triton.next_power_of_2(group))  # a token's heads share a tile
+    while True:
+        for stages in range(most, 1 if rows > least else 0, -1):
+            if bytes_needed(rows, keys, stages, wide, itemsize) <= shared_memory:
+                return rows, keys, warps, stages
+        if rows == least:
+            raise ValueError(f"no attention tile of {rows} rows and {keys} keys fits {shared_memory} bytes")
+        rows, warps = rows // 2, max(1, warps // 2)
+
+
+def bytes_needed(rows: int, keys: int, stages: int, wide: int, itemsize: int) -> int:
+    """At most so much shared memory does a program take, where its matrix units read registers.
+
+    Keys and values of all stages but the one being worked on are there, the queries, and the weights of a step: in
+    float32 twice, since the product of three TF32 products splits each into a high and a low part. On Hopper and the
+    large Blackwells matrix units read shared memory and all stages are there, of which they have more than enough.
+    """
+    halves = 2 if itemsize == 4 else 1
+    return 2 * (stages - 1) * keys * wide + halves * rows * (wide + keys * itemsize)

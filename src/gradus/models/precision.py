@@ -106,9 +106,9 @@ def _scratch() -> Tensor:
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is a GPU if there is one. Raises ConfigError for a device that is not there.
+    """auto, cpu, cuda or a GPU by its number, as cuda:1; auto is a GPU if there is one.
 
-    Choosing a GPU also switches cuDNN's attention off, for the whole process: see `without_cudnn_attention`.
+    Raises ConfigError for a device that is not there. Choosing a GPU also switches cuDNN's attention off, for the whole process: see `without_cudnn_attention`.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,10 +117,13 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works")
     if device.type == "cuda":
+        if device.index is not None and device.index >= (count := torch.cuda.device_count()):
+            numbered = "the only GPU here is cuda:0" if count == 1 else f"the GPUs here are cuda:0 to cuda:{count - 1}"
+            raise ConfigError(f"device {name!r}: {numbered}")
         without_cudnn_attention()
     return device
 

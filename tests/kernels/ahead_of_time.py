@@ -1,4 +1,4 @@
-"""Compiling kernels for an H200 (sm_90) without one: Triton brings the compiler and the disassembler along."""
+"""Compiling kernels for GPUs that are not here: Triton brings the compiler and the disassembler along."""
 
 import re
 import subprocess
@@ -9,8 +9,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-H200 = GPUTarget("cuda", 90, 32)
-SHARED_LIMIT = 232448  # bytes that one program may have
+from gradus.device.capability import Capability
+
+H200 = Capability(9, 0)
+# an A100, an RTX 3090, an L4, an H200, a B200, an RTX 5090
+EVERY = [Capability(8, 0), Capability(8, 6), Capability(8, 9), H200, Capability(10, 0), Capability(12, 0)]
 
 
 class Resources(NamedTuple):
@@ -22,7 +25,9 @@ class Resources(NamedTuple):
     assembly: str
 
 
-def compile_for_h200(kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> Resources:
+def compile_for(
+    able: Capability, kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int
+) -> Resources:
     """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32").
 
     Pointers, and strides ("i32:16"), are taken to be divisible by 16, as the launcher finds them.
@@ -34,12 +39,13 @@ def compile_for_h200(kernel: Any, types: dict[str, str], constants: dict[str, An
         if kind.startswith("*") or kind.endswith(":16"):
             divisible[(number,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, divisible)
-    compiled = triton.compile(source, target=H200, options=options)
+    target = GPUTarget("cuda", 10 * able.major + able.minor, 32)
+    compiled = triton.compile(source, target=target, options=options)
     return Resources(*_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"])
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """What the assembler says of its output: REG is registers a thread, STACK what it keeps in memory instead."""
+    """What the assembler says of its output: REG is registers per thread, STACK what it keeps in memory instead."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with_path = Path(triton.knobs.cache.dir) / "usage.cubin"
     with_path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,59 @@
+"""Each device is asked for itself: what runs on the second GPU has nothing from the first."""
+
+import pytest
+import torch
+
+from gradus import kernels
+from gradus.device import transfer
+from gradus.device.capability import Capability, capability
+from gradus.device.transfer import Arrival
+
+SECOND = torch.device("cuda:1")
+
+
+def test_an_arrival_is_a_point_in_its_own_devices_stream(monkeypatch):
+    recorded = []
+
+    class Event:
+        def record(self, stream):
+            recorded.append(stream)
+
+    monkeypatch.setattr(transfer.torch.cuda, "Event", Event)
+    monkeypatch.setattr(transfer.torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    Arrival(SECOND)
+    Arrival(torch.device("cpu")).wait()  # nothing to wait for
+    assert recorded == ["stream of cuda:1"]
+
+
+def test_capability_is_the_devices_own(monkeypatch):
+    of = {"cuda:0": (9, 0), "cuda:1": (8, 9)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: of[str(device)])
+    assert capability(torch.device("cuda:0")).starts_early and not capability(SECOND).starts_early
+    assert capability(torch.device("cpu")) == Capability(8, 0)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_kernels_are_missing_on_a_gpu_older_than_ampere(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert kernels.missing(device) == "the GPU has compute capability 7.5, and Triton's kernels need 8.0 or newer"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    assert kernels.missing(device) is None
+    assert "the model is on the cpu" in kernels.missing("cpu")
+
+
+def test_each_device_has_its_own_processors_and_counters(monkeypatch):
+    pytest.importorskip("triton")
+    from types import SimpleNamespace
+
+    from gradus.attention.triton_paged import _processors
+    from gradus.kernels.skinny import counters
+
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: asked.append(device) or SimpleNamespace(multi_processor_count=58),
+    )
+    assert _processors(SECOND) == 58 and asked == [SECOND]
+    assert counters(torch.device("meta"), 4).device.type == "meta" and counters(torch.device("cpu"), 4).is_cpu

@@ -1,0 +1,216 @@
+"""Every kernel, compiled ahead of time for every GPU from Ampere on, with the launch that would be chosen there.
+
+What is checked is what would fail at the first launch: that it compiles, and that its shared memory is there. A sample
+runs always, all of it by `make stress`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import triton
+
+from gradus.attention.triton_paged import TURNING_WIDTH
+from gradus.device.capability import OLDEST, Capability
+from gradus.kernels import attention_work, paged_attention
+from gradus.kernels.activation import BLOCK, activation_kernel
+from gradus.kernels.attention_launch import bytes_needed, fitted, launches
+from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.gemv import gemv_kernel
+from gradus.kernels.launch_tables import Measured, matching
+from gradus.kernels.norm import norm_kernel, warps_of
+from gradus.kernels.rope_store import heads_together, rope_store_kernel
+from gradus.kernels.sampling import block_best_kernel, row_best_kernel
+from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
+from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+SPILLED = {"prompt 128 bfloat16": 768, "prompt 64 float32": 64, "prompt 128 float32": 768, "prompt 256 float32": 768}
+
+
+class Case(NamedTuple):
+    """A kernel as it would be launched. Arguments that are neither constants nor in `types` point to bfloat16."""
+
+    kernel: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+    def compiled(self, able: Capability, early: bool) -> Resources:
+        constants = ({"PDL": early} if "PDL" in self.kernel.arg_names else {}) | self.constants
+        types = dict.fromkeys((name for name in self.kernel.arg_names if name not in constants), "*bf16")
+        return compile_for(able, self.kernel, types | self.types, constants, **self.options)
+
+
+def cases(able: Capability) -> Iterator[tuple[str, Case]]:
+    """By name, the kernels of a Qwen3-like model on this GPU."""
+    yield from beside_products()
+    yield from products(able)
+    yield from samplers()
+    for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4)):
+        for dtype in TYPES:
+            yield from attention(able, head_dim, group, dtype)
+
+
+def beside_products() -> Iterator[tuple[str, Case]]:
+    norm = {"D": 4096, "CENTER": False, "BLOCK": 4096, "delta_weight_ptr": None, "bias_ptr": None}
+    yield "norm", Case(norm_kernel, {"eps": "fp32"}, norm, {"num_warps": warps_of(4096)})
+    gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK}
+    yield "activation", Case(activation_kernel, {"width": "i32:16"}, gated, {"num_warps": 4})
+    heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64}
+    numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64", "eps": "fp32"}
+    yield "rope and store", Case(rope_store_kernel, numbers, heads, {"num_warps": 1})
+    tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
+    given = {"given_ptr": "*i32", "latest_ptr": "*i64", "tokens_ptr": "*i64", "positions_ptr": "*i64", "rows": "i32"}
+    yield "newest", Case(newest_kernel, tables | given, {"BLOCK": 128}, {})
+    strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
+    found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
+    yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
+    numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step"), "i32")
+    lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
+    yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
+
+
+def products(able: Capability) -> Iterator[tuple[str, Case]]:
+    table = matching("", able)
+    around = {"bias_ptr": None, "residual_ptr": None, "shift_ptr": None, "ACTIVATION": "silu", "GATED": True}
+    for n, k in ((768, 768), (4096, 4096), (4096, 14336)):
+        launch = table.alone(n, k)
+        constants = around | {"K": k, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+        yield f"gemv {n} {k}", Case(gemv_kernel, {"N": "i32:16", "eps": "fp32"}, constants, {"num_warps": launch.warps})
+    found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
+    for launch in sorted(launch for launch in found if isinstance(launch, SkinnyLaunch)):
+        constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
+        constants |= {"BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+        types = {"M": "i32", "N": "i32:16", "K": "i32:16", "chunk": "i32:16"}
+        types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        yield f"skinny {' '.join(map(str, launch))}", Case(skinny_kernel, types, constants, options)
+
+
+def samplers() -> Iterator[tuple[str, Case]]:
+    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr", "best_ptr"), "*fp32")
+    slots = {"slots_ptr": "*i32", "latest_ptr": "*i64", "out_ptr": "*i64", "tokens_ptr": "*i32", "blocks": "i32"}
+    slots |= {"seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
+    for name, kernel, constants, warps in (
+        ("block best", block_best_kernel, {"BLOCK": 2048}, 4),
+        ("row best", row_best_kernel, {"BLOCKS": 128}, 1),
+    ):
+        types = {name: kind for name, kind in (floats | slots).items() if name in kernel.arg_names}
+        yield name, Case(kernel, types, constants, {"num_warps": warps})
+
+
+def attention(able: Capability, head_dim: int, group: int, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
+    """Decodes, with heads rotated before or in the kernel, then every taller tile."""
+    types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
+    types |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32") | dict.fromkeys(("scale", "softcap", "eps"), "fp32")
+    types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype])
+    what = f"{head_dim} {str(dtype).removeprefix('torch.')}"
+    chosen = launches(head_dim, dtype, group, shared_memory=able.shared_memory)
+    for launch in chosen:
+        tokens = 1 if launch is chosen[0] else launch.rows // group
+        constants = paged_attention.constants(
+            launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False
+        )
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        norms = {"q_gain": None, "k_gain": None}
+        plain = constants | norms | {"TURNS": False, "rotary": None}
+        kind = "decode" if tokens == 1 else "prompt"
+        yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
+        if tokens == 1 and head_dim <= TURNING_WIDTH:
+            turns = Case(
+                paged_attention._attend, types | {"rotary": TYPES[dtype]}, constants | norms | {"TURNS": True}, options
+            )
+            yield f"decode that turns {what} {group}", turns
+
+
+def name_of(able: Capability) -> str:
+    return f"sm_{10 * able.major + able.minor}"
+
+
+def checked(able: Capability, name: str, case: Case) -> Resources:
+    used = case.compiled(able, early=able.starts_early)
+    assert used.shared <= able.shared_memory, f"{name}: {used.shared} bytes of shared memory"
+    return used
+
+
+SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best"]
+
+
+@pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
+def test_a_sample_of_kernels_compiles_and_fits(able):
+    for name, case in cases(able):
+        if name in SAMPLE:
+            checked(able, name, case)
+
+
+def test_a_prompt_fits_a_gpu_with_little_shared_memory():
+    """On an H200 this tile has 256 rows, and 160 KiB."""
+    able = Capability(8, 6)
+    *_, (name, case) = attention(able, 128, 2, torch.bfloat16)
+    assert name == "prompt 128 bfloat16 128 2"
+    checked(able, name, case)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("able", EVERY, ids=name_of)
+def test_every_kernel_compiles_and_fits(able, record_property):
+    for name, case in cases(able):
+        used = checked(able, name, case)
+        record_property(name, f"{used.registers} registers, {used.spilled} spilled, {used.shared} shared")
+        if able == H200:
+            most = next((bytes for start, bytes in SPILLED.items() if name.startswith(start)), 0)
+            assert used.spilled <= most, f"{name}: {used.spilled} bytes spilled"
+
+
+@pytest.mark.parametrize("able", [Capability(8, 9), Capability(9, 0), Capability(12, 0)], ids=name_of)
+def test_early_launches_are_said_to_work_exactly_where_they_compile(able, capfd):
+    case = dict(beside_products())["activation"]
+    if able.starts_early:
+        assert "griddepcontrol.wait" in case.compiled(able, early=True).assembly
+    else:
+        with pytest.raises(Exception, match=r"(?i)griddepcontrol|ptxas|internal"):
+            case.compiled(able, early=True)
+    capfd.readouterr()  # the assembler's complaint
+
+
+# -- capability ------------------------------------------------------------------------------------------------------
+
+
+def test_ampere_and_newer_run_kernels_and_hopper_and_newer_start_early():
+    runs = {able: (able.runs_kernels, able.starts_early) for able in (Capability(7, 5), *EVERY)}
+    assert runs[7, 5] == (False, False)
+    assert runs[8, 0] == runs[8, 6] == runs[8, 9] == (True, False)
+    assert runs[9, 0] == runs[10, 0] == runs[12, 0] == (True, True)
+
+
+def test_a_gpu_never_heard_of_is_given_the_least_shared_memory():
+    assert Capability(13, 7).shared_memory == min(able.shared_memory for able in EVERY) == 99 * 1024
+    assert OLDEST.shared_memory == 163 * 1024 and H200.shared_memory == 227 * 1024
+
+
+# -- attention tiles -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("group", [1, 4, 7, 20])
+@pytest.mark.parametrize("head_dim", [20, 64, 96, 128, 256])
+def test_tiles_are_cut_to_what_a_gpu_has_and_no_further(head_dim, group, dtype):
+    wide = triton.next_power_of_2(head_dim) * dtype.itemsize
+    here, there = launches(head_dim, dtype, group), launches(head_dim, dtype, group, shared_memory=99 * 1024)
+    assert launches(head_dim, dtype, group, shared_memory=163 * 1024) == here
+    for launch in there:
+        assert bytes_needed(launch.rows, launch.keys, launch.stages, wide, dtype.itemsize) <= 99 * 1024
+        assert launch.rows >= group
+    assert [launch.rows for launch in there] == sorted({launch.rows for launch in there})
+    assert there[0].keys == here[0].keys
+
+
+def test_stages_go_before_rows_and_warps_go_with_rows():
+    assert fitted((64, 32, 8, 3), 4, 512, 2, 99 * 1024) == (64, 32, 8, 2)
+    assert fitted((256, 64, 16, 3), 2, 256, 2, 99 * 1024) == (128, 64, 8, 2)
+    assert fitted((256, 64, 16, 3), 2, 256, 2, 227 * 1024) == (256, 64, 16, 3)
+    with pytest.raises(ValueError, match="no attention tile of 16 rows"):
+        fitted((64, 64, 4, 3), 1, 512, 4, 1024)
