@@ -118,8 +118,8 @@ def two_gpus(monkeypatch):
 
 def test_a_gpu_may_be_named_by_its_number(two_gpus, monkeypatch):
     assert [str(resolve_device(name)) for name in ("auto", "cuda", "cuda:1")] == ["cuda", "cuda", "cuda:1"]
-    with pytest.raises(ConfigError, match="^device 'cuda:9': the GPUs here are cuda:0 to cuda:1$"):
+    with pytest.raises(ConfigError, match=r"^device 'cuda:9': the GPUs here are cuda:0 to cuda:1$"):
         resolve_device("cuda:9")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="^device 'cuda:1': the only GPU here is cuda:0$"):
+    with pytest.raises(ConfigError, match=r"^device 'cuda:1': the only GPU here is cuda:0$"):
         resolve_device("cuda:1")

@@ -108,7 +108,8 @@ def _scratch() -> Tensor:
 def resolve_device(name: str) -> torch.device:
     """auto, cpu, cuda or a GPU by its number, as cuda:1; auto is a GPU if there is one.
 
-    Raises ConfigError for a device that is not there. Choosing a GPU also switches cuDNN's attention off, for the whole process: see `without_cudnn_attention`.
+    Raises ConfigError for a device that is not there. Choosing a GPU also switches cuDNN's attention off, for the whole
+    process: see `without_cudnn_attention`.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
