@@ -190,8 +190,8 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
 
 def test_noise_is_the_engines_bit_for_bit():
     """Flat logits: the winner of each row is the token with the least noise, so all of the noise decides."""
+    from gradus.kernels.noise import exponential
     from gradus.kernels.sampling import sample
-    from gradus.sampling.noise import exponential
 
     rows = 4096
     seeds, positions = torch.arange(rows, device="cuda") * 2**40 - 7, torch.arange(rows, device="cuda")

@@ -11,10 +11,10 @@ from torch import Tensor
 from gradus.kernels import activation, norm
 from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
+from gradus.kernels.noise import exponential
 from gradus.kernels.rope_store import rope_store, rope_store_reference
 from gradus.kernels.sampling import sample, sample_reference
 from gradus.kernels.skinny import SkinnyLaunch, counters, skinny, skinny_reference
-from gradus.sampling.noise import exponential
 
 
 @pytest.fixture(autouse=True)

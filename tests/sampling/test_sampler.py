@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from gradus.engine.plan import Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.sampling.noise import exponential, philox
+from gradus.kernels.noise import exponential, philox
 from gradus.sampling.sampler import Row, Sampler, draw, keep_likeliest
 
 VOCAB = 37

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradus.attention.reference import attend_causal
-
 
 def paged_attention_reference(
     q: Tensor,
@@ -22,14 +20,29 @@ def paged_attention_reference(
     softcap: float | None = None,
 ) -> Tensor:
     """Gather each span's pages, then attend. Shapes as in `paged_attention`; slots, lengths: S numbers, query_start one
-    more. Rows of no span, and of a padded one (length 0), are zeros.
+    more. Rows outside of every span, and of a padded one (length 0), are zeros.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for slot, first, stop, length in zip(slots, query_start, query_start[1:], lengths, strict=False):
         if stop > first and length:
             pages = tables[slot, : -(-length // keys.shape[1])].long()
-            stored = [kept[pages].flatten(0, 1)[:length].transpose(0, 1) for kept in (keys, values)]
-            out[first:stop] = attend_causal(
-                q[first:stop], *stored, start=length - (stop - first), scale=scale, window=window, softcap=softcap
-            )
+            k, v = (kept[pages].flatten(0, 1)[:length] for kept in (keys, values))
+            out[first:stop] = _attended(q[first:stop], k, v, scale, window, softcap)
     return out
+
+
+def _attended(
+    q: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """Softmax attention written out, in float32 at least. q: [n, Hq, Dh], the last of the m positions; [m, Hkv, Dh]."""
+    n, m, group = len(q), len(keys), q.shape[1] // keys.shape[1]
+    wide = torch.promote_types(q.dtype, torch.float32)
+    keys, values = (kept.to(wide).repeat_interleave(group, 1) for kept in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.to(wide), keys) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    query = torch.arange(m - n, m, device=q.device).unsqueeze(1)
+    key = torch.arange(m, device=q.device)
+    visible = (key <= query) & (key > query - (window or m))
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

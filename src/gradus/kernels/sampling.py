@@ -5,7 +5,7 @@ times compare like e exp((max - logit) / T), so no softmax is needed: one readin
 long for one program. Stage 1: each program takes BLOCK tokens and keeps the first to arrive, by the clock of the
 block's own maximum m: e exp((m - logit) / T), which loses no digits whatever T is. Stage 2: one program a row sets the
 blocks' winners to one clock, times exp((max - m) / T), and takes the first. The noise is that of
-`gradus.sampling.noise`, bit for bit, made where it is used: Philox4x32-10 of (seed, position, token id). So a request's
+`gradus.kernels.noise`, bit for bit, made where it is used: Philox4x32-10 of (seed, position, token id). So a request's
 tokens do not depend on the batch, the step, or the device.
 
 Bytes: the logits once, R V elements; 16 a block between the stages. Layout: logits [R, V] row-major, any floating
@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.noise import exponential
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.sampling.noise import exponential
 
 LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 

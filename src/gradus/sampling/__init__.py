@@ -1,5 +1,5 @@
 """Logits to token ids.
 
-Read sampler.py first (the reference, on any device), then noise.py (noise from seed and position) and
-kernel_sampler.py (the same draw in one kernel).
+Read sampler.py first (the reference, on any device), then kernel_sampler.py (the same draw in one kernel). Their noise,
+a function of seed and position, is `gradus.kernels.noise`.
 """

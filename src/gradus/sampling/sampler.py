@@ -15,7 +15,7 @@ from torch import Tensor
 from gradus.device.transfer import upload
 from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
-from gradus.sampling.noise import exponential
+from gradus.kernels.noise import exponential
 
 log = logging.getLogger(__name__)
 
