@@ -6,6 +6,7 @@ The core may run in the same loop (`LLM`), or on another thread or in another pr
 waits for it.
 """
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +43,8 @@ class FrontEnd:
         self.tokenizer = tokenizer
         self.limits = limits
         self.model = model
+        # what a token adds to a text never changes, and working it out costs as much as all else that is done with it
+        self._token_bytes = functools.cache(tokenizer.token_bytes) if tokenizer else None
         self._end_sample = end_sample
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
         self._numbers = itertools.count()
@@ -82,9 +85,8 @@ class FrontEnd:
         """Begin the transcripts of a request that is about to be submitted. Raises RequestError if its id is in use."""
         if request.id in self._transcripts:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
-        token_bytes = self.tokenizer.token_bytes if self.tokenizer else None
         self._transcripts[request.id] = {
-            index: Transcript(request, prompt_index, index, token_bytes) for index in range(request.params.n)
+            index: Transcript(request, prompt_index, index, self._token_bytes) for index in range(request.params.n)
         }
 
     def close(self, request_id: str) -> None:
