@@ -103,7 +103,7 @@ def _deeper_than(body: bytes, depth: int) -> bool:
     """Peel the innermost brackets off, once a level: what is left after `depth` rounds was nested deeper.
 
     Each round is one pass in C, so a hostile body costs milliseconds, where a Python loop over it would hold up
-    everybody on the event loop.
+    every other request on the event loop.
     """
     if body.count(b"[") + body.count(b"{") <= depth:
         return False

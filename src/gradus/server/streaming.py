@@ -1,8 +1,8 @@
-"""Server-sent events: each result leaves when it is there, and no client can hold anything up.
+"""Server-sent events: each result leaves as soon as it is there, and no client can hold up another.
 
 Three ways for a client to be bad at reading, and what each costs us:
     it leaves           `http.disconnect` comes, and the engine request is cancelled before its next step;
-    it vanishes         nothing comes; comments probe for it where there is nothing to send, and its timeout ends it;
+    it vanishes         nothing comes; comments probe for it while there is nothing to send, and its timeout ends it;
     it stops reading    the kernel's buffers fill, then sending blocks: after write_timeout the connection is cut. The
                         results that gather meanwhile are bounded by max_buffered.
 """

@@ -44,8 +44,8 @@ class LLM:
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
 
-    Building one changes nothing else in the process. Python's garbage collector may pause an engine that runs for
-    long; a program of its own calls `gradus.garbage.spare_what_stays()` afterwards, as the server does.
+    Python's garbage collector is left as the importing program has set it. It can pause an engine for longer than a
+    dozen steps; a program that minds calls `gradus.garbage.spare_what_stays()` once, afterwards, as the server does.
     """
 
     def __init__(
