@@ -9,88 +9,120 @@ from gradus.course.exercise import exercise_of, exercises_of
 from gradus.errors import ConfigError
 from tests.course.conftest import reference
 
-WANTED = "wanted = -(-end // self.page_size) - len(resident.tables[0])"
-SEEN = "first_page(resident.stored, window, self.page_size)"
-TOLD = "                resident.told = min(resident.told, first)\n"
-ALL_OR_NOTHING = """        if wanted * len(self.windows) > self.available:
-            self.refusals += 1
-            return False
-"""
+MISSING = "return max(0, self.pages_for(end) - len(self.block_tables.get(id, ())))"
+REFUSAL = "        if not self.has_room(id, end):\n            return False\n"
+DROPPED = "        self.pool.drop(*reversed(self.block_tables.pop(id, [])))\n"
+NEWCOMER = "self.cache.has_room(sequence.id, self.end_of_span(sequence), spare=len(self.running))"
+WAITING = "        self.release(sequence)\n        self.waiting.appendleft(sequence)\n"
+ROWS = "tables.gather(1, positions // page_size) * page_size + positions % page_size"
 
 WRONG = {
     # file, the right text, the wrong text, what the sentence must say
     "a page too few": (
-        "paged.py",
-        WANTED,
-        WANTED.replace("-(-end // self.page_size)", "end // self.page_size"),
+        "cache.py",
+        MISSING,
+        "return max(0, end // self.page_size - len(self.block_tables.get(id, ())))",
         "1 positions are on 1 pages of 4; yours are on 0",
     ),
-    "a page too many": ("paged.py", WANTED, f"{WANTED} + 1", "1 positions are on 1 pages of 4; yours are on 2"),
+    "a page too many": (
+        "cache.py",
+        MISSING,
+        f"{MISSING} + 1",
+        "1 positions are on 1 pages of 4; yours are on 2",
+    ),
+    "all pages again whenever a sequence grows": (
+        "cache.py",
+        MISSING,
+        "return self.pages_for(end)",
+        "3 positions are on 1 pages of 4; yours are on 2",
+    ),
     "as many pages as there are, and then a refusal": (
-        "paged.py",
-        ALL_OR_NOTHING,
-        """        if wanted * len(self.windows) > self.available:
-            self.refusals += 1
-            resident.tables[0] += self._take(self.available)
-            return False
-""",
+        "cache.py",
+        REFUSAL,
+        "        if not self.has_room(id, end):\n"
+        "            self.block_tables.setdefault(id, []).extend(self.take(self.pool.available))\n"
+        "            return False\n",
         "a refusal takes no page and stores nothing",
     ),
-    "nobody is told which entries are 0 now": (
-        "paged.py",
-        TOLD,
-        TOLD.replace("min(resident.told, first)", "resident.told"),
-        "whoever keeps a copy of the tables must hear of the pages that are gone",
+    "a refused sequence counts as stored": (
+        "cache.py",
+        REFUSAL,
+        "        if not self.has_room(id, end):\n            self.lengths[id] = end\n            return False\n",
+        "a refusal takes no page and stores nothing",
     ),
-    "the window of the span's last position": (
-        "paged.py",
-        "        self._give_back(resident)\n        wanted",
-        "        start, resident.stored = resident.stored, end - 1\n        self._give_back(resident)\n"
-        "        resident.stored = start\n        wanted",
-        "the first query of span 21 to 29 sees back to 6",
+    "pages are not given back": (
+        "cache.py",
+        DROPPED,
+        "        self.block_tables.pop(id, None)\n",
+        "PagedCache.check",
     ),
-    "nothing is ever given back": (
-        "paged.py",
-        "        self._give_back(resident)\n        wanted",
-        "        wanted",
-        "entries 0 to 5 are given back; yours are []",
-    ),
-    "entries are deleted, and the rest moves up": (
-        "paged.py",
-        "            table[first:seen] = [0] * (seen - first)\n            resident.first[group] = seen\n",
-        "            del table[first:seen]\n            resident.first[group] = 0\n",
-        "PagedCache",
+    "the first page alone is given back": (
+        "cache.py",
+        DROPPED,
+        "        self.pool.drop(*self.block_tables.pop(id, [])[:1])\n",
+        "PagedCache.check",
     ),
     "the first one gives way": (
-        "batching.py",
-        "worst = max(self.running, key=BY_ORDER)\n            self.preempt(worst)\n            if worst is sequence",
-        "worst = min(self.running, key=BY_ORDER)\n            self.preempt(worst)\n            if worst is sequence",
+        "scheduler.py",
+        "            last = self.running[-1]\n",
+        "            last = self.running[0]\n",
         "a came first and never gives way",
     ),
-    "who was sent back stays in the plan": (
-        "batching.py",
-        "        self.plan.spans[:] = [span for span in self.plan.spans if span.sequence is not sequence]\n",
-        "",
-        "a was sent back while it was made",
+    "a sequence that gave way itself is planned": (
+        "scheduler.py",
+        "            if last is sequence:\n                return False\n",
+        "            if last is sequence:\n                break\n",
+        "PagedBatching",
     ),
-    "who was sent back is forgotten": (
-        "batching.py",
-        "        self.release(sequence)\n        self.waiting.push(sequence)\n",
+    "a preempted sequence is forgotten": (
+        "scheduler.py",
+        WAITING,
         "        self.release(sequence)\n",
-        "PagedBatching.check",
+        "b",
     ),
-    "who was sent back keeps its pages": (
-        "batching.py",
-        "        self.release(sequence)\n        self.waiting.push(sequence)\n",
+    "a preempted sequence goes to the end of the queue": (
+        "scheduler.py",
+        WAITING,
+        "        self.release(sequence)\n        self.waiting.append(sequence)\n",
+        "after its preemption it is back before c starts",
+    ),
+    "a preempted sequence keeps its pages": (
+        "scheduler.py",
+        WAITING,
         "        self.running.remove(sequence)\n        self.free_slots.append(sequence.slot)\n"
-        "        sequence.slot, sequence.decoding = -1, False\n        self.waiting.push(sequence)\n",
-        "the scheduler plans none",
+        "        self.waiting.appendleft(sequence)\n",
+        "PagedBatching",
+    ),
+    "preemptions are not counted": (
+        "scheduler.py",
+        "        self.preemptions += 1\n",
+        "        self.preemptions += 0\n",
+        "one preemption is enough here",
     ),
     "a newcomer takes the last page": (
-        "batching.py",
-        "return not self.running or self.cache.available >= len(self.running) * self._growth",
-        "return True",
+        "scheduler.py",
+        NEWCOMER,
+        NEWCOMER.replace(", spare=len(self.running)", ""),
         "waits; yours starts ['a', 'b'], with 1 preemptions",
+    ),
+    "the page number is taken for the row": (
+        "attention.py",
+        ROWS,
+        "tables.gather(1, positions // page_size) + positions % page_size",
+        "goes wrong",
+    ),
+    "pages in the order of the positions": (
+        "attention.py",
+        ROWS,
+        "tables[:, :1] * page_size + positions",
+        "goes wrong",
+    ),
+    "new keys are stored after attending": (
+        "attention.py",
+        "        self.storage.store(layer, self.new_rows, k, v)\n        keys, values = self.storage.rows(layer)\n",
+        "        keys, values = (part.clone() for part in self.storage.rows(layer))\n"
+        "        self.storage.store(layer, self.new_rows, k, v)\n",
+        "goes wrong",
     ),
 }
 
@@ -108,10 +140,11 @@ def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
 
 def test_of_several_exercises_the_files_name_tells_which_is_meant():
     info = phases.find("p04")
-    assert [exercise.file_name for exercise in exercises_of(info)] == ["paged.py", "batching.py"]
-    assert exercise_of(info, Path("mine/batching.py")) is exercises_of(info)[1]
+    assert [exercise.file_name for exercise in exercises_of(info)] == ["cache.py", "scheduler.py", "attention.py"]
+    assert exercise_of(info, Path("mine/scheduler.py")) is exercises_of(info)[1]
     with pytest.raises(
-        ConfigError, match=r"p04 has 2 exercises: name your file paged\.py or batching\.py, not pool\.py"
+        ConfigError,
+        match=r"p04 has 3 exercises: name your file cache\.py or scheduler\.py or attention\.py, not pool\.py",
     ):
         exercise_of(info, Path("pool.py"))
 

@@ -1,103 +1,183 @@
 """The mistakes that p05 and p06 invite are caught, and the check says in a sentence what is wrong."""
 
+from pathlib import Path
+
 import pytest
 
+from gradus import phases
+from gradus.course.exercise import exercise_of
 from tests.course.conftest import PHASES, reference
 
-MATCHED = "longest = (len(tokens) - 1) // self.page_size"
-PLACED = "end = min(len(tokens), start + self.left)"
+SWAP = """                self.pool.share(page)
+                self.pool.drop(table[place])
+                table[place] = page
+"""
+SPLIT = """                if count < len(node.keys):
+                    self.split(node, count)
+"""
 
 WRONG = {
-    # phase, the right text, the wrong text, what the sentence must say
+    # phase, file, the right text, the wrong text, what the sentence must say
     "p05: a prompt is hit to its end": (
         "p05",
-        MATCHED,
-        "longest = len(tokens) // self.page_size",
+        "cache.py",
+        "page_keys(tokens[:-1], self.page_size, salt)",
+        "page_keys(tokens, self.page_size, salt)",
         "a hit ends before the last token, whose row gives the logits",
     ),
     "p05: tenants share": (
         "p05",
-        "cursor, found = Cursor(salt, self.root), ",
-        "cursor, found = Cursor(None, self.root), ",
+        "cache.py",
+        "page_keys(tokens[:-1], self.page_size, salt)",
+        "page_keys(tokens[:-1], self.page_size)",
         "nothing is shared",
+    ),
+    "p05: pages found are not held": (
+        "p05",
+        "cache.py",
+        "        self.pool.share(*pages)\n",
+        "",
+        "PrefixCache",
+    ),
+    "p05: two copies of a page are kept": ("p05", "cache.py", SWAP, "                pass\n", "hold"),
+    "p05: the copy is not given back": (
+        "p05",
+        "cache.py",
+        "                self.pool.drop(table[place])\n",
+        "",
+        "PrefixCache.check",
+    ),
+    "p05: pages are published before they are full": (
+        "p05",
+        "cache.py",
+        "        keys = page_keys(tokens[: self.stored(id)], self.page_size, salt)\n",
+        "        keys = page_keys(tokens[: self.stored(id)] + [0] * self.page_size, self.page_size, salt)\n",
+        "PrefixCache",
+    ),
+    "p05: the newest idle page is evicted": (
+        "p05",
+        "cache.py",
+        "        (page,) = self.pool.oldest_idle(1)\n",
+        "        page = self.pool.oldest_idle(len(self.pool.idle))[-1]\n",
+        "PrefixIndex.remove",
+    ),
+    "p05: an evicted page stays in the tree": (
+        "p05",
+        "cache.py",
+        "        self.index.remove(page)\n",
+        "",
+        "Pool",
     ),
     "p05: a page is looked up by its own tokens alone": (
         "p05",
-        "        hit = cursor.depth = self._usable(found)\n",
-        "        if not found[0] and (pages := [page for page, node in self.owners.items() if "
-        "tokens[: self.page_size] == node.tokens[(at := (node.pages[0].index(page)) * self.page_size) : "
-        "at + self.page_size]]) and longest:\n"
-        "            found[0].append(pages[0])\n"
-        "            cursor.node, cursor.depth = self.owners[pages[0]], 1\n"
-        "        hit = cursor.depth = self._usable(found)\n",
+        "radix.py",
+        "        while depth < len(keys) and keys[depth] in node.children:\n"
+        "            node = node.children[keys[depth]]\n",
+        "        nodes = {key: each for each in self.nodes() for key in each.keys[:1]}\n"
+        "        while depth < len(keys) and keys[depth] in nodes:\n"
+        "            node = nodes[keys[depth]]\n",
         "the same page behind another beginning has other keys",
     ),
-    "p05: what a window lost is taken for found": (
+    "p05: the walk goes on below a node that agrees in part": (
         "p05",
-        "hit = cursor.depth = self._usable(found)",
-        "hit = cursor.depth = len(found[0])",
-        "a hit stops where a window page is gone",
-    ),
-    "p05: two copies of a page are kept": (
-        "p05",
-        "            duplicates += self._merge(cursor, tables, steps)\n",
-        "            self._merge(cursor, tables, steps)\n",
-        "holds every page on its path",
-    ),
-    "p05: the cursor's place is taken for granted": (
-        "p05",
-        "        if not cursor.find():\n            return duplicates\n",
+        "radix.py",
+        "            if count < len(node.keys):\n                return\n",
         "",
-        "a cursor finds its place after its node was split",
+        "",
     ),
-    "p05: only the evicted page is forgotten, not what comes after it": (
+    "p05: a node is not split where two sequences part": (
         "p05",
-        "            return self._cut(node, place)\n        node.pages",
-        "            pass\n        node.pages",
-        "removing a page takes what comes after it along",
+        "radix.py",
+        SPLIT.replace("                ", "            ").replace("                    ", "                "),
+        "",
+        "",
+    ),
+    "p05: the pages that came later are kept": (
+        "p05",
+        "radix.py",
+        "return known + fresh",
+        "return pages",
+        "after the commit both hold the same two pages",
+    ),
+    "p05: the lower half keeps its old parent": (
+        "p05",
+        "radix.py",
+        "            child.parent = lower\n",
+        "            pass\n",
+        "PrefixIndex.check",
+    ),
+    "p05: the lower half's pages have no owner": (
+        "p05",
+        "radix.py",
+        "        self.owners |= dict.fromkeys(lower.pages, lower)\n",
+        "",
+        "PrefixIndex.check",
     ),
     "p06: the budget is not heeded": (
         "p06",
-        PLACED,
-        "end = len(tokens)",
+        "scheduler.py",
+        "return min(len(sequence.tokens), self.cache.stored(sequence.id) + self.left)",
+        "return len(sequence.tokens)",
         "is (0, 8, 0); yours is (0, 19, 1)",
     ),
     "p06: the budget is not charged": (
         "p06",
-        "        self.left -= end - start\n        return True",
-        "        return True",
+        "scheduler.py",
+        "        self.left -= end - start\n",
+        "",
         "the budget is 8 tokens per step; yours planned",
+    ),
+    "p06: the budget is given once and for all": (
+        "p06",
+        "scheduler.py",
+        "        self.left = self.token_budget\n        return super().schedule()\n",
+        "        self.left = self.left or self.token_budget\n        return super().schedule()\n",
+        "",
     ),
     "p06: every chunk is sampled from": (
         "p06",
-        "logits = 1 if end == len(tokens) else 0",
+        "scheduler.py",
+        "logits = 1 if end == len(sequence.tokens) else 0",
         "logits = 1",
         "is (0, 8, 0); yours is (0, 8, 1)",
     ),
     "p06: a prompt begins anew with every chunk": (
         "p06",
-        "tokens, start = sequence.tokens, self.cache.stored(sequence.id)",
-        "tokens, start = sequence.tokens, 0",
-        "is (8, 8, 0); yours is (0, 8, 0)",
+        "scheduler.py",
+        "        start, end = self.cache.stored(sequence.id), self.end_of_span(sequence)\n",
+        "        start, end = 0, self.end_of_span(sequence)\n",
+        "is (8, 8, 0); yours is (0, 16, 0)",
     ),
-    "p06: prompts go before decodes": (
+    "p06: newcomers start without a token of budget": (
         "p06",
-        "        self.decode()\n        for sequence in self.ready():\n"
-        "            if self.left and sequence.slot >= 0:  # not sent back for the sake of one before it\n"
-        "                self.place(sequence, self.make_room)\n",
-        "        for sequence in self.ready():\n            if self.left and sequence.slot >= 0:\n"
-        "                self.place(sequence, self.make_room)\n        self.decode()\n",
-        "a sequence has one span per step; yours planned",
+        "scheduler.py",
+        "return self.left > 0 and super().may_start(sequence)",
+        "return super().may_start(sequence)",
+        "",
+    ),
+    "p06: a chunk publishes nothing": (
+        "p06",
+        "scheduler.py",
+        "        outputs = super().record(span, sampled)\n        return outputs if span.logits else []\n",
+        "        return super().record(span, sampled) if span.logits else []\n",
+        "",
+    ),
+    "p06: a chunk has an output": (
+        "p06",
+        "scheduler.py",
+        "return outputs if span.logits else []",
+        "return outputs",
+        "",
     ),
 }
 
 
 @pytest.mark.parametrize("mistake", [mistake for mistake in WRONG if WRONG[mistake][0] in PHASES])
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
-    phase, right, wrong, says = WRONG[mistake]
-    source = reference(phase)
+    phase, name, right, wrong, says = WRONG[mistake]
+    source = reference(phase, name)
     assert source.count(right) == 1
-    verdict = checked(phase, source.replace(right, wrong))
+    verdict = checked(phase, source.replace(right, wrong), exercise_of(phases.find(phase), Path(name)))
     assert not verdict.passed
     assert says in verdict.sentence
     assert verdict.test.startswith("tests/") and "\n" not in verdict.sentence

@@ -53,17 +53,21 @@ def test_the_students_file_is_never_written_over_unless_asked(gradus, tmp_path):
 
 def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus, tmp_path):
     code, out, _ = gradus("exercise", "p04", "--to", "mine")
-    assert code == 0 and {path.name for path in (tmp_path / "mine").iterdir()} == {"paged.py", "batching.py"}
-    assert "gradus check p04 --impl mine/paged.py" in out and "gradus check p04 --impl mine/batching.py" in out
+    assert code == 0 and {path.name for path in (tmp_path / "mine").iterdir()} == {
+        "cache.py",
+        "scheduler.py",
+        "attention.py",
+    }
+    assert all(f"gradus check p04 --impl mine/{name}.py" in out for name in ("cache", "scheduler", "attention"))
     assert gradus("exercise", "p04")[0] == 0
     code, out, _ = gradus("check", "p04", "--hint", "1")
-    assert code == 1 and out.count("still to be written") == 2
-    assert "\nPagedCache._extend\n" in out and "\nPagedBatching.make_room\n" in out
-    code, out, _ = gradus("check", "p04", "--impl", "mine/batching.py")
+    assert code == 1 and out.count("still to be written") == 3
+    assert "\nPagedCache.reserve\n" in out and "\nPagedBatching.make_room\n" in out
+    code, out, _ = gradus("check", "p04", "--impl", "mine/scheduler.py")
     assert code == 1 and "PagedBatching.preempt" in out and "PagedCache" not in out
     (tmp_path / "solution.py").write_text("")
     code, out, err = gradus("check", "p04", "--impl", "solution.py")
-    assert (code, out) == (2, "") and "name your file paged.py or batching.py, not solution.py" in err
+    assert (code, out) == (2, "") and "name your file cache.py or scheduler.py or attention.py, not solution.py" in err
 
 
 def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):

@@ -181,7 +181,7 @@ class CancelsOnce:
         return result
 
 
-@since("p04")
+@since("p10")
 @pytest.mark.parametrize(("victim", "moment"), [("a", 0), ("a", 1), ("b", 3), ("c", 5), ("d", 9), ("c", 14)])
 def test_a_request_can_be_cancelled_while_its_step_is_under_way(phase, victim, moment):
     engine, done = submit(small(phase), crowd().values()), {}

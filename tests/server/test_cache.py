@@ -1,6 +1,6 @@
-"""What the paged engine can do, asked for over HTTP: shared prefixes, priorities, deadlines; and a pool too small.
+"""What the final engine can do, asked for over HTTP: shared prefixes, priorities, deadlines; and a pool too small.
 
-The engine is the real one with a tiny random model: byte tokens, so a prompt's length is its tokens; pages of 8.
+The engine is the final one with a tiny random model: byte tokens, so a prompt's length is its tokens; pages of 8.
 """
 
 import json
@@ -18,17 +18,17 @@ PROMPT = "The same forty characters for everybody."  # 40 tokens: 4 pages are hi
 def paged(**settings):
     from gradus.text.llm import LLM
 
-    return LLM("random:tiny-llama", phase="p06", device="cpu", dtype="float32", page_size=8, **settings)
+    return LLM("random:tiny-llama", device="cpu", dtype="float32", page_size=8, **settings)
 
 
 @pytest.fixture
 def server(serving, request):
-    """A server of the paged engine, its settings as an indirect parameter; at its end nobody holds a page."""
+    """A server of the final engine, its settings as an indirect parameter; at its end no sequence holds a page."""
     server = serving(partial(paged, **getattr(request, "param", {})))
     yield server
     assert eventually(server.idle)
     server.engine.check()
-    assert server.stats()["cache"]["held"] == 0
+    assert eventually(lambda: server.stats()["cache"]["held"] == 0)
 
 
 def ok(answer):
@@ -88,8 +88,9 @@ def test_stats_show_pages_in_use_and_their_unfilled_ends(server):
 SMALL = {"max_sequences": 4, "cache_tokens": 64}
 
 
-@pytest.mark.parametrize("server", [SMALL], indirect=True)
+@pytest.mark.parametrize("server", [SMALL | {"phase": "p06"}], indirect=True)
 def test_what_the_whole_cache_could_never_hold_is_a_mistake_and_says_so(server):
+    """The final engine shortens its context to what the cache holds; a phase refuses by the cache itself."""
     error = server.generate(prompt="x" * 60, max_tokens=5)
     assert error.status_code == 400
     assert "65 tokens are more than the cache can ever hold" in error.json()["error"]["message"]

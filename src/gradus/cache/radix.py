@@ -1,4 +1,4 @@
-"""Which pages hold which tokens already: a radix tree, so that a beginning that many share is computed once.
+"""Which pages hold which tokens already: a radix tree, so that a prefix that many sequences share is computed once.
 
 A path from the root spells the tokens of a sequence, a whole page at a time, for a key depends on every token before
 it. The tree is compressed: a node is a run of pages without a fork, split when a fork comes (RadixAttention: Zheng et
@@ -7,11 +7,14 @@ al. 2024, section 3).
          root ── [You are a helpful … | pages 1 2 3] ─┬─ [What is the … | pages 4 5]
                                                       └─ [Write a poem … | page 6]
 
-Two rules keep it cheap. Who holds a page holds all pages before it, and pages are given back deepest first: so the page
-that was idle longest always ends a path, and eviction needs no search. And a sequence remembers its place, a Cursor: so
-the next page is entered without walking the path again. The tree never counts references; the pool does.
+Two rules keep it cheap. A sequence that holds a page holds all pages before it, and pages are given back deepest first:
+so the page that was idle longest always ends a path, and eviction needs no search. And a sequence remembers its place,
+a Cursor: so the next page is entered without walking the path again. The tree never counts references; the pool does.
 
 Layer groups with a sliding window keep pages in the same nodes, but lose them sooner: 0 stands for a page that is gone.
+
+The plain form is phases/p05_prefix_cache/radix.py. This one adds cursors, layer groups with windows, pages that leave
+from the middle of a path, and several evictions at a time.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
