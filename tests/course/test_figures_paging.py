@@ -17,7 +17,7 @@ def test_the_position_in_the_block_table_is_where_the_caption_says():
         r"Position (\d+) is in entry .* = (\d+), page (\d+): row .* = (\d+) of", figures.block_table().svg()
     )
     position, entry, page, row = map(int, caption)
-    (table,) = figures.scattered().residents["a"].tables
+    (table,) = figures.scattered().tables("a")
     assert (entry, page, row) == (position // 4, table[entry], table[entry] * 4 + position % 4)
 
 

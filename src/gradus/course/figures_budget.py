@@ -1,20 +1,21 @@
 """p06's figures: a long prompt among decodes, whole and in chunks, and where a step's fixed cost ends.
 
-The steps are those of the real scheduler, their lengths the roofline's floor for the model and machine named here.
+The steps are those of the lessons' schedulers (p05's without a budget, p06's with one), their lengths the roofline's
+floor for the model and machine named here.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from gradus import phases
 from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
-from gradus.cache.paged import PagedCache
 from gradus.course.drawing import BOX, KEPT, NEW, WASTE, Drawing
 from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
 from gradus.models.shapes import SHAPES
-from gradus.scheduling.scheduler import Scheduler
 
 LLAMA, SMOL = SHAPES["llama-3.2-1b"], SHAPES["smollm2-135m"]
 H200, TWO_CORES = Machine(bandwidth=4.3e12, rate=780e12), Machine(bandwidth=33e9, rate=160e9)  # as measured, rounded
@@ -53,12 +54,13 @@ class Run:
 
     def play(self) -> "Run":
         """Steps until the long prompt's fourth token. Time counts from a step of decodes alone."""
-        scheduler = Scheduler(PagedCache(1000, 16), DECODES + 1, self.budget)
+        scheduler = self._scheduler()
         limits = ModelLimits(LLAMA.vocab_size, LLAMA.context_length)
 
         def ask(name: str, prompt: int) -> None:
-            request = Request.create(name, [1] * prompt, SamplingParams(max_tokens=500, ignore_eos=True), limits)
-            scheduler.add([Sequence(request, 0)])
+            tokens = [ord(name[0])] * prompt  # prompts that have nothing in common
+            request = Request.create(name, tokens, SamplingParams(max_tokens=500, ignore_eos=True), limits)
+            scheduler.add([Sequence(request, 0, scheduler.clock)])
 
         for name in "abc"[:DECODES]:
             ask(name, prompt=120)
@@ -76,8 +78,17 @@ class Run:
             )
         return self
 
-    def _step(self, scheduler: Scheduler) -> Plan:
-        plan = scheduler.schedule()
+    def _scheduler(self) -> Any:
+        cache = phases.find("p05").module("cache").PrefixCache(1000, 16)
+        if self.budget is None:
+            scheduler = phases.find("p05").module("scheduler").PrefixBatching(cache, DECODES + 1)
+        else:
+            scheduler = phases.find("p06").module("scheduler").ChunkedPrefill(cache, DECODES + 1, self.budget)
+        scheduler.clock = lambda: self.now
+        return scheduler
+
+    def _step(self, scheduler: Any) -> Plan:
+        plan: Plan | None = scheduler.schedule()
         assert plan is not None
         shapes = [SpanShape(span.start, len(span.tokens), span.logits) for span in plan.expanded()]
         started = self.now

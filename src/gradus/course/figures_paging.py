@@ -1,16 +1,24 @@
 """p04's figures, drawn from caches and a scheduler that really run: slots against pages, a block table, a window's
-pages, a preemption.
+pages, a preemption. All are the lesson's own parts, but for the windows, which only the final engine's cache has.
 """
 
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
+from gradus import phases
 from gradus.bench.workloads import conversational
-from gradus.cache.paged import PagedCache
+from gradus.cache.paged import PagedCache as WindowedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
 from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
-from gradus.scheduling.scheduler import Scheduler
+
+
+def lesson(part: str) -> ModuleType:
+    """A module of p04's folder."""
+    return phases.find("p04").module(part)
+
 
 # -- slots against pages -----------------------------------------------------------------------------------------------
 
@@ -22,9 +30,9 @@ def lengths() -> list[int]:
     return [job.prompt + job.output for job in conversational(PEOPLE).jobs]
 
 
-def filled() -> PagedCache:
+def filled() -> Any:
     """A pool as large as the slots would be, with all of them in it."""
-    cache = PagedCache(PEOPLE * CONTEXT // PAGE_SIZE, PAGE_SIZE)
+    cache = lesson("cache").PagedCache(PEOPLE * CONTEXT // PAGE_SIZE, PAGE_SIZE)
     for name, length in enumerate(lengths()):
         assert cache.reserve(name, length)
     return cache
@@ -68,9 +76,9 @@ SMALL, POOL = 4, 12  # positions a page, pages
 COLORS: dict[str, Kind] = {"a": NEW, "b": BOX}
 
 
-def scattered() -> PagedCache:
-    """a and b grow in turns; c and d come and go between them, and their pages are taken by whoever needs one next."""
-    cache = PagedCache(POOL, SMALL)
+def scattered() -> Any:
+    """a and b grow in turns; c and d come and go between them, and leave their pages to them."""
+    cache = lesson("cache").PagedCache(POOL, SMALL)
     for name, end in (("c", 3), ("a", 4), ("b", 7), ("d", 11), ("a", 7), ("b", 9)):
         assert cache.reserve(name, end)
     cache.release("d")
@@ -84,8 +92,8 @@ def block_table() -> Drawing:
     cache = scattered()
     usage = cache.usage()
     drawing = Drawing("A block table leads from a sequence's positions to pages that lie anywhere in the pool", 388)
-    (table,) = (resident.tables[0] for name, resident in cache.residents.items() if name == "a")
-    owner = {page: str(name) for name, resident in cache.residents.items() for page in resident.tables[0]}
+    (table,) = cache.tables("a")
+    owner = {page: name for name in "ab" for page in cache.tables(name)[0]}
     stored = cache.stored("a")
     drawing.words(0, 20, f"Sequence a: {stored} positions, and its block table", bold=True)
     entry, cell = 180, WIDTH / POOL
@@ -124,12 +132,12 @@ WINDOW, DECODED = 8, 26
 
 def windows() -> Drawing:
     """One sequence in two layer groups: one sees all, one a window."""
-    cache = PagedCache(POOL, SMALL, windows=(None, WINDOW))
+    cache = WindowedCache(POOL, SMALL, windows=(None, WINDOW))
     assert cache.reserve("a", 6)
     for end in range(7, DECODED + 1):
         assert cache.reserve("a", end)
     cache.check()
-    full, windowed = cache.residents["a"].tables
+    full, windowed = cache.tables("a")
     drawing = Drawing(
         "The same sequence in two layer groups: behind a window, pages are given back as it moves on", 226
     )
@@ -180,8 +188,8 @@ class EachSpanSamplesOne:
 def pressure() -> Run:
     """Three requests for a pool that holds two of them, and not to their ends."""
     limits = ModelLimits(vocab_size=10, context_length=PAGES * SMALL)
-    cache = PagedCache(PAGES, SMALL)
-    scheduler = Scheduler(cache, max_sequences=len(REQUESTS))
+    cache = lesson("cache").PagedCache(PAGES, SMALL)
+    scheduler = lesson("scheduler").PagedBatching(cache, max_sequences=len(REQUESTS))
     for name, (prompt, answer) in REQUESTS.items():
         params = SamplingParams(max_tokens=answer, ignore_eos=True)
         scheduler.add([Sequence(Request.create(name, [2] * prompt, params, limits), index=0)])
@@ -189,10 +197,9 @@ def pressure() -> Run:
     while (plan := scheduler.schedule()) is not None:
         rows = {span.sequence.request.id: len(span.tokens) for span in plan.expanded() if span.sequence is not None}
         for name in REQUESTS:
-            resident = cache.residents.get((name, 0))
             run.rows[name].append(rows.get(name, 0))
-            run.pages[name].append(len(resident.tables[0]) if resident else 0)
-        run.free.append(cache.available)
+            run.pages[name].append(sum(map(len, cache.tables((name, 0)))))
+        run.free.append(cache.pages().free)
         scheduler.commit(plan, EachSpanSamplesOne(plan))
         scheduler.check()
     run.preemptions = scheduler.preemptions

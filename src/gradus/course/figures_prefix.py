@@ -1,12 +1,12 @@
-"""p05's figures: a radix tree that grows and splits, and what leaves it first. Drawn from a cache that really ran it.
+"""p05's figures: a radix tree that grows and splits, and what leaves it first. Drawn from the lesson's cache at work.
 
 Tokens are words here, and a page has two of them.
 """
 
 from collections.abc import Callable
 
-from gradus.cache.paged import PagedCache
-from gradus.cache.radix import Node, PrefixIndex
+from gradus import phases
+from gradus.cache.inspection import TreeNode
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
 
 PAGE_SIZE = 2
@@ -19,24 +19,24 @@ LEFT, CELL, HEIGHT, FORK, ROW = 8, 132, 36, 28, 46
 
 
 class Story:
-    """A paged cache with a prefix index, told in words."""
+    """The prefix cache, told in words."""
 
     def __init__(self, pages: int) -> None:
-        self.index = PrefixIndex()
-        self.cache = PagedCache(pages, PAGE_SIZE, index=self.index)
+        self.cache = phases.find("p05").module("cache").PrefixCache(pages, PAGE_SIZE)
         self.words: list[str] = []
 
     def run(self, name: str) -> int:
         """What a scheduler does with a prompt, up to the first commit. Returns how many pages were hit."""
         tokens = [self._token(word) for word in PROMPTS[name].split()]
-        hit = self.cache.admit(name, tokens)
+        hit: int = self.cache.admit(name, tokens, salt=None)
         assert self.cache.reserve(name, len(tokens))
-        self.cache.publish(name, tokens)
+        self.cache.publish(name, tokens, salt=None)
         self.cache.check()
         return hit // PAGE_SIZE
 
-    def held(self, name: str) -> list[int]:
-        return self.cache.residents[name].tables[0]
+    def held(self, name: str) -> tuple[int, ...]:
+        (table,) = self.cache.tables(name)
+        return tuple(table)
 
     def _token(self, word: str) -> int:
         if word not in self.words:
@@ -44,17 +44,17 @@ class Story:
         return self.words.index(word)
 
     def draw(self, drawing: Drawing, top: float, kind: Callable[[int], Kind], number: Callable[[int], str]) -> None:
-        """The tree, from left to right: a frame a node, a cell a page, with its number or whatever is said instead."""
+        """The tree, from left to right: a frame per node, a cell per page, with its number or what is said instead."""
         drawing.words(LEFT, top + 24, "root")
         row = 0
-        for child in self.index.root.children.values():
+        for child in self.cache.tree():
             start = LEFT + 44, top + HEIGHT / 2
             row = self._draw(drawing, child, (start[0] + FORK, top), row, start, kind, number)
 
     def _draw(
         self,
         drawing: Drawing,
-        node: Node,
+        node: TreeNode,
         corner: tuple[float, float],
         row: int,
         start: tuple[float, float],
@@ -74,7 +74,7 @@ class Story:
             cell = x + place * CELL + 3
             drawing.cell(cell, middle - HEIGHT / 2, CELL - 6, HEIGHT, kind(page), f"{number(page)} {words}".strip())
         free = row
-        for child in node.children.values():
+        for child in node.children:
             free = self._draw(drawing, child, (x + width + FORK, top), free, (x + width, middle), kind, number)
         return max(free, row + 1)
 
@@ -102,7 +102,7 @@ def growing() -> Drawing:
 
 
 def evicting() -> Drawing:
-    """a and c have ended, b still runs, and somebody needs more pages than are free."""
+    """a and c have ended, b still runs, and a newcomer needs more pages than are free."""
     story = Story(pages=10)
     for name in PROMPTS:
         story.run(name)
