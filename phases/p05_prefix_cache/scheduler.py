@@ -27,7 +27,8 @@ class PrefixBatching(PagedBatching):
         sequence = span.sequence
         assert sequence is not None
         if sampled.error is None and self.filled_a_page(span):
-            self.cache.publish(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
+            stored = sequence.tokens[: span.start + len(span.tokens)]  # what later steps will store has not been seen
+            self.cache.publish(sequence.id, stored, sequence.request.scheduling.cache_salt)
         return super().record(span, sampled)
 
     def filled_a_page(self, span: Span) -> bool:

@@ -46,8 +46,7 @@ class TritonAttention:
         self.longest = longest
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.storage.rows(layer)
-        keys[self.new_rows], values[self.new_rows] = k, v
+        self.storage.store(layer, self.new_rows, k, v)
         return self.kernel(
             q,
             self.storage.keys[layer],

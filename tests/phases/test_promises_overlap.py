@@ -12,8 +12,9 @@ from gradus.engine.engine import Engine
 from gradus.engine.plan import UNKNOWN, Plan, Span
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
-from gradus.execution.runner import LatestTokens, lay_out
-from tests.phases.conftest import since
+from gradus.execution.runner import lay_out
+from phases.p10_cuda_graphs.runner import NewestTokens
+from tests.phases.conftest import of, since
 from tests.phases.test_promises import LIMITS, engine_of
 
 PROMPT = (5, 6, 7)
@@ -147,35 +148,66 @@ def test_a_step_under_way_is_work(phase):
     assert not engine.has_work, "all is done, and yours still has work"
 
 
+@of("p10")
+def test_a_preempted_sequence_resumes_when_all_of_its_tokens_are_known(phase):
+    """Its tokens are its next prompt, so it cannot start while one of them is under way."""
+    engine, device = driven(phase, ask("a", max_tokens=6), ask("b", max_tokens=6))
+    for _ in range(3):
+        engine.step()
+    scheduler = engine.scheduler
+    scheduler.preempt(scheduler.running[-1])  # b, with a step under way
+    before = len(device.plans)
+    tokens = drain(engine)
+    assert not any(span.start == 0 for span in device.plans[before].spans), "b starts again before its token is known"
+    known = next(span for plan in device.plans[before:] for span in plan.spans if span.start == 0)
+    assert tuple(known.tokens) == (5, 6, 7, 13, 14, 15), f"b resumes with 5, 6, 7, 13, 14 and 15: {known.tokens}"
+    assert tokens["b"][-1] == 18, f"b's last token is what it would have been: {tokens['b']}"
+
+
+@of("p10")
+def test_a_page_is_shared_once_the_step_that_filled_it_is_recorded(phase):
+    """Two chunks of a page each are planned; after the first one's record, the first page alone is found."""
+    engine = engine_of(phase, max_sequences=2)
+    engine.runner = Device()
+    scheduler, size = engine.scheduler, engine.scheduler.cache.page_size
+    scheduler.token_budget = size
+    params = SamplingParams(max_tokens=2, ignore_eos=True)
+    engine.submit(Request.create("long", range(20, 20 + 2 * size), params, LIMITS))
+    engine.step()
+    engine.step()  # the second page's step is launched, and the first one's recorded
+    shared = [len(node.tokens) for node in scheduler.cache.tree()]
+    assert shared == [size], f"one page of {size} tokens can be found: {shared}"
+
+
 # -- on the device -----------------------------------------------------------------------------------------------------
 
 
 def filled(*spans: Span, recorded: dict[int, int]) -> list[int]:
     """The batch's token ids, after a step has sampled `recorded` (slot → token). The part alone, without an engine."""
-    latest = LatestTokens(4, torch.device("cpu"))
-    latest.record([3], torch.tensor([73]))  # by a step before that one
-    latest.record(list(recorded), torch.tensor(list(recorded.values())))
+    newest = NewestTokens(4, torch.device("cpu"))
+    newest.record([3], torch.tensor([73]))  # by a step before that one
+    newest.record(list(recorded), torch.tensor(list(recorded.values())))
     plan = Plan(list(spans))
     batch: Batch = lay_out(plan, torch.device("cpu"))
-    latest.fill_in(batch, plan)
+    newest.fill_in(batch, plan)
     return batch.token_ids.tolist()
 
 
-@since("p10")
+@of("p10")
 def test_a_token_is_recorded_and_found_by_slot(phase):
     decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (0, 1, 2)]
     found = filled(*decodes, recorded={2: 72, 0: 70, 1: 71})
     assert found == [70, 71, 72], f"slots 0, 1 and 2 sampled 70, 71 and 72, and start from these; yours: {found}"
 
 
-@since("p10")
+@of("p10")
 def test_a_step_leaves_the_tokens_of_other_slots_alone(phase):
     decodes = [Span(None, slot, 9, (UNKNOWN,), 1) for slot in (3, 1)]
     found = filled(*decodes, recorded={1: 71})
     assert found == [73, 71], f"slot 3 sampled 73 a step ago and slot 1 sampled 71 since: [73, 71]; yours: {found}"
 
 
-@since("p10")
+@of("p10")
 def test_only_what_is_unknown_is_filled_in(phase):
     spans = Span(None, 1, 0, (5, 6, 7), 1), Span(None, 2, 9, (UNKNOWN,), 1), Span(None, 0, 4, (8,), 1)
     found = filled(*spans, recorded={0: 70, 1: 71, 2: 72})
@@ -183,7 +215,7 @@ def test_only_what_is_unknown_is_filled_in(phase):
     assert found == wanted, f"of a prompt, a decode with a hole and one without come {wanted}; yours: {found}"
 
 
-@since("p10")
+@of("p10")
 def test_where_all_is_known_nothing_is_filled_in(phase):
     found = filled(Span(None, 1, 0, (5, 6), 0), recorded={1: 71})
     assert found == [5, 6], f"the prompt's own tokens stay, [5, 6]; yours: {found}"
