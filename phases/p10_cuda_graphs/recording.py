@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-VALUES = torch.ops.aten._local_scalar_dense.default  # what `item`, `tolist`, `int` and `if` ask of a tensor
+VALUE = torch.ops.aten._local_scalar_dense.default  # what `item`, `int` and `if` ask of a tensor
 
 
 class Recording(TorchDispatchMode):
@@ -38,7 +38,7 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if operation is VALUES:
+        if operation is VALUE:
             raise RuntimeError("a step that is being recorded asks for a tensor's value: a graph cannot wait for one")
         out = operation(*args, **(kwargs or {}))
         self.calls.append((operation, args, kwargs or {}, out))

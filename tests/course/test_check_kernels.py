@@ -1,39 +1,74 @@
-"""The mistakes that a first kernel invites are caught in the interpreter, and the check says what is wrong."""
+"""The mistakes that first kernels invite are caught in the interpreter, and the check says what is wrong."""
+
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
 
+from gradus import phases
+from gradus.course.exercise import exercise_of
 from tests.course.conftest import reference
 
-CENTERED = "x = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)"
-STORED = "        tl.store(x_ptr + here, x, mask=inside)\n"
+STORED = "    tl.store(x_ptr + here, x, mask=inside)\n"
+BASE = '    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: -inf - -inf would be NaN\n'
 
 WRONG = {
-    # the right text, the wrong text, what the sentence must say
-    "lanes beyond the row count": (CENTERED, "x = x - tl.sum(x, 0) / D", "takes the mean of the row alone"),
-    "the block is taken for the row": ("tl.sum(x * x, 0) / D + eps", "tl.sum(x * x, 0) / 128 + eps", "y is off by"),
-    "the sum is forgotten": (STORED, "", "x, which is to be x + delta afterwards, is off by"),
-    "eps is made up": (
-        "_moments(x.to(tl.float32), inside, D, CENTER, eps)",
-        "_moments(x.to(tl.float32), inside, D, CENTER, 1.0)",
+    # file, the right text, the wrong text, what the sentence must say
+    "lanes beyond the row count": (
+        "norm.py",
+        "x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)",
+        "x = tl.load(x_ptr + here, mask=inside, other=1.0).to(tl.float32)",
         "y is off by",
     ),
+    "the block is taken for the row": (
+        "norm.py",
+        "tl.sum(x * x, 0) / D + eps",
+        "tl.sum(x * x, 0) / BLOCK + eps",
+        "y is off by",
+    ),
+    "the sum is forgotten": ("norm.py", STORED, "", "x, which is to be x + delta afterwards, is off by"),
+    "the sum is normalized before it is rounded": (
+        "norm.py",
+        "x = (x + delta).to(x_ptr.dtype.element_ty)",
+        "x = x + delta + 0.01",
+        "x, which is to be x + delta afterwards, is off by",
+    ),
     "every program writes the first row": (
+        "norm.py",
         "here = tl.program_id(0).to(tl.int64) * D + column",
         "here = column",
-        "y has values that nobody wrote",
+        "y has values that nothing wrote",
     ),
+    "the sums are not scaled down": (
+        "paged_attention.py",
+        "shrink = tl.exp(peak - base)",
+        "shrink = tl.exp(peak - peak)",
+        "a step attends as the formula says",
+    ),
+    "the total is forgotten when a greater score comes": (
+        "paged_attention.py",
+        "total = total * shrink + tl.sum(weight, 1)",
+        "total = total + tl.sum(weight, 1)",
+        "off by",
+    ),
+    "a row that has seen nothing": (
+        "paged_attention.py",
+        BASE,
+        "    base = new_peak\n",
+        "there are values that nothing wrote",
+    ),
+    "no score is subtracted": ("paged_attention.py", BASE, "    base = 0.0 * new_peak\n", "when checking that"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_kernel_is_caught_and_explained(checked, mistake):
-    right, wrong, says = WRONG[mistake]
-    source = reference("p09")
+    name, right, wrong, says = WRONG[mistake]
+    source = reference("p09", name)
     assert source.count(right) == 1
-    verdict = checked("p09", source.replace(right, wrong))
+    verdict = checked("p09", source.replace(right, wrong), exercise_of(phases.find("p09"), Path(name)))
     assert not verdict.passed
-    assert says in verdict.sentence
+    assert says in verdict.sentence, verdict.sentence
     assert verdict.test.startswith("tests/kernels/") and "\n" not in verdict.sentence
