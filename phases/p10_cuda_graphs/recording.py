@@ -1,19 +1,16 @@
 """A CUDA graph for a CPU: it makes nothing faster, and has a graph's rules, so the runner can be tried without a GPU.
 
 Every tensor operation of the step is noted, and done again at each replay: with the same arguments, on the same memory.
-What Python computed in between is not noted. So a replay that needs a new number from the host gets the old one, as it
-does from a graph; and asking a tensor for its value is refused, as it is there.
+What Python computed in between is not noted. So a replay that would need a new number from the host has the old one, as
+a graph has it. (A GPU is stricter: while it records, asking a tensor for its value is an error.)
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-VALUE = torch.ops.aten._local_scalar_dense.default  # what `item`, `int` and `if` ask of a tensor
 
 
 class Recording(TorchDispatchMode):
@@ -38,8 +35,6 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if operation is VALUE:
-            raise RuntimeError("a step that is being recorded asks for a tensor's value: a graph cannot wait for one")
         out = operation(*args, **(kwargs or {}))
         self.calls.append((operation, args, kwargs or {}, out))
         return out

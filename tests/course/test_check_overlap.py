@@ -42,7 +42,7 @@ WRONG = {
         "scheduler.py",
         "return min(self.length(sequence),",
         "return min(len(sequence.tokens),",
-        "four steps go like this",
+        "yours are [(0, (5, 6, 7)), (3, (-1,)), (3, (13,)), (4, (14,))]",
     ),
     "a token after the stop is passed on": (
         "scheduler.py",
@@ -60,7 +60,7 @@ WRONG = {
         "scheduler.py",
         PREEMPTED,
         "",
-        "a preempted sequence resumes when all of its tokens are known",
+        "led to KeyError: ('b', 0), raised in PrefixCache.publish",
     ),
     "tokens are recorded in the batch's order": (
         "runner.py",
@@ -108,7 +108,7 @@ WRONG = {
         "graph_runner.py",
         "positions = (self.lengths[:size] - 1).clamp(min=0)",
         "positions = torch.tensor([max(int(length) - 1, 0) for length in self.lengths[:size]])",
-        "a step that is being recorded asks for a tensor's value: a graph cannot wait for one",
+        "a replay gives what was recorded, not what the inputs hold now",
     ),
     "nothing is replayed": (
         "graph_runner.py",
