@@ -1,6 +1,6 @@
 """Where no phase is named the final engine runs: the same tokens, settings that mean something, an end that is told.
 
-What its switches do to tokens is in tests/phases/test_final_engine.py; how its cache is sized, in test_sizing.py.
+What its switches do to tokens is in tests/phases/test_final_engine.py; how its cache is sized, in test_memory_plan.py.
 """
 
 import sys
@@ -10,7 +10,7 @@ import torch
 
 from gradus import LLM, SamplingParams, phases
 from gradus.config.options import SWITCHES
-from gradus.config.phase_options import final_options
+from gradus.config.settings import Settings
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError, RequestError
 from gradus.execution.memory import OutOfMemory, ran_out
@@ -117,10 +117,10 @@ def test_every_switch_is_one():
 
 
 def test_a_gpu_gets_more_sequences_and_its_kernels():
-    gpu = final_options(LIMITS, "cuda")
+    gpu = Settings().options(LIMITS, "cuda")
     assert gpu.max_sequences == 256 and gpu.memory_fraction == 0.9
     assert all(getattr(gpu, name) for name in SWITCHES)
-    assert not final_options(LIMITS, "cuda", switch_off=["graphs"]).graphs
+    assert not Settings(switch_off=["graphs"]).options(LIMITS, "cuda").graphs
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,8 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
         ({"switch_off": ["kernels"]}, "graphs need kernels: switch both on, or graphs off"),
         ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
         ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
+        ({"memory_fractoin": 0.5}, "unknown setting 'memory_fractoin'; did you mean 'memory_fraction'?"),
+        ({"speed": 9}, "unknown setting 'speed'; there are model, phase, device, dtype, context_length, switch_off, m"),
         ({"memory_fraction": 1e-9}, "no memory is left for a cache on cpu"),
         ({"policy": "fifo"}, "policy must be one of fcfs, priority, deadline, got 'fifo'"),
         ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more, got 0"),

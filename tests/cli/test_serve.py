@@ -26,7 +26,7 @@ def test_a_dry_run_says_what_serving_would_take(gradus):
 @pytest.mark.parametrize(("phase", "sequences"), [("p01", 1), ("p03", 5)])
 def test_a_dry_run_knows_how_many_sequences_the_phase_runs(gradus, phase, sequences):
     shown = plan(gradus, "--phase", phase, "--max-sequences", "5")
-    assert shown["memory"]["phase_capacity"] == sequences
+    assert shown["memory"]["max_sequences"] == sequences
 
 
 def test_a_dry_run_for_people_says_the_same(gradus):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,8 @@ from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
-from gradus.execution.sizing import planned
+from gradus.execution.memory_plan import memory_plan
+from gradus.kernels import missing
 from gradus.loading import Checkpoint, Progress, load_model
 from gradus.models import Model
 from gradus.models.precision import Precision
@@ -29,7 +31,8 @@ def assemble(
 ) -> tuple[Engine, EngineOptions]:
     """Load the model and compose its engine. phase: None is the final one, whose options must be an EngineConfig.
 
-    Returns the options as they turned out, too: memory may have decided the cache, and with it the context length.
+    Returns the options as they turned out, too: memory may have decided the cache, and with it the context length, and
+    a device without the kernels runs without them.
     Raises ConfigError in one line where memory does not suffice.
     """
 
@@ -46,13 +49,15 @@ def assemble(
             engine = build(load(), options)
         return engine, options
     assert isinstance(options, EngineConfig)
-    plan = planned(checkpoint.config, options, device, precision)
+    plan = memory_plan(checkpoint.config, options, device, precision)
     config = plan.applied(options)
     if plan.note:
         log.warning("%s", plan.note)
     with _enough_memory(config):
         engine = build_final(load(), config, _capturing(progress))
         plan.check_room(device)
+    if missing(device.type):  # of which building has warned
+        config = replace(config, kernels=False, graphs=False)
     return engine, config
 
 

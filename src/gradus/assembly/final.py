@@ -17,8 +17,8 @@ from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
+from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
-from gradus.execution.sizing import sized
 from gradus.kernels import missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler

@@ -16,7 +16,7 @@ from gradus.bench.peers import Transformers
 from gradus.bench.roofline import Widths
 from gradus.bench.workloads import Arrival
 from gradus.config.options import FINAL, EngineConfig
-from gradus.config.phase_options import options_for, used_by
+from gradus.config.settings import Settings, heeded
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.execution.memory import free_memory
@@ -82,8 +82,9 @@ class Workbench:
             )
             return build_final(self.model, config)
         given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
-        heeded = {name: value for name, value in given.items() if name in used_by(engine)}
-        return phases.load(engine).build(self.model, options_for(engine, limits, room.batch, **heeded))
+        used = {name: value for name, value in given.items() if name in heeded(engine)}
+        settings = Settings.of({"phase": engine, "max_sequences": room.batch, **used})
+        return phases.load(engine).build(self.model, settings.options(limits, self.device.type))
 
     @property
     def bytes_a_position(self) -> int:
@@ -117,7 +118,7 @@ class Room:
         Raises ContenderFailed if not a single one does.
         """
         engine, _ = switched(contender)
-        if self.cache_tokens is None or engine == FINAL or "cache_tokens" in used_by(engine):
+        if self.cache_tokens is None or engine == FINAL or "cache_tokens" in heeded(engine):
             return self
         if self.cache_tokens < self.context:
             raise ContenderFailed(f"{self.cache_tokens} positions hold no sequence of {self.context}")

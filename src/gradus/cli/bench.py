@@ -1,7 +1,7 @@
 """`gradus bench`, `gradus report`, `gradus profile`: measure, write down, take apart."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
@@ -9,6 +9,7 @@ from gradus.bench import command
 from gradus.cli import options
 from gradus.errors import ConfigError
 
+MODEL = ("model", "device", "dtype")
 _WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 
 Target = Annotated[
@@ -19,11 +20,10 @@ Out = Annotated[
 ]  # never the repository's own reports, unless they are named
 
 
+@options.settings_of(only=MODEL)
+@options.settings_of(only=("policy",), panel=_SCHEDULER)
 def bench(
     target: Target,
-    model: options.Model = options.DEFAULT_MODEL,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     quick: Annotated[
         bool, Option("--quick", help="A look in under a minute: short workloads, two repeats. Numbers not to quote.")
     ] = False,
@@ -51,9 +51,7 @@ def bench(
         list[int] | None,
         Option(help="Sequences that run at once; may be repeated. 32 and 256 by default.", rich_help_panel=_SCHEDULER),
     ] = None,
-    policy: Annotated[
-        str | None, Option(help="fcfs, priority or deadline; fcfs by default.", rich_help_panel=_SCHEDULER)
-    ] = None,
+    **settings: Any,
 ) -> int:
     """Measure a phase against the ones before it, and write results, report and figures.
 
@@ -69,20 +67,15 @@ def bench(
       gradus bench scheduler --requests 1000 --batch 64 --policy priority
     """
     if target == "scheduler":
-        others = (model, device, dtype, peers, repeats, table, contender, resume)
-        if others != (options.DEFAULT_MODEL, "auto", "auto", True, None, None, None, False):
+        others = (any(name in settings for name in MODEL), not peers, repeats, table, contender, resume)
+        if any(others):
             raise ConfigError("`gradus bench scheduler` loads no model: it takes --requests, --batch, --policy")
-        command.bench_scheduler(
-            requests=requests, batches=tuple(batch or ()), policy=policy or "fcfs", out=out, quick=quick
-        )
+        command.bench_scheduler(requests=requests, batches=tuple(batch or ()), out=out, quick=quick, **settings)
         return 0
-    if requests is not None or batch or policy is not None:
+    if requests is not None or batch or "policy" in settings:
         raise ConfigError(f"--requests, --batch and --policy are for `gradus bench scheduler`, not for {target}")
     command.bench(
         target,
-        model=model,
-        device=device,
-        dtype=dtype,
         out=out,
         quick=quick,
         peers=peers,
@@ -90,6 +83,7 @@ def bench(
         resume=resume,
         tables=tuple(table or ()),
         contenders=tuple(contender or ()),
+        **settings,
     )
     return 0
 
@@ -110,14 +104,13 @@ def report(
     return int(check and stale > 0)
 
 
+@options.settings_of(only=MODEL)
 def profile(
     phase: Annotated[str, Argument(help="A phase of the course, as in p01, or final.")],
-    model: options.Model = options.DEFAULT_MODEL,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
     context: Annotated[int, Option(help="Tokens that are there before the decode steps.")] = 256,
     batch: Annotated[int, Option(help="Sequences at once.")] = 1,
     out: Out = None,
+    **settings: Any,
 ) -> int:
     """Say where a decode step's time goes: kernels, launches, the host. Writes a timeline for Perfetto.
 
@@ -126,5 +119,5 @@ def profile(
       gradus profile p01
       gradus profile p03 --batch 8 --context 512 --device cuda
     """
-    command.profile(phase, model=model, device=device, dtype=dtype, context=context, batch=batch, out=out)
+    command.profile(phase, context=context, batch=batch, out=out, **settings)
     return 0

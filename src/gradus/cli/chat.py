@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -22,15 +22,9 @@ DEFAULT = SamplingParams()
 COMMANDS = "/reset forgets the conversation, /quit leaves, Ctrl-C cancels the current answer"
 
 
+@options.for_one_prompt
 def chat(
-    model: options.Model = options.DEFAULT_MODEL,
-    phase: options.Phase = None,
     system: Annotated[str | None, Option(help="What the model is told before the conversation.")] = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    context_length: options.ContextLength = None,
-    memory_fraction: options.MemoryFraction = None,
-    switch_off: options.SwitchOff = None,
     max_tokens: options.MaxTokens = DEFAULT.max_tokens,
     temperature: options.Temperature = DEFAULT.temperature,
     top_k: options.TopK = DEFAULT.top_k,
@@ -38,6 +32,7 @@ def chat(
     min_p: options.MinP = DEFAULT.min_p,
     repetition_penalty: options.RepetitionPenalty = DEFAULT.repetition_penalty,
     seed: options.Seed = None,
+    **settings: Any,
 ) -> int:
     """Talk to a model. It remembers the conversation until /reset; /quit or Ctrl-D leaves, Ctrl-C cancels an answer.
 
@@ -56,15 +51,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    llm = open_llm(
-        model,
-        phase,
-        device=device,
-        dtype=dtype,
-        context_length=context_length,
-        memory_fraction=memory_fraction,
-        switch_off=switch_off,
-    )
+    llm = open_llm(settings)
     conversation = Conversation(llm, params, system)
     interactive = sys.stdin.isatty()
     if interactive:

@@ -1,23 +1,14 @@
 """A model opened for a command, its progress shown."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradus.text.llm import LLM
 
 
-def open_llm(
-    model: str,
-    phase: str | None,
-    *,
-    device: str,
-    dtype: str,
-    context_length: int | None,
-    memory_fraction: float | None,
-    switch_off: list[str] | None,
-    max_sequences: int = 1,
-) -> "LLM":
-    """max_sequences: how many the command will run at once; a cache for more would be wasted memory.
+def open_llm(settings: Mapping[str, Any], max_sequences: int = 1) -> "LLM":
+    """settings: those that were given. max_sequences: what the command runs at once, so that it allocates no more.
 
     Also keeps the garbage collector from pausing the engine: the process is ours.
     """
@@ -26,16 +17,6 @@ def open_llm(
     from gradus.text.llm import LLM
 
     with Bars() as progress:
-        llm = LLM(
-            model,
-            phase=phase,
-            device=device,
-            dtype=dtype,
-            context_length=context_length,
-            memory_fraction=memory_fraction,
-            switch_off=switch_off or (),
-            max_sequences=max_sequences,
-            progress=progress,
-        )
+        llm = LLM(**settings, max_sequences=max_sequences, progress=progress)
     spare_what_stays()
     return llm

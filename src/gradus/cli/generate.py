@@ -1,7 +1,7 @@
 """`gradus generate`: one prompt, its text as it comes."""
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -17,15 +17,9 @@ if TYPE_CHECKING:
 DEFAULT = SamplingParams()
 
 
+@options.for_one_prompt
 def generate(
     prompt: Annotated[str, Argument(help='The text to continue; "-" reads it from standard input.')],
-    model: options.Model = options.DEFAULT_MODEL,
-    phase: options.Phase = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    context_length: options.ContextLength = None,
-    memory_fraction: options.MemoryFraction = None,
-    switch_off: options.SwitchOff = None,
     max_tokens: options.MaxTokens = DEFAULT.max_tokens,
     temperature: options.Temperature = DEFAULT.temperature,
     top_k: options.TopK = DEFAULT.top_k,
@@ -46,6 +40,7 @@ def generate(
         ),
     ] = None,
     json: options.Json = False,
+    **settings: Any,
 ) -> int:
     """Continue a text. The text goes to stdout, statistics to stderr.
 
@@ -74,16 +69,7 @@ def generate(
     if stream and n > 1 and not json:
         raise RequestError("--stream shows one text at a time: leave it out with --n, or add --json", param="stream")
     text = terminal.standard_input() if prompt == "-" else prompt
-    llm = open_llm(
-        model,
-        phase,
-        device=device,
-        dtype=dtype,
-        context_length=context_length,
-        memory_fraction=memory_fraction,
-        switch_off=switch_off,
-        max_sequences=n,
-    )
+    llm = open_llm(settings, max_sequences=n)
     deltas = llm.stream(text, params)
     if json:
         completions = _stream_json(deltas) if stream else _whole_json(llm, deltas)

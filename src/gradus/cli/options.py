@@ -1,66 +1,85 @@
 """Options that several commands share: which model runs where, and how tokens are chosen.
 
-Numbers are checked by SamplingParams and by the engine, as for every other front end; typer only parses them.
+Settings of the model and its engine become options by their description (gradus.config). Numbers are checked there, by
+SamplingParams and by the engine, as for every other front end; typer only parses them.
 """
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from typing import Annotated, Any
 
 from typer import Option
+from typer.models import ArgumentInfo
 
-DEFAULT_MODEL = "smollm2-135m"
-_MODEL, _SAMPLING = "Model", "Sampling"
+from gradus.config.description import Setting, described
+from gradus.config.settings import Settings
 
-_model = Option(
-    "--model",
-    "-m",
-    help="A name of `gradus models`, a folder, a .gguf file, a hub id, or random:<shape>.",
-    rich_help_panel=_MODEL,
-)
-_device = Option(help="auto (a GPU if there is one), cpu or cuda.", rich_help_panel=_MODEL)
-_dtype = Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_MODEL)
+_SAMPLING = "Sampling"
 
-Model = Annotated[str, _model]
-Device = Annotated[str, _device]
-Dtype = Annotated[str, _dtype]
-# for `serve`, where an option that is not given leaves the configuration file's value
-ModelOrNone = Annotated[str | None, _model]
-DeviceOrNone = Annotated[str | None, _device]
-DtypeOrNone = Annotated[str | None, _dtype]
+Command = Callable[..., int]
 
-Phase = Annotated[
-    str | None,
-    Option(
-        "--phase",
-        "-p",
-        help="Run with this phase of the course, as in p01; by default with the final engine.",
-        rich_help_panel=_MODEL,
-    ),
-]
-ContextLength = Annotated[
-    int | None,
-    Option(
-        "--context-length",
-        "--max-context",
-        help="Most tokens of prompt and output; what the model was made for by default.",
-        rich_help_panel=_MODEL,
-    ),
-]
-MemoryFraction = Annotated[
-    float | None,
-    Option(
-        help="How much of the device's memory may be in use, all told: the cache gets the rest. 0.9 by default; on a "
-        "CPU 0.5 of what is free. For the final engine.",
-        rich_help_panel=_MODEL,
-    ),
-]
-SwitchOff = Annotated[
-    list[str] | None,
-    Option(
-        help="Leave out an optimization of the final engine: prefix_cache, chunked, kernels, graphs or overlap; may be "
-        "given several times.",
-        rich_help_panel=_MODEL,
-    ),
-]
+
+def settings_of(
+    owner: type = Settings, *, only: Collection[str] = (), without: Collection[str] = (), panel: str = ""
+) -> Callable[[Command], Command]:
+    """Give a command an option for each setting of `owner`, or for `only` some; they arrive as its `**settings`.
+
+    A setting that was not given is not among them, so that the configuration file's value, or the default, stays.
+    panel: where help shows them; by default, where each one says.
+    """
+    offered = {
+        name: one
+        for name, one in described(owner).items()
+        if one.flag and name not in without and (not only or name in only)
+    }
+
+    def decorate(command: Command) -> Command:
+        signature = inspect.signature(command)
+        own = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        arguments = [one for one in own if any(isinstance(mark, ArgumentInfo) for mark in _marks(one))]
+        options = [one for one in own if one not in arguments]
+        parameters = [*arguments, *(_parameter(one, panel) for one in offered.values()), *options]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> int:
+            given = {name: value for name, value in values.items() if name not in offered or value is not None}
+            return command(**given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        run.__signature__ = signature.replace(parameters=[one.replace(kind=keyword) for one in parameters])  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
+        return run
+
+    return decorate
+
+
+def _marks(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    """What an annotation says beside the type."""
+    return getattr(parameter.annotation, "__metadata__", ())
+
+
+def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
+    """The setting as typer wants it: an option that is None where it was not given."""
+    flag = f"--{setting.name.replace('_', '-')}"
+    several = " May be given several times." if setting.kind is tuple else ""
+    option = Option(
+        flag,
+        *setting.flags,
+        help=f"{setting.help}{several}{FINAL_ONLY if setting.heeded == 'final' else ''}",
+        show_default=setting.by_default,
+        rich_help_panel=panel or setting.panel,
+    )
+    kind = list[str] if setting.kind is tuple else setting.kind
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+FINAL_ONLY = " For the final engine."
+
+for_one_prompt = settings_of(without=("max_sequences", "policy"))
+"""The settings of commands that run a prompt at a time: how many run at once is not for the user to say there."""
 
 MaxTokens = Annotated[int | None, Option(help="Most tokens to generate; 256 by default.", rich_help_panel=_SAMPLING)]
 Temperature = Annotated[

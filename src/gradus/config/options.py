@@ -1,61 +1,72 @@
 """What an engine is built with beside the model: a phase's options, and the final engine's. No torch here."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
+from gradus.config.description import Setting, check, described, setting
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 
-DEFAULT_MAX_SEQUENCES = 8
-DEFAULT_PAGE_SIZE = 16
-
 FINAL = "final"  # what the final engine is called where a phase would be named
-
-# Defaults of the final engine, by device. What a step costs hardly grows up to some number of tokens, for it must read
-# all weights anyway; then it grows with each. A budget beyond that point delays the decodes, one below it wastes the
-# step. On a CPU others need memory too, and only what is free now is known.
-BUDGETS = {"cpu": 256, "cuda": 8192}
-MAX_SEQUENCES = {"cpu": DEFAULT_MAX_SEQUENCES, "cuda": 256}
-MEMORY_FRACTIONS = {"cpu": 0.5, "cuda": 0.9}
-
-SWITCHES = ("prefix_cache", "chunked", "kernels", "graphs", "overlap")
 
 Policy = Literal["fcfs", "priority", "deadline"]
 POLICIES: tuple[str, ...] = get_args(Policy)
 
+DEFAULT_PAGE_SIZE = 16
+
+_LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """limits: what requests must respect; `limits.context_length` is also the longest sequence the cache must hold.
+    """The options of a phase. Each beside `limits` and `max_sequences` is for the phases that name it in `USES`.
 
-    max_sequences: most sequences that run at once, in the phases that batch (p02 and later).
-
-    The rest is for the phases whose cache is paged (p04 and later):
-    page_size: positions a page. cache_tokens: positions that the whole cache has room for; None is max_sequences of the
-    longest. policy: who goes first, "fcfs" (as they came), "priority" or "deadline".
-    token_budget: most tokens a step, in the phases that cut prompts into chunks (p06 and later); None is what suits the
-    device.
-
-    Raises ConfigError for a number that cannot be.
+    limits: what requests must respect; `limits.context_length` is also the longest sequence the cache must hold.
+    Raises ConfigError for a value that cannot be.
     """
 
     limits: ModelLimits
-    max_sequences: int = DEFAULT_MAX_SEQUENCES
-    page_size: int = DEFAULT_PAGE_SIZE
-    cache_tokens: int | None = None
-    policy: Policy = "fcfs"
-    token_budget: int | None = None
+    max_sequences: int = setting(
+        8,
+        "Most sequences that run at once, in phases that batch.",
+        suits={"cpu": 8, "cuda": 256},
+        least=1,
+        panel=_LIMITS,
+    )
+    page_size: int = setting(DEFAULT_PAGE_SIZE, "Tokens per page of the cache.", least=1, heeded="uses", panel=_CACHE)
+    cache_tokens: int | None = setting(
+        None,
+        "Tokens that the whole cache has room for.",
+        unset="max_sequences of the longest; the final engine: as many of them as memory_fraction allows",
+        least=1,
+        heeded="uses",
+        panel=_CACHE,
+    )
+    policy: Policy = setting(
+        "fcfs",
+        "The request that goes first: fcfs (the oldest), priority (the lowest number) or deadline (the earliest).",
+        heeded="uses",
+        panel=_CACHE,
+    )
+    # What a step costs hardly grows up to some number of tokens, since it must read all weights anyway; then it grows
+    # with each. A budget beyond that point delays the decodes, one below it wastes the step.
+    token_budget: int | None = setting(
+        None,
+        "Most tokens per step: longer prompts are cut into chunks.",
+        unset="what the phase says",
+        suits={"cpu": 256, "cuda": 8192},
+        least=1,
+        heeded="uses",
+        panel=_CACHE,
+    )
 
     def __post_init__(self) -> None:
-        _whole("max_sequences", self.max_sequences, 1)
-        _whole("page_size", self.page_size, 1)
-        if self.cache_tokens is not None:
-            _whole("cache_tokens", self.cache_tokens, self.page_size)
-        if self.token_budget is not None:
-            _whole("token_budget", self.token_budget, 1)
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {self.policy!r}")
+        check(self)
+        if self.cache_tokens is not None and self.cache_tokens < self.page_size:
+            raise ConfigError(
+                f"cache_tokens must be a whole number, {self.page_size} or more, got {self.cache_tokens} "
+                "(a page is the least)"
+            )
 
     @property
     def cache_positions(self) -> int:
@@ -70,31 +81,43 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(EngineOptions):
-    """EngineOptions of the final engine, a switch for each optimization, and how its cache is sized.
+    """The options of the final engine: those of the phases, the cache's share of memory, and a switch per optimization.
 
-    prefix_cache: requests that begin alike share pages. chunked: prompts are cut to the token budget.
-    kernels: Triton kernels for attention, the model's other parts and sampling, on a CUDA GPU.
-    graphs: steps of decodes are replayed from CUDA graphs; needs `kernels`. overlap: the next step is scheduled while
-    the GPU works on this one.
-
-    memory_fraction: the cache gets what is left of this part of the device's memory (on a CPU: of what is free) beside
-    weights, the largest step and graphs, at most `max_sequences` of the longest. What others hold there counts as
-    taken. None asks nobody: `max_sequences` of the longest. `cache_tokens` wins over both.
+    memory_fraction: the cache gets what is left of it beside weights, the largest step and graphs, at most
+    `max_sequences` of the longest. What other processes hold on a GPU counts as taken. None looks at no memory and
+    allocates `max_sequences` of the longest. `cache_tokens` wins over both.
     """
 
-    prefix_cache: bool = True
-    chunked: bool = True
-    kernels: bool = True
-    graphs: bool = True
-    overlap: bool = True
-    memory_fraction: float | None = None
+    # On a CPU other processes need memory too, and only what is free now is known.
+    memory_fraction: float | None = setting(
+        None,
+        "How much of the device's memory may be in use, all told (on a CPU: of what is free). The cache gets the rest.",
+        suits={"cpu": 0.5, "cuda": 0.9},
+        above=0,
+        most=1,
+        heeded="final",
+        panel=_CACHE,
+    )
+    prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
+    chunked: bool = setting(True, "Prompts are cut to the token budget; without, a prompt is one step.", heeded="final")
+    kernels: bool = setting(
+        True,
+        "Triton kernels for attention, the model's other parts and sampling, on a GPU.",
+        suits={"cpu": False},
+        heeded="final",
+    )
+    graphs: bool = setting(
+        True,
+        "Decode steps are replayed from CUDA graphs; needs `kernels`.",
+        suits={"cpu": False},
+        heeded="final",
+    )
+    overlap: bool = setting(True, "The next step is planned while the device works on this one.", heeded="final")
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)
         if self.graphs and not self.kernels:
             raise ConfigError("graphs need kernels: switch both on, or graphs off")
-        if self.memory_fraction is not None:
-            check_fraction(self.memory_fraction)
 
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
@@ -103,8 +126,8 @@ class EngineConfig(EngineOptions):
         return cls(**{**values, **switches})
 
     def budget(self, device: str) -> int | None:
-        """Most tokens a step on this kind of device ("cpu", "cuda"); None where prompts are not cut."""
-        return (self.token_budget or BUDGETS[device]) if self.chunked else None
+        """Most tokens per step on this kind of device ("cpu", "cuda"); None where prompts are not cut."""
+        return (self.token_budget or SETTINGS["token_budget"].suits[device]) if self.chunked else None
 
     @property
     def sized(self) -> bool:
@@ -112,17 +135,8 @@ class EngineConfig(EngineOptions):
         return self.cache_tokens is None and self.memory_fraction is not None
 
 
-def check_fraction(value: float) -> None:
-    """Of memory_fraction, wherever it comes from."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ConfigError(f"memory_fraction must be a number above 0 and at most 1, got {value!r}")
-
-
-def check_switches(names: Iterable[str]) -> None:
-    """Of switch_off, wherever it comes from."""
-    for name in names:
-        if name not in SWITCHES:
-            raise ConfigError(f"switch_off takes {', '.join(SWITCHES)}, got {name!r}")
+SETTINGS: dict[str, Setting] = {name: one for name, one in described(EngineConfig).items() if one.kind is not bool}
+SWITCHES: dict[str, Setting] = {name: one for name, one in described(EngineConfig).items() if one.kind is bool}
 
 
 def resolve_context(asked: int | None, most: int) -> int:
@@ -131,8 +145,3 @@ def resolve_context(asked: int | None, most: int) -> int:
     if not 2 <= length <= most:
         raise ConfigError(f"context_length must be between 2 and {most}, got {length}")
     return length
-
-
-def _whole(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be a whole number, {least} or more, got {value!r}")

@@ -29,21 +29,7 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
     from gradus.garbage import spare_what_stays
     from gradus.text.llm import LLM  # torch comes with it
 
-    llm = LLM(
-        config.model,
-        phase=config.phase,
-        device=config.device,
-        dtype=config.dtype,
-        context_length=config.context_length,
-        max_sequences=config.max_sequences,
-        page_size=config.page_size,
-        cache_tokens=config.cache_tokens,
-        policy=config.policy,
-        token_budget=config.token_budget,
-        memory_fraction=config.memory_fraction,
-        switch_off=config.switch_off,
-        progress=progress,
-    )
+    llm = LLM(**config.keywords(), progress=progress)
     spare_what_stays()
     return llm.core, described(llm)
 

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradus.config.description import did_you_mean
 from gradus.engine import request as engine_limits
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.sequence import Timings, TokenLogprob
 from gradus.errors import CapacityError, RequestError
 from gradus.server.body import BodyError
-from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig, did_you_mean
+from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig
 from gradus.server.results import DeadlineMissed, RequestFailed, RequestTimeout, Unavailable
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import Prompt

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from gradus.assembly.checkpoint import assemble
 from gradus.assembly.guard import GuardedCore
-from gradus.config.options import FINAL, SWITCHES, EngineConfig, EngineOptions, resolve_context
-from gradus.config.phase_options import capacity, final_options, options_for, used_by
+from gradus.config.description import described, keywords
+from gradus.config.options import resolve_context
+from gradus.config.settings import Settings, stated
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
-from gradus.kernels import missing
 from gradus.loading import Checkpoint, Progress, open_checkpoint
 from gradus.models.precision import Precision, resolve_device, resolve_precision
 from gradus.text.completion import Completion, Delta
@@ -22,22 +22,17 @@ from gradus.text.front_end import FrontEnd, Prompt
 
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
 
+DEFAULT_MODEL: str = described(Settings)["model"].default
 
+
+@keywords(Settings)
 class LLM:
     """A model ready to generate.
 
     model: a catalogue name, a folder, a `.gguf` file, a hub id, `random:<shape>`, or an opened Checkpoint.
-    phase: which phase of the course runs it ("p01"); None is the final engine, made of what survives of all of them.
-    device: "auto" (a GPU if there is one), "cpu", "cuda".
-    dtype: "auto" (bfloat16 on a GPU; on a CPU what is measured to decode fastest), "float32", "bfloat16", "float16".
-    context_length: most tokens of prompt and output; None is what the model was made for.
-    max_sequences: most sequences that run at once, in phases that batch; None is 8, or 256 for the final engine on a
-        GPU.
-    page_size, cache_tokens, policy, token_budget: as EngineOptions has them, in phases that use them; None is what
-        suits the phase. One that the phase would ignore is refused.
-    memory_fraction, switch_off: of the final engine. How much of the device's memory may be in use, which decides how
-        large the cache is where cache_tokens does not (see EngineConfig; None is 0.9 on a GPU, and on a CPU half of
-        what is free), and the names of optimizations to leave out, of SWITCHES.
+    progress: shows how far loading is.
+    settings: listed below, and checked against their description (gradus.config). None keeps the default; one that the
+        engine would ignore is refused.
 
     The final engine's cache may have room for less than one sequence of context_length; then `limits` is as short, and
     a warning says so.
@@ -50,45 +45,24 @@ class LLM:
 
     def __init__(
         self,
-        model: "str | Checkpoint" = "smollm2-135m",
+        model: "str | Checkpoint" = DEFAULT_MODEL,
         *,
-        phase: str | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        context_length: int | None = None,
-        max_sequences: int | None = None,
-        page_size: int | None = None,
-        cache_tokens: int | None = None,
-        policy: str | None = None,
-        token_budget: int | None = None,
-        memory_fraction: float | None = None,
-        switch_off: Sequence[str] = (),
         progress: Progress | None = None,
+        **settings: Any,
     ) -> None:
-        self.checkpoint = open_checkpoint(model, progress=progress) if isinstance(model, str) else model
+        given = Settings.of({"model": model if isinstance(model, str) else None, **settings})
+        self.checkpoint = open_checkpoint(given.model, progress=progress) if isinstance(model, str) else model
         self.config = self.checkpoint.config
         self.tokenizer = self.checkpoint.tokenizer
-        self.phase = phase
-        self.device = resolve_device(device)
+        self.phase = phase = given.phase
+        self.device = resolve_device(given.device)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
-            context_length=resolve_context(context_length, self.config.context_length),
+            context_length=resolve_context(given.context_length, self.config.context_length),
             eos_token_ids=_eos(self.checkpoint),
         )
-        settings: dict[str, Any] = {
-            "page_size": page_size,
-            "cache_tokens": cache_tokens,
-            "policy": policy,
-            "token_budget": token_budget,
-            "memory_fraction": memory_fraction,
-            "switch_off": tuple(switch_off),
-        }
-        options: EngineOptions = (
-            final_options(limits, self.device.type, max_sequences, **settings)
-            if phase is None
-            else options_for(phase, limits, max_sequences, **settings)
-        )
-        self.precision: Precision = resolve_precision(dtype, self.device, self.config)
+        options = given.options(limits, self.device.type)
+        self.precision: Precision = resolve_precision(given.dtype, self.device, self.config)
         self.engine, self.options = assemble(self.checkpoint, phase, options, self.device, self.precision, progress)
         self.limits = self.options.limits
         self.core = GuardedCore(self.engine, self.device, self.options)
@@ -166,24 +140,8 @@ class LLM:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Which engine this is, how many sequences it runs at once, and of the other options those that it heeds."""
-        options = {
-            "page_size": self.options.page_size,
-            "cache_tokens": self.options.cache_positions,
-            "policy": self.options.policy,
-            "token_budget": getattr(self.engine.scheduler, "token_budget", None),
-        }
-        heeded = {name: value for name, value in options.items() if name in used_by(self.phase)}
-        if self.phase is not None:
-            return {"engine": self.phase, "max_sequences": capacity(self.phase, self.options.max_sequences)} | heeded
-        return {"engine": FINAL, "max_sequences": self.options.max_sequences} | heeded | self._final_settings()
-
-    def _final_settings(self) -> dict[str, Any]:
-        config = self.options
-        assert isinstance(config, EngineConfig)
-        unused = ("kernels", "graphs") if missing(self.device.type) else ()
-        on = {name: getattr(config, name) and name not in unused for name in SWITCHES}
-        return {"memory_fraction": config.memory_fraction, "switches": on}
+        """Which engine this is, and the settings that it heeds, as they turned out."""
+        return stated(self.phase, self.options, getattr(self.engine.scheduler, "token_budget", None))
 
     def metrics(self) -> Metrics:
         return self.core.metrics()

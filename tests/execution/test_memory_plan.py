@@ -1,4 +1,4 @@
-"""The final engine's cache gets what is left, by arithmetic that can be done on paper; nothing is promised twice."""
+"""The plan is what really gets allocated, by arithmetic that can be done on paper; nothing is promised twice."""
 
 import json
 from dataclasses import replace
@@ -6,14 +6,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gradus import LLM
 from gradus.assembly.final import EngineConfig, build
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
+from gradus.config.options import EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
-from gradus.execution import sizing
-from gradus.execution.sizing import DeviceMemory, planned, step_bytes
+from gradus.execution import memory
+from gradus.execution import memory_plan as planning
+from gradus.execution.memory import DeviceMemory, free_memory
+from gradus.execution.memory_plan import MemoryPlan, PagePlan, memory_plan, readable, step_bytes
 from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
@@ -29,12 +33,124 @@ def options(shape="tiny-llama", context=None, **settings):
     return EngineConfig(limits, **({"memory_fraction": 0.5, "kernels": False, "graphs": False} | settings))
 
 
-def plan(memory, shape="tiny-llama", device=CPU, **settings):
+def plan(found, shape="tiny-llama", device=CPU, **settings):
     precision = resolve_precision("float32", CPU, SHAPES[shape])
-    return planned(SHAPES[shape], options(shape, **settings), device, precision, memory)
+    return memory_plan(SHAPES[shape], options(shape, **settings), device, precision, memory=found)
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
+def of_phase(phase, shape="tiny-llama", found=None, context=None, dtype="float32", **settings) -> MemoryPlan:
+    limits = ModelLimits(SHAPES[shape].vocab_size, context or SHAPES[shape].context_length)
+    precision = resolve_precision(dtype, CPU, SHAPES[shape])
+    return memory_plan(SHAPES[shape], EngineOptions(limits, **settings), CPU, precision, phase=phase, memory=found)
+
+
+# -- a phase: the cache has the size that was asked for ----------------------------------------------------------------
+
+PAPER = MemoryPlan(
+    device="cpu",
+    dtype="float32",
+    free_bytes=2000,
+    total_bytes=None,
+    memory_fraction=0.9,
+    usable_bytes=1800,
+    weight_bytes=400,
+    cache_bytes=600,
+    cache_bytes_per_token=2,
+    max_sequences=3,
+    context_length=100,
+)
+
+
+def test_the_arithmetic_on_paper():
+    assert PAPER.cache_bytes_per_sequence == 200
+    assert PAPER.sequences_that_fit == 7  # 1800 less 400 leaves 1400
+    assert (PAPER.sequences, PAPER.left_bytes, PAPER.fits) == (3, 800, True)
+    assert replace(PAPER, max_sequences=9).sequences == 7
+    assert replace(PAPER, pages=PagePlan(16, 12, 600, 192, 1)).sequences == 1
+
+
+def test_a_model_that_does_not_fit_runs_nothing():
+    small = replace(PAPER, usable_bytes=90)
+    assert (small.sequences, small.fits) == (0, False)
+
+
+def test_a_phase_that_runs_one_at_a_time_has_a_cache_for_one():
+    one, five = (of_phase(phase, context=100, max_sequences=5) for phase in ("p01", "p03"))
+    assert (one.max_sequences, one.cache_bytes) == (1, 100 * TOKEN)
+    assert (five.max_sequences, five.cache_bytes) == (5, 500 * TOKEN)
+
+
+def test_a_tenth_of_the_free_memory_is_left_to_the_steps_of_a_phase():
+    plan = of_phase("p03", found=DeviceMemory(free=1000 * MB), context=100)
+    assert plan.usable_bytes == 900 * MB and plan.left_bytes == 900 * MB - plan.weight_bytes - plan.cache_bytes
+
+
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3"])
+def test_weights_are_what_the_model_really_allocates(shape):
+    model = create_model(SHAPES[shape])
+    allocated = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    assert of_phase("p00", shape).weight_bytes == allocated
+
+
+def test_cache_bytes_follow_the_formula():
+    """30 layers, 3 key-value heads of 64."""
+    assert of_phase("p01", "smollm2-135m", dtype="bfloat16").cache_bytes_per_token == 2 * 30 * 3 * 64 * 2
+
+
+def test_a_model_too_large_for_this_machine_is_planned_without_being_allocated():
+    plan = of_phase("p01", "llama-3.1-8b", DeviceMemory(8 << 30))
+    assert plan.weight_bytes > 8 << 30
+    assert plan.sequences_that_fit == 0 and not plan.fits
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_pages_are_counted_as_they_are_allocated(shape):
+    """tiny-gemma3 has windows: several layer groups share the pool."""
+    pages = of_phase("p04", shape, context=100, max_sequences=3, page_size=16, cache_tokens=330).pages
+    storage = PagedStorage(SHAPES[shape], pages.count, 16, torch.float32, CPU)
+    assert pages.bytes == storage.keys.nbytes + storage.values.nbytes
+    assert pages.positions == 21 * 16 and pages.count == 21 * len(storage.groups)
+    assert pages.full_sequences == 3  # 7 pages each, of 21
+    cache = PagedCache(pages.count, 16, [group.window for group in storage.groups])
+    assert all(cache.reserve(number, 100) for number in range(3)) and not cache.reserve(3, 1)
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_the_paged_phases_allocate_what_is_planned(shape):
+    llm = LLM(
+        f"random:{shape}",
+        phase="p06",
+        device="cpu",
+        dtype="float32",
+        context_length=100,
+        max_sequences=3,
+        cache_tokens=330,
+    )
+    plan = of_phase("p06", shape, context=100, max_sequences=3, cache_tokens=330)
+    assert llm.metrics().cache.pages == plan.pages.count
+    storage = llm.engine.runner.attention.storage
+    assert storage.keys.nbytes + storage.values.nbytes == plan.cache_bytes
+
+
+def test_pages_that_do_not_fit_beside_the_weights_are_told():
+    plan = of_phase("p04", found=DeviceMemory(1 << 30), cache_tokens=1600)
+    assert plan.fits and plan.cache_bytes == plan.pages.bytes
+    plan = of_phase("p04", found=DeviceMemory(plan.weight_bytes + plan.cache_bytes), cache_tokens=1600)
+    assert not plan.fits and "does NOT fit" in plan.render()  # nothing left for activations
+
+
+def test_this_machine_has_memory():
+    plan = of_phase("p01")
+    assert plan.free_bytes > 1 << 20
+    assert plan.sequences_that_fit > 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_its_free_memory():
+    assert 0 < free_memory(torch.device("cuda")) <= torch.cuda.get_device_properties(0).total_memory
+
+
+# -- the final engine: what is left ------------------------------------------------------------------------------------
 
 
 def test_the_cache_gets_what_weights_and_the_largest_step_leave():
@@ -64,7 +180,7 @@ def test_no_more_is_taken_than_all_sequences_can_fill():
 
 
 def test_the_books_stay_small_unless_more_is_asked_for(monkeypatch):
-    monkeypatch.setattr(sizing, "MOST_PAGES", 13)
+    monkeypatch.setattr(planning, "MOST_PAGES", 13)
     assert plan(DeviceMemory(10**12)).pages.count == 13
     assert plan(DeviceMemory(10**12), "tiny-gemma3").pages.count == 12  # its blocks are of 2 pages
     assert plan(DeviceMemory(10**12), cache_tokens=4096).pages.count == 256
@@ -90,8 +206,8 @@ def test_without_chunks_a_step_is_as_long_as_a_prompt():
 
 
 def test_graphs_are_planned_for_where_they_can_be_captured(monkeypatch):
-    monkeypatch.setattr(sizing, "missing", lambda device: None)
-    monkeypatch.setattr(sizing, "graph_bytes", lambda *_: 2 * MB)
+    monkeypatch.setattr(planning, "missing", lambda device: None)
+    monkeypatch.setattr(planning, "graph_bytes", lambda *_: 2 * MB)
     gpu = torch.device("cuda")
     on = plan(DeviceMemory(8 * MB, 10 * MB), device=gpu, kernels=True, graphs=True, token_budget=64)
     off = plan(DeviceMemory(8 * MB, 10 * MB), device=gpu, kernels=True, token_budget=64)
@@ -161,7 +277,7 @@ def test_all_of_it_is_a_part_too(fraction):
 def test_an_engine_built_by_itself_sizes_its_cache(shape, monkeypatch):
     model = create_model(SHAPES[shape])
     randomize(model)
-    monkeypatch.setattr(sizing, "free_memory", lambda device: 8 * MB)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 8 * MB)
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     expected = plan(DeviceMemory(8 * MB + weights), shape, max_sequences=64)  # as if it were still to be loaded
     engine = build(model, options(shape, max_sequences=64))
@@ -174,7 +290,7 @@ def test_an_engine_built_by_itself_sizes_its_cache(shape, monkeypatch):
 def test_without_a_fraction_nobody_looks_at_the_memory(monkeypatch):
     model = create_model(TINY)
     randomize(model)
-    monkeypatch.setattr(sizing, "free_memory", lambda device: 0)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 0)
     engine = build(model, options(memory_fraction=None, max_sequences=2))
     assert engine.metrics().cache.pages == 2 * 512 // 16
 
@@ -183,7 +299,7 @@ def test_without_a_fraction_nobody_looks_at_the_memory(monkeypatch):
 def test_once_it_stands_there_must_be_room_for_the_largest_step(monkeypatch, free, fits):
     shown = replace(plan(DeviceMemory(10**9, 10**9)), step_bytes=5 * MB)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(sizing, "free_memory", lambda device: free)
+    monkeypatch.setattr(planning, "free_memory", lambda device: free)
     shown.check_room(CPU)  # there, nothing can be said
     if fits:
         return shown.check_room(torch.device("cuda"))
@@ -194,7 +310,18 @@ def test_once_it_stands_there_must_be_room_for_the_largest_step(monkeypatch, fre
 def test_both_renderings_hold_every_figure():
     shown = plan(DeviceMemory(8 * MB, 10 * MB))
     content = json.loads(json.dumps(shown.as_dict()))
-    assert content["fits"] and content["cache_bytes"] == content["pages"]["bytes"] == shown.pages.bytes
+    assert content["fits"] and content["cache_bytes"] == content["pages"]["bytes"] == shown.cache_bytes
     text = shown.render()
     assert "8 MB of 10 MB, of which 3 MB may be taken (memory_fraction 0.5)" in text
     assert f"{shown.pages.positions} tokens in all layers" in text and "which fits" in text
+
+
+def test_both_renderings_of_a_phase_hold_every_figure():
+    assert "sequences that fit  7 of full length (context 100 tokens)" in PAPER.render()
+    assert "largest step" not in PAPER.render()  # what was not estimated is not shown
+    assert json.loads(json.dumps(PAPER.as_dict()))["sequences"] == 3
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (538_060_032, "538.1 MB"), (5e12, "5 TB")])
+def test_sizes_are_readable(size, text):
+    assert readable(size) == text

@@ -1,0 +1,138 @@
+"""What every front end offers, the same for all: a model and its engine, before defaults are filled in. No torch here.
+
+`LLM(…)`, the commands and the server's file take the settings of `Settings` by name. Setting one that the engine would
+ignore is refused: an option that seems to do something is worse than none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from gradus import phases
+from gradus.config.description import check, check_names, described, offers, setting
+from gradus.config.options import FINAL, SETTINGS, SWITCHES, EngineConfig, EngineOptions
+from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
+
+
+@dataclass(frozen=True)
+@offers(EngineConfig)
+class Settings:
+    """Which model runs where, and how its engine is built.
+
+    Beside the fields below it has one for each setting of EngineConfig; None is what suits the engine and the device.
+    Raises ConfigError, in one line, for a value that cannot be.
+    """
+
+    model: str = setting(
+        "smollm2-135m",
+        "A name that `gradus models` lists, a folder, a .gguf file, a hub id, or random:<shape>.",
+        flags=("-m",),
+    )
+    phase: str | None = setting(
+        None, "The phase of the course that runs it, as in p01.", unset="none: the final engine", flags=("-p",)
+    )
+    device: str = setting("auto", "auto (a GPU if there is one), cpu or cuda.")
+    dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
+    context_length: int | None = setting(
+        None,
+        "Most tokens of prompt and output together.",
+        unset="what the model was made for",
+        least=1,
+        flags=("--max-context",),
+    )
+    switch_off: tuple[str, ...] = setting(
+        (),
+        f"Optimizations to leave out: {', '.join(SWITCHES)}.",
+        unset="none",
+        choices=tuple(SWITCHES),
+        heeded="final",
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.switch_off, list):  # as YAML and the command line have it
+            object.__setattr__(self, "switch_off", tuple(self.switch_off))
+        check(self)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """From names and values, those that are None left out. Raises ConfigError for a name that no setting has."""
+        return cls().merge(given)
+
+    def merge(self, given: Mapping[str, Any]) -> Self:
+        """A copy with these values, those that are None left out (an option that was not given)."""
+        return self.replaced({name: value for name, value in given.items() if value is not None})
+
+    def replaced(self, values: Mapping[Any, Any]) -> Self:
+        """A copy with these values."""
+        check_names(values, described(type(self)))
+        return replace(self, **values)
+
+    def keywords(self) -> dict[str, Any]:
+        """What `LLM` takes: of a server's configuration, without the server's own settings."""
+        return {name: getattr(self, name) for name in described(Settings)}
+
+    def options(self, limits: ModelLimits, device: str) -> EngineOptions:
+        """What the engine is built with on a kind of device ("cpu", "cuda"): an EngineConfig where no phase is named.
+
+        Raises ConfigError for a phase that is not there, a setting that the engine ignores, and switches that do not go
+        together.
+        """
+        given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}
+        if self.phase is not None:
+            self._refuse_ignored([*given, *(["switch_off"] if self.switch_off else ())])
+            return EngineOptions(limits, **given)
+        if "chunked" in self.switch_off and "token_budget" in given:
+            raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
+        suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}
+        config = EngineConfig(limits, **suiting | given | dict.fromkeys(self.switch_off, False))
+        # what this kind of device does not have at all is off, and needs no warning
+        absent: dict[str, Any] = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}
+        return replace(config, **absent)
+
+    def _refuse_ignored(self, given: list[str]) -> None:
+        assert self.phase is not None
+        for name in given:
+            if name not in heeded(self.phase):
+                users = [other.name for other in phases.available() if name in heeded(other.name)]
+                raise ConfigError(
+                    f"{name} does nothing in phase {self.phase}, leave it out; "
+                    f"it is for {', '.join([*users, 'the final engine'])}"
+                )
+
+
+def heeded(phase: str | None) -> frozenset[str]:
+    """Names of the engine's settings that a phase heeds; None is the final engine, which heeds all.
+
+    A phase's engine module names them, beside those that all engines heed: `USES = frozenset({...})`.
+    Raises ConfigError for an unknown phase.
+    """
+    every = {**SETTINGS, "switch_off": described(Settings)["switch_off"]}
+    if phase is None:
+        return frozenset(every)
+    used: frozenset[str] = getattr(phases.load(phase), "USES", frozenset())
+    return used | {name for name, one in every.items() if one.heeded == "all"}
+
+
+def capacity(phase: str | None, max_sequences: int) -> int:
+    """How many sequences it runs at once: as many as asked, unless the phase does not batch (`CAPACITY = 1`)."""
+    return (
+        max_sequences if phase is None else min(max_sequences, getattr(phases.load(phase), "CAPACITY", max_sequences))
+    )
+
+
+def stated(phase: str | None, options: EngineOptions, token_budget: int | None) -> dict[str, Any]:
+    """Which engine this is, and the settings that it heeds, as they turned out: what `/stats` shows.
+
+    token_budget: the scheduler's, since a phase may choose its own.
+    """
+    turned_out = {
+        "max_sequences": capacity(phase, options.max_sequences),
+        "cache_tokens": options.cache_positions,
+        "token_budget": token_budget,
+    }
+    names = [name for name in SETTINGS if name in heeded(phase)]
+    values = {name: turned_out[name] if name in turned_out else getattr(options, name) for name in names}
+    if isinstance(options, EngineConfig):
+        values["switches"] = {name: getattr(options, name) for name in SWITCHES}
+    return {"engine": phase or FINAL, **values}

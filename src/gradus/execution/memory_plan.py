@@ -1,0 +1,385 @@
+"""Where an engine's memory goes, known before a byte of it is taken.
+
+    cache <= usable - weights - largest step - CUDA graphs
+
+Weights are counted on a model that is built without memory (torch's "meta" device), so the count follows whatever the
+model and the precision really allocate. The cache is arithmetic:
+
+    bytes per token = 2 (key, value) x layers x key-value heads x head dimension x bytes per number
+
+A phase's cache has a fixed size: its slots, or the pages that were asked for; a part of the free memory is left to its
+steps. The final engine's cache gets what is left. What its steps compute with is estimated from their shapes, on the
+safe side: too little would end the engine in the middle of its work, too much costs a few pages. A cache is one
+allocation, made once, so the device is as full at the start as it ever is between two steps.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from gradus.cache.groups import layer_groups
+from gradus.cache.windows import longest_sequence
+from gradus.config.options import EngineConfig, EngineOptions
+from gradus.config.settings import capacity, heeded
+from gradus.errors import ConfigError
+from gradus.execution.memory import DeviceMemory, free_memory
+from gradus.kernels import missing
+from gradus.models import Model
+from gradus.models.config import ModelConfig, kv_bytes_per_token
+from gradus.models.create import create_model
+from gradus.models.precision import Precision
+
+PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
+# What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
+# all in float32, and its noise, which is made of 64-bit integers.
+SAMPLING_BYTES = 48
+MOST_PAGES = 1 << 18  # that memory alone decides on: each is an entry in the books, which are gone through now and then
+GRAPH_BYTES = 16 << 20  # set aside for what the driver keeps of a captured graph beside its tensors
+
+
+@dataclass(frozen=True)
+class PagePlan:
+    """The paged cache of a model.
+
+    count: its pages, beside page 0, which no sequence gets. bytes: of all, page 0 included.
+    positions: how many tokens' keys and values it has room for, in all layers.
+    full_sequences: how many of full length it holds at once; shorter ones take only the pages that they fill.
+    """
+
+    page_size: int
+    count: int
+    bytes: int
+    positions: int
+    full_sequences: int
+
+    @classmethod
+    def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
+        """Each layer group of a sequence has its own pages, all from one pool: a block is one page for each group."""
+        groups = layer_groups(config.windows)
+        blocks = options.cache_blocks
+        count = blocks * len(groups)
+        numbers = 2 * len(groups[0].layers) * options.page_size * config.num_kv_heads * config.head_dim
+        return cls(
+            page_size=options.page_size,
+            count=count,
+            bytes=(count + 1) * numbers * itemsize,
+            positions=blocks * options.page_size,
+            full_sequences=blocks // -(-options.limits.context_length // options.page_size),
+        )
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes in bytes.
+
+    dtype: of weights, then of activations and cache where that differs.
+    free_bytes, total_bytes: of the device now (see DeviceMemory); memory_fraction: the part of it that may be in use,
+    and usable_bytes: what may therefore be taken.
+    weight_bytes: weights and constant tables.
+    step_tokens, step_bytes: tokens of the largest step, and what it computes with; graph_bytes: CUDA graphs. Estimates,
+    made for the final engine alone.
+    cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
+    pages: None for a phase without. sized: the cache got what was left; otherwise it has the size that was asked for.
+    max_sequences: how many run at once at most.
+    context_length: tokens that a request may have. wanted_context: what was asked for, where the cache holds less.
+    """
+
+    device: str
+    dtype: str
+    free_bytes: int
+    total_bytes: int | None
+    memory_fraction: float
+    usable_bytes: int
+    weight_bytes: int
+    cache_bytes: int
+    cache_bytes_per_token: int
+    max_sequences: int
+    context_length: int
+    step_tokens: int = 0
+    step_bytes: int = 0
+    graph_bytes: int = 0
+    pages: PagePlan | None = None
+    sized: bool = False
+    wanted_context: int | None = None
+
+    @property
+    def beside_cache(self) -> int:
+        return self.weight_bytes + self.step_bytes + self.graph_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        """What is usable and not planned for anything; below 0 where the plan does not fit."""
+        return self.usable_bytes - self.beside_cache - self.cache_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.left_bytes >= 0
+
+    @property
+    def cache_bytes_per_sequence(self) -> int:
+        return self.cache_bytes_per_token * self.context_length
+
+    @property
+    def sequences_that_fit(self) -> int:
+        """Of full length, in the memory beside the rest; 0 means that the model itself does not fit, or hardly."""
+        return max(0, self.usable_bytes - self.beside_cache) // self.cache_bytes_per_sequence
+
+    @property
+    def sequences(self) -> int:
+        """How many of full length run at once: the engine's limit, the pages' or memory's, the lowest of them."""
+        held = self.max_sequences if self.pages is None else self.pages.full_sequences
+        return min(self.max_sequences, held, self.sequences_that_fit)
+
+    @property
+    def note(self) -> str | None:
+        """What the operator should know of a cache that is smaller than one sequence; None of any other."""
+        if self.wanted_context is None or (self.sized and not self.fits):
+            return None
+        raised = "memory_fraction" if self.sized else "cache_tokens"
+        return (
+            f"a request may have {self.context_length} tokens, not context_length's {self.wanted_context}: the cache "
+            f"holds no more; raise {raised}, or lower context_length"
+        )
+
+    def applied(self, options: EngineConfig) -> EngineConfig:
+        """The options with this cache and context. Raises ConfigError where memory was to size it and none was left."""
+        assert self.pages is not None, "the final engine has pages"
+        if self.sized and not self.fits:
+            raise ConfigError(
+                f"no memory is left for a cache on {self.device}: weights take {readable(self.weight_bytes)}, the "
+                f"largest step {readable(self.step_bytes)} and CUDA graphs {readable(self.graph_bytes)}, of "
+                f"{readable(self.usable_bytes)} that are free within memory_fraction {self.memory_fraction:g}; raise "
+                "it, lower token_budget or max_sequences, or take a smaller model"
+            )
+        if self.context_length < 2:
+            raise ConfigError(f"a cache of {self.pages.positions} tokens holds no request: raise cache_tokens")
+        limits = replace(options.limits, context_length=self.context_length)
+        return replace(options, limits=limits, cache_tokens=self.pages.positions)
+
+    def check_room(self, device: torch.device) -> None:
+        """Once the engine stands: whether its largest step still fits. Raises ConfigError where it does not.
+
+        On a CPU nothing is looked at: there, memory is taken when it is first written to.
+        """
+        if device.type != "cuda":
+            return
+        torch.cuda.empty_cache()  # what loading and capturing have left in torch's hands is free as well
+        free = free_memory(device)
+        if free < self.step_bytes:
+            lower = f"memory_fraction (now {self.memory_fraction:g})" if self.sized else "cache_tokens"
+            raise ConfigError(
+                f"{readable(free)} are left on {device} beside weights, cache and CUDA graphs, and the largest step "
+                f"may take {readable(self.step_bytes)}: lower {lower}, token_budget or max_sequences"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For --json."""
+        derived = ("cache_bytes_per_sequence", "sequences_that_fit", "sequences", "left_bytes", "fits")
+        return asdict(self) | {name: getattr(self, name) for name in derived}
+
+    def render(self) -> str:
+        """For people: one fact per line, the conclusion last."""
+        total = readable(self.beside_cache + self.cache_bytes)
+        verdict = f"which fits; {readable(self.left_bytes)} more could be used" if self.fits else "which does NOT fit"
+        lines = [
+            ("device", f"{self.device}, {self.dtype}"),
+            ("free now", self._free()),
+            ("weights", readable(self.weight_bytes)),
+            *(self._step_lines() if self.step_tokens else ()),
+            ("cache", f"{readable(self.cache_bytes)}, {readable(self.cache_bytes_per_token)} per token"),
+            *self._page_lines(),
+            ("sequences that fit", f"{self.sequences_that_fit} of full length (context {self.context_length} tokens)"),
+            ("runs", f"up to {self.max_sequences} sequences at a time"),
+            *([("note", self.note)] if self.note else ()),
+            ("in all", f"{total}, {verdict}"),
+        ]
+        return "\n".join(f"{name:<20}{value}" for name, value in lines)
+
+    def _free(self) -> str:
+        part = f"{readable(self.usable_bytes)} may be taken (memory_fraction {self.memory_fraction:g})"
+        whole = "" if self.total_bytes is None else f" of {readable(self.total_bytes)}"
+        return f"{readable(self.free_bytes)}{whole}, of which {part}"
+
+    def _step_lines(self) -> list[tuple[str, str]]:
+        return [
+            ("largest step", f"{readable(self.step_bytes)}, estimated for {self.step_tokens} tokens"),
+            ("CUDA graphs", f"{readable(self.graph_bytes)}, estimated" if self.graph_bytes else "none"),
+        ]
+
+    def _page_lines(self) -> list[tuple[str, str]]:
+        if self.pages is None:
+            return []
+        pages = self.pages
+        return [
+            ("pages", f"{pages.count} of {pages.page_size} tokens; {pages.positions} tokens in all layers"),
+            ("holds at once", f"{pages.full_sequences} sequences of full length, or more that are shorter"),
+        ]
+
+
+def memory_plan(
+    config: ModelConfig,
+    options: EngineOptions,
+    device: torch.device,
+    precision: Precision,
+    *,
+    phase: str | None = None,
+    memory: DeviceMemory | None = None,
+) -> MemoryPlan:
+    """For a model that is known by its configuration alone, run by `phase`, or by the final engine.
+
+    options: an EngineConfig for the final engine. memory: measured when None.
+    """
+    at = _At(config, device, precision.activations, weight_bytes(config, precision), memory or DeviceMemory.of(device))
+    if phase is not None:
+        plan = _fixed(at, options, phase)
+    else:
+        assert isinstance(options, EngineConfig)
+        plan = _final(at, options)
+    return replace(plan, dtype=_dtypes(precision))
+
+
+def sized(model: Model, options: EngineConfig) -> EngineConfig:
+    """The options with a cache for what is free now, the model being loaded, if they leave its size to memory."""
+    if not options.sized:
+        return options
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    now = DeviceMemory.of(model.device)
+    before = replace(now, free=now.free + weights)
+    return _final(_At(model.config, model.device, model.dtype, weights, before), options).applied(options)
+
+
+def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
+    """A phase's cache: the pages that were asked for, or a whole context for each sequence that can run."""
+    count, length = capacity(phase, options.max_sequences), options.limits.context_length
+    pages = PagePlan.of(at.config, options, at.itemsize) if "page_size" in heeded(phase) else None
+    return MemoryPlan(
+        **at.facts(),
+        memory_fraction=PHASE_FRACTION,
+        usable_bytes=int(at.memory.free * PHASE_FRACTION),
+        cache_bytes=pages.bytes if pages else count * length * kv_bytes_per_token(at.config, at.itemsize),
+        max_sequences=count,
+        context_length=length,
+        pages=pages,
+    )
+
+
+def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
+    """The final engine's cache: what is left beside the rest, or what was asked for."""
+    config, kind, itemsize = at.config, at.device.type, at.itemsize
+    count, wanted, budget = options.max_sequences, options.limits.context_length, options.budget(kind)
+    tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
+    step = step_bytes(config, tokens, count, itemsize)
+    graphs = graph_bytes(config, count, itemsize) if options.graphs and not missing(kind) else 0
+    fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
+    usable = at.memory.usable(fraction)
+    filled = _filling(config, options, itemsize, usable - at.weights - step - graphs) if options.sized else options
+    context = _longest(config, filled, budget)
+    pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
+    return MemoryPlan(
+        **at.facts(),
+        memory_fraction=fraction,
+        usable_bytes=usable,
+        cache_bytes=pages.bytes,
+        max_sequences=count,
+        context_length=context,
+        step_tokens=tokens,
+        step_bytes=step,
+        graph_bytes=graphs,
+        # with windows, the longest that can run may be longer than the positions that all layers have room for
+        pages=replace(pages, full_sequences=max(1, pages.full_sequences)),
+        sized=options.sized,
+        wanted_context=wanted if context < wanted else None,
+    )
+
+
+@dataclass(frozen=True)
+class _At:
+    """A model on a device, before its cache is there. dtype: of activations and cache. weights: their bytes."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    weights: int
+    memory: DeviceMemory
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def facts(self) -> dict[str, Any]:
+        """What every plan says of it."""
+        return {
+            "device": str(self.device),
+            "dtype": _name(self.dtype),
+            "free_bytes": self.memory.free,
+            "total_bytes": self.memory.total,
+            "weight_bytes": self.weights,
+            "cache_bytes_per_token": kv_bytes_per_token(self.config, self.itemsize),
+        }
+
+
+def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int) -> EngineConfig:
+    """With the cache that `room` bytes hold: a block at least, and no more than what all sequences can fill.
+
+    Nor more than MOST_PAGES: beyond those, ask for larger pages, or for cache_tokens.
+    """
+    block = PagePlan.of(config, replace(options, cache_tokens=options.page_size), itemsize)
+    page = block.bytes // (block.count + 1)  # page 0 is allocated too
+    blocks = min((room - page) // (block.count * page), options.cache_blocks, MOST_PAGES // block.count)
+    return replace(options, cache_tokens=max(1, blocks) * options.page_size)
+
+
+def _longest(config: ModelConfig, options: EngineConfig, budget: int | None) -> int:
+    """Tokens of the longest sequence that the cache, empty, has room for (`PagedCache.fits`), up to context_length."""
+    windows = [group.window for group in layer_groups(config.windows)]
+    pages = options.cache_blocks * len(windows)
+    return longest_sequence(pages, windows, options.page_size, budget, options.limits.context_length)
+
+
+def weight_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Weights and constant tables of a model that is not there."""
+    model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> int:
+    """What a step of `rows` tokens, `sampled` of them with logits, holds at once at most: an estimate.
+
+    From layer to layer only the residual stream lives. Beside it a layer needs, for every token, the normed row (in
+    float32 while it is made), and either queries, keys and values, before and after rotation, or what lies between the
+    MLP's matrices: gate, up and their product.
+    """
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    widest = max(2 * heads, 3 * config.intermediate_size)
+    row = (2 * config.hidden_size + widest) * itemsize + 2 * config.hidden_size * 4
+    return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
+
+
+def graph_bytes(config: ModelConfig, slots: int, itemsize: int) -> int:
+    """What captured decodes keep at most: the memory of the largest one, which all share, and each graph's own."""
+    from gradus.execution.graphs import batch_sizes  # here, since it needs Triton, which is not everywhere
+
+    sizes = batch_sizes(slots)
+    logits = slots * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
+    own = sum(sizes) * config.hidden_size * itemsize + len(sizes) * GRAPH_BYTES
+    return step_bytes(config, slots, 0, itemsize) + logits + own
+
+
+def _dtypes(precision: Precision) -> str:
+    """In words: "bfloat16", or "bfloat16 weights, float32 activations"."""
+    names = dict.fromkeys(map(_name, (precision.weights, precision.activations)))
+    return " weights, ".join(names) + (" activations" if len(names) > 1 else "")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def readable(size: float) -> str:
+    """269.1 MB: decimal units, as model sizes are commonly given."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"
