@@ -56,7 +56,7 @@ def _scheduler(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m gradus.bench scheduler")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--batch", dest="batches", type=int, action="append", default=[])
-    parser.add_argument("--policy", default="fcfs")
+    parser.add_argument("--policy")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--commit", help="what the results come from, where git cannot tell")
     parser.add_argument("--out", type=Path)
@@ -84,9 +84,9 @@ def _profile(arguments: Sequence[str]) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--model", default=command.DEFAULT.model)
+    parser.add_argument("--device", default=command.DEFAULT.device)
+    parser.add_argument("--dtype", default=command.DEFAULT.dtype)
     parser.add_argument("--out", type=Path)
 
 

@@ -8,9 +8,11 @@ from types import TracebackType
 from typing import Any
 
 from gradus import phases
+from gradus.config import settings as engine_settings
 from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
+DEFAULT = engine_settings.Settings()
 OWN_REPORTS = "my-reports"
 """Where `gradus bench` writes unless told otherwise: beside the repository's own reports, never over them."""
 OBSERVED_SECONDS = 3.0
@@ -20,9 +22,9 @@ OBSERVED_SECONDS = 3.0
 def bench(
     target: str,
     *,
-    model: str = "smollm2-135m",
-    device: str = "auto",
-    dtype: str = "auto",
+    model: str = DEFAULT.model,
+    device: str = DEFAULT.device,
+    dtype: str = DEFAULT.dtype,
     out: Path | None = None,
     quick: bool = False,
     peers: bool = True,
@@ -55,7 +57,7 @@ def bench_scheduler(
     *,
     requests: int | None = None,
     batches: tuple[int, ...] = (),
-    policy: str = "fcfs",
+    policy: str | None = None,
     out: Path | None = None,
     quick: bool = False,
     commit: str | None = None,
@@ -63,7 +65,7 @@ def bench_scheduler(
 ) -> Path:
     """Simulate the scheduler without a model, then write the report. Returns the results file.
 
-    requests, batches: None and () are what the committed report has. Raises ConfigError in one line.
+    requests, batches, policy: None and () are what the committed report has. Raises ConfigError in one line.
     """
     from gradus.bench import scheduling
 
@@ -105,9 +107,9 @@ def report(root: Path | None = None, *, check: bool = False, say: Callable[[str]
 def profile(
     phase: str,
     *,
-    model: str = "smollm2-135m",
-    device: str = "auto",
-    dtype: str = "auto",
+    model: str = DEFAULT.model,
+    device: str = DEFAULT.device,
+    dtype: str = DEFAULT.dtype,
     context: int = 256,
     batch: int = 1,
     out: Path | None = None,

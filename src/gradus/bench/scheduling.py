@@ -10,7 +10,7 @@ from gradus.bench import results, simulation
 from gradus.bench.metrics import shown
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import SEED
-from gradus.config.options import POLICIES, Policy
+from gradus.config.options import SETTINGS, Policy
 from gradus.errors import ConfigError
 
 NAME = "scheduler"
@@ -26,7 +26,7 @@ def measure(
     *,
     requests: int | None = None,
     batches: tuple[int, ...] = (),
-    policy: str = "fcfs",
+    policy: str | None = None,
     quick: bool = False,
     commit: str | None = None,
     say: Callable[[str], None] = lambda title: None,
@@ -35,8 +35,8 @@ def measure(
 
     Raises ConfigError for a policy that there is not, and for numbers below 1.
     """
-    if policy not in POLICIES:
-        raise ConfigError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}")
+    policy = policy or SETTINGS["policy"].default
+    SETTINGS["policy"].check(policy)
     requests = requests if requests is not None else QUICK_REQUESTS if quick else REQUESTS
     batches = batches or (QUICK_BATCHES if quick else BATCHES)
     for name, value in (("requests", requests), *(("batch", batch) for batch in batches)):

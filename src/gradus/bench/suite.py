@@ -44,8 +44,8 @@ class Settings:
     """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all)."""
 
     model: str
-    device: str = "auto"
-    dtype: str = "auto"
+    device: str
+    dtype: str
     repeats: int | None = None
     quick: bool = False
     peers: bool = True

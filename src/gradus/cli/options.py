@@ -28,11 +28,8 @@ def settings_of(
     A setting that was not given is not among them, so that the configuration file's value, or the default, stays.
     panel: where help shows them; by default, where each one says.
     """
-    offered = {
-        name: one
-        for name, one in described(owner).items()
-        if one.flag and name not in without and (not only or name in only)
-    }
+    every = described(owner)
+    offered = {name: every[name] for name in every if name not in without and (not only or name in only)}
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command)
@@ -63,10 +60,11 @@ def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
     """The setting as typer wants it: an option that is None where it was not given."""
     flag = f"--{setting.name.replace('_', '-')}"
     several = " May be given several times." if setting.kind is tuple else ""
+    only = " For the final engine." if setting.heeded == "final" else ""
     option = Option(
         flag,
         *setting.flags,
-        help=f"{setting.help}{several}{FINAL_ONLY if setting.heeded == 'final' else ''}",
+        help=f"{setting.help}{several}{only}",
         show_default=setting.by_default,
         rich_help_panel=panel or setting.panel,
     )
@@ -75,8 +73,6 @@ def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
         setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
-
-FINAL_ONLY = " For the final engine."
 
 for_one_prompt = settings_of(without=("max_sequences", "policy"))
 """The settings of commands that run a prompt at a time: how many run at once is not for the user to say there."""

@@ -1,4 +1,8 @@
-"""The tables of settings in docs/serving.md: `python -m gradus.cli.settings_table` prints them."""
+"""The tables of settings in docs/serving.md: `python -m gradus.cli.settings_table docs/serving.md` renews them."""
+
+import re
+import sys
+from pathlib import Path
 
 from gradus import phases
 from gradus.config.description import Setting, described
@@ -29,5 +33,14 @@ def _engines(setting: Setting) -> str:
     return f" ({', '.join([*names, 'the final engine'])})"
 
 
+def renewed(page: str) -> str:
+    """The page with its tables of settings as they should be. A table ends at the first blank line."""
+    for table in (switches_table(), settings_table()):
+        header = re.escape(table.splitlines()[0])
+        page = re.sub(rf"^{header}\n(\|.*\n)+", table.replace("\\", r"\\") + "\n", page, flags=re.MULTILINE)
+    return page
+
+
 if __name__ == "__main__":
-    print(f"{switches_table()}\n\n{settings_table()}")
+    for name in sys.argv[1:]:
+        Path(name).write_text(renewed(Path(name).read_text(encoding="utf-8")), encoding="utf-8")

@@ -6,5 +6,5 @@ becomes an engine's options), then description.py (how a described field becomes
 To add a setting of the engine, add one field to `EngineOptions` (phases can heed it, by naming it in `USES`) or to
 `EngineConfig` (the final engine's alone), and use it where the engine is built. It is then an option of the commands,
 a key of the server's YAML file, a keyword of `LLM`, an entry of `/stats`, and a row of the table in docs/serving.md,
-which `python -m gradus.cli.settings_table` prints.
+which `python -m gradus.cli.settings_table docs/serving.md` renews.
 """

@@ -24,7 +24,7 @@ class Setting:
     unset: in words, what None stands for. suits: the final engine's default by kind of device, where it depends on it.
     least, above, most: bounds of a number. unit: "seconds", for people. choices: the texts that may be given.
     heeded: by "all" engines, by those whose phase names it in `USES`, or by the "final" engine alone.
-    flag: whether commands have an option for it. flags: other spellings of that option. panel: where help shows it.
+    flags: other spellings of its option. panel: where help shows that.
     """
 
     default: Any
@@ -37,7 +37,6 @@ class Setting:
     choices: tuple[str, ...] = ()
     unit: str = ""
     heeded: Literal["all", "uses", "final"] = "all"
-    flag: bool = True
     flags: tuple[str, ...] = ()
     panel: str = "Model"
     name: str = ""

@@ -1,7 +1,7 @@
 """What an engine is built with beside the model: a phase's options, and the final engine's. No torch here."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gradus.config.description import Setting, check, described, setting
 from gradus.engine.request import ModelLimits
@@ -10,7 +10,6 @@ from gradus.errors import ConfigError
 FINAL = "final"  # what the final engine is called where a phase would be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
-POLICIES: tuple[str, ...] = get_args(Policy)
 
 DEFAULT_PAGE_SIZE = 16
 

@@ -26,7 +26,7 @@ class Settings:
 
     model: str = setting(
         "smollm2-135m",
-        "A name that `gradus models` lists, a folder, a .gguf file, a hub id, or random:<shape>.",
+        "A name that `gradus models` lists, a folder, a .gguf file, a hub id, or `random:<shape>`.",
         flags=("-m",),
     )
     phase: str | None = setting(

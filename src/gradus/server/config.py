@@ -33,13 +33,13 @@ class ServerConfig(Settings):
         panel=_LIMITS,
     )
     max_body_bytes: int = setting(
-        1 << 20, "Largest request body, counted as it arrives; beyond, 413.", least=1, flag=False
+        1 << 20, "Largest request body, counted as it arrives; beyond, 413.", least=1, panel=_LIMITS
     )
     max_buffered: int = setting(
         4096,
         "Results that may wait for one streaming client; a client further behind is dropped.",
         least=1,
-        flag=False,
+        panel=_LIMITS,
     )
     request_timeout: float = setting(
         300.0,
@@ -54,7 +54,7 @@ class ServerConfig(Settings):
         "One engine step. A longer one counts as a hang: the server turns unhealthy and all waiters are told.",
         above=0,
         unit="seconds",
-        flag=False,
+        panel=_LIMITS,
     )
     drain_timeout: float = setting(
         30.0,
@@ -64,17 +64,17 @@ class ServerConfig(Settings):
         panel=_LIMITS,
     )
     receive_timeout: float = setting(
-        30.0, "For a client to send its headers, and again to send its body.", above=0, unit="seconds", flag=False
+        30.0, "For a client to send its headers, and again to send its body.", above=0, unit="seconds", panel=_LIMITS
     )
     write_timeout: float = setting(
-        30.0, "For a streaming client to take what it was sent.", above=0, unit="seconds", flag=False
+        30.0, "For a streaming client to take what it was sent.", above=0, unit="seconds", panel=_LIMITS
     )
     ping_interval: float = setting(
         10.0,
         "A stream with nothing to say sends a comment this often, so that dead clients are noticed.",
         above=0,
         unit="seconds",
-        flag=False,
+        panel=_LIMITS,
     )
     log_level: str = setting(
         "info",
