@@ -1,12 +1,11 @@
 """Which numbers a model computes with: by the caller's word, by the GPU's nature, or on a CPU by measurement.
 
 Decoding one sequence reads every weight once per token, so on a CPU it runs at the speed of memory, and halving the
-bytes of a weight could double it. Whether it does depends on the processor: some have bfloat16 dot products, others
-must widen each weight on the way, for one row well hidden behind the memory's latency, for many rows ruinous. On a
-two-core AVX2 machine, SmolLM2's 269 MB of bfloat16 weights take 17 ms for one row (float32: 38 ms) but 880 ms for 64
-rows (float32: 180 ms; widened first and multiplied in float32: 145 ms). So both choices are measured at start, in well
-under a second, on matrices of the model's own shape: how weights are stored, and from how many rows on it pays to
-widen them first. Activations stay float32, which is also the more accurate way.
+bytes of a weight could double it. Whether it does depends on the processor. Some have bfloat16 dot products; others must
+widen each weight on the way. For one row, widening hides behind the memory's latency; for many rows it takes several
+times as long as a float32 product, and widening the whole matrix first, then multiplying in float32, is faster than
+both. So two choices are measured at start, in well under a second, on matrices of the model's own shape: how weights are
+stored, and from how many rows on it pays to widen them first. Activations stay float32, which is also more accurate.
 """
 
 import math
@@ -41,7 +40,7 @@ class NarrowLinear(Linear):
     """Weights kept in bfloat16 for activations in float32.
 
     A few rows are multiplied as bfloat16, and the result stays so: the residual stream, float32, widens it as it is
-    added. (Widening it here was a fifth of what a decode step spends outside its products.)
+    added, which saves an operation per product.
     widen_from: with that many rows or more, the matrix is widened first and multiplied in float32.
     """
 
@@ -75,8 +74,8 @@ WIDENED = 1 << 20  # values that are widened at a time: 4 MB, which a processor'
 def widened_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b in float32, W being narrower: piece by piece through memory that is used again for every piece.
 
-    To widen a whole matrix at once takes memory that is new to the cache, and often to the process. On the machine
-    above, a step of 16 rows then takes 125 ms instead of 73.
+    To widen a whole matrix at once takes memory that is new to the cache, and often to the process: slower than the
+    product itself.
     """
     scratch = _scratch()
     pieces = weight.split(max(1, scratch.numel() // weight.shape[1]))
