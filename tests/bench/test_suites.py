@@ -25,7 +25,7 @@ TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
 def test_every_switch_of_the_engine_has_a_name():
-    assert tuple(SWITCHES) == ENGINE_SWITCHES
+    assert tuple(SWITCHES) == tuple(ENGINE_SWITCHES)
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,10 @@ def test_what_is_not_given_suits_the_engine_and_the_device():
 
 
 def test_a_phase_heeds_what_it_says_and_the_final_engine_everything():
-    assert heeded("p00") == {"max_sequences"}
-    assert heeded("p04") == {"max_sequences"} | phases.load("p04").USES
-    assert heeded(None) == SETTINGS.keys() | {"switch_off"}
+    everywhere = {"model", "phase", "device", "dtype", "context_length", "max_sequences"}
+    assert heeded("p00") == everywhere
+    assert heeded("p04") == everywhere | phases.load("p04").USES
+    assert heeded(None) == described(Settings).keys() >= SETTINGS.keys()
 
 
 def test_none_keeps_the_default_and_a_list_is_a_tuple():

@@ -73,7 +73,7 @@ def chat(
 
 
 def _lines(interactive: bool) -> Iterator[str]:
-    """What the user says, a line at a time, until end of file."""
+    """What the user says, line by line, until end of file."""
     if not interactive:
         yield from terminal.standard_input().splitlines()
         return
@@ -87,7 +87,7 @@ def _lines(interactive: bool) -> Iterator[str]:
 
 
 def _answer(conversation: "Conversation", text: str, interactive: bool) -> None:
-    """Show the answer as it comes. Someone who is there may mend a mistake; a script must fail on it."""
+    """Show the answer as it comes. A mistake ends a script; at a terminal, it is shown and the conversation goes on."""
     try:
         completion = conversation.say(text.strip())
     except RequestError as mistake:
@@ -129,7 +129,7 @@ class Conversation:
 
 @contextmanager
 def _interruptions() -> Iterator[threading.Event]:
-    """Ctrl-C sets this event instead of striking in the middle of an engine step; a second one strikes."""
+    """The first Ctrl-C sets this event and leaves the engine step alone; the second one interrupts at once."""
     asked = threading.Event()
 
     def ask(*_: object) -> None:

@@ -35,7 +35,7 @@ def generate(
     stream: Annotated[
         bool | None,
         Option(
-            help="Show text as it comes, or when it is complete. With --json: one JSON object a line, as it comes. "
+            help="Show text as it comes, or when it is complete. With --json: one JSON object per line, as it comes. "
             "By default a single text is streamed, JSON and several samples are not."
         ),
     ] = None,

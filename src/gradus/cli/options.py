@@ -75,7 +75,7 @@ def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
 
 
 for_one_prompt = settings_of(without=("max_sequences", "policy"))
-"""The settings of commands that run a prompt at a time: how many run at once is not for the user to say there."""
+"""For commands that run one prompt at a time: which goes first, and how many run at once, would mean nothing there."""
 
 MaxTokens = Annotated[int | None, Option(help="Most tokens to generate; 256 by default.", rich_help_panel=_SAMPLING)]
 Temperature = Annotated[

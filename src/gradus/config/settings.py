@@ -5,7 +5,7 @@ ignore is refused: an option that seems to do something is worse than none.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from gradus import phases
@@ -80,7 +80,7 @@ class Settings:
         """
         given = {name: getattr(self, name) for name in SETTINGS if getattr(self, name) is not None}
         if self.phase is not None:
-            self._refuse_ignored([*given, *(["switch_off"] if self.switch_off else ())])
+            self._refuse_ignored(self.phase)
             return EngineOptions(limits, **given)
         if "chunked" in self.switch_off and "token_budget" in given:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
@@ -90,24 +90,24 @@ class Settings:
         absent: dict[str, Any] = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}
         return replace(config, **absent)
 
-    def _refuse_ignored(self, given: list[str]) -> None:
-        assert self.phase is not None
+    def _refuse_ignored(self, phase: str) -> None:
+        given = [one.name for one in fields(Settings) if getattr(self, one.name) != one.default]
         for name in given:
-            if name not in heeded(self.phase):
+            if name not in heeded(phase):
                 users = [other.name for other in phases.available() if name in heeded(other.name)]
                 raise ConfigError(
-                    f"{name} does nothing in phase {self.phase}, leave it out; "
+                    f"{name} does nothing in phase {phase}, leave it out; "
                     f"it is for {', '.join([*users, 'the final engine'])}"
                 )
 
 
 def heeded(phase: str | None) -> frozenset[str]:
-    """Names of the engine's settings that a phase heeds; None is the final engine, which heeds all.
+    """Names of the settings that a phase heeds; None is the final engine, which heeds all.
 
     A phase's engine module names them, beside those that all engines heed: `USES = frozenset({...})`.
     Raises ConfigError for an unknown phase.
     """
-    every = {**SETTINGS, "switch_off": described(Settings)["switch_off"]}
+    every = described(Settings)
     if phase is None:
         return frozenset(every)
     used: frozenset[str] = getattr(phases.load(phase), "USES", frozenset())
@@ -116,9 +116,8 @@ def heeded(phase: str | None) -> frozenset[str]:
 
 def capacity(phase: str | None, max_sequences: int) -> int:
     """How many sequences it runs at once: as many as asked, unless the phase does not batch (`CAPACITY = 1`)."""
-    return (
-        max_sequences if phase is None else min(max_sequences, getattr(phases.load(phase), "CAPACITY", max_sequences))
-    )
+    most = max_sequences if phase is None else getattr(phases.load(phase), "CAPACITY", max_sequences)
+    return min(max_sequences, most)
 
 
 def stated(phase: str | None, options: EngineOptions, token_budget: int | None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Which numbers a model computes with: by the caller's word, by the GPU's nature, or on a CPU by measurement.
 
 Decoding one sequence reads every weight once per token, so on a CPU it runs at the speed of memory, and halving the
-bytes of a weight could double it. Whether it does depends on the processor. Some have bfloat16 dot products; others must
-widen each weight on the way. For one row, widening hides behind the memory's latency; for many rows it takes several
-times as long as a float32 product, and widening the whole matrix first, then multiplying in float32, is faster than
-both. So two choices are measured at start, in well under a second, on matrices of the model's own shape: how weights are
-stored, and from how many rows on it pays to widen them first. Activations stay float32, which is also more accurate.
+bytes of a weight could double it. Whether it does depends on the processor. Some have bfloat16 dot products; others
+must widen each weight on the way. For one row, widening hides behind the memory's latency; for many rows it costs more
+than a float32 product, and it is then faster to widen the matrix first and to multiply in float32. So two choices are
+measured at start, in well under a second, on matrices of the model's own shape: how weights are stored, and from how
+many rows on it pays to widen them first. Activations stay float32, which is also more accurate.
 """
 
 import math
