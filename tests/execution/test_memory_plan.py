@@ -106,7 +106,8 @@ def test_a_model_too_large_for_this_machine_is_planned_without_being_allocated()
 @pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
 def test_pages_are_counted_as_they_are_allocated(shape):
     """tiny-gemma3 has windows: several layer groups share the pool."""
-    pages = of_phase("p04", shape, context=100, max_sequences=3, page_size=16, cache_tokens=330).pages
+    asked = options(shape, context=100, max_sequences=3, page_size=16, cache_tokens=330)
+    pages = PagePlan.of(SHAPES[shape], asked, itemsize=4)
     storage = PagedStorage(SHAPES[shape], pages.count, 16, torch.float32, CPU)
     assert pages.bytes == storage.keys.nbytes + storage.values.nbytes
     assert pages.positions == 21 * 16 and pages.count == 21 * len(storage.groups)

@@ -55,8 +55,12 @@ class PagePlan:
 
     @classmethod
     def of(cls, config: ModelConfig, options: EngineOptions, itemsize: int) -> "PagePlan":
-        """Each layer group of a sequence has its own pages, all from one pool: a block is one page for each group."""
-        groups = layer_groups(config.windows)
+        """In the final engine each layer group has its own pages, all from one pool: a block is one page per group.
+
+        A phase's page holds all layers.
+        """
+        windows = config.windows if isinstance(options, EngineConfig) else (None,) * config.num_layers
+        groups = layer_groups(windows)
         blocks = options.cache_blocks
         count = blocks * len(groups)
         numbers = 2 * len(groups[0].layers) * options.page_size * config.num_kv_heads * config.head_dim
