@@ -1,7 +1,6 @@
 """What only a GPU can show: its memory and its clock."""
 
 import pytest
-import torch
 
 from gradus.bench import fingerprint
 from gradus.bench.contenders import Room, Workbench
@@ -9,18 +8,12 @@ from gradus.bench.idle import idle_watch
 from gradus.bench.measure import drive
 from gradus.bench.profiler import profile_steps
 from gradus.bench.workloads import burst
-from gradus.models.precision import resolve_device, without_cudnn_attention
-
-
-def test_cudnn_attention_can_be_switched_off():
-    without_cudnn_attention()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+from gradus.models.precision import resolve_device
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured_with_its_own_memory_and_kernels():
     device = resolve_device("cuda")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert fingerprint.fingerprint(device, quick=True)["hardware"]["gpu"]
     bench = Workbench.open("random:tiny-llama", "cuda", "float32")
     work = burst(2, 8, 4)

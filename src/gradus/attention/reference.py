@@ -1,5 +1,9 @@
 """Causal attention of one span, in plain torch: what every other backend is checked against."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -55,7 +59,7 @@ def _attend(
     q: Tensor, keys: Tensor, values: Tensor, scale: float, *, mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     """torch's fused attention, in the shapes of `attend_causal`."""
-    out = F.scaled_dot_product_attention(
+    out = _fused(
         q.transpose(0, 1).unsqueeze(0),  # [1, Hq, n, Dh]: the layout that torch's kernels read
         keys.unsqueeze(0),
         values.unsqueeze(0),
@@ -88,8 +92,35 @@ def attend_masked(
     grouped = q.unflatten(2, (heads, group)).transpose(1, 2).flatten(2, 3)
     mask = visible.repeat_interleave(group, dim=1).unsqueeze(1)
     if softcap is None:
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+        out = _fused(grouped, keys, values, attn_mask=mask, scale=scale)
     else:  # torch's fused attention has no soft cap: the formula written out
         scores = softcap * torch.tanh((grouped @ keys.transpose(-2, -1)).float() * scale / softcap)
         out = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(values.dtype) @ values
     return out.unflatten(2, (-1, group)).transpose(1, 2).flatten(2, 3)
+
+
+# -- torch's kernels ---------------------------------------------------------------------------------------------------
+
+
+def _fused(q: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
+    """torch's fused attention; on a GPU by any of its kernels but cuDNN's."""
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, keys, values, **options)
+    with without_cudnn_attention():
+        return F.scaled_dot_product_attention(q, keys, values, **options)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Choose among torch's other attention kernels inside this block; afterwards torch's settings are what they were.
+
+    cuDNN makes a plan for every new shape, and a decode has one more key at every step, so each of its calls would take
+    as long as hundreds. The kernel is chosen on the host, when the operation is called: a captured graph keeps it.
+    `torch.nn.attention.sdpa_kernel` also works, but saves and restores every flag, in every layer.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gradus.attention.reference import without_cudnn_attention
 from gradus.bench.hugging_face import hugging_face_config
 from gradus.bench.measure import ContenderFailed, Run, synchronize
 from gradus.bench.memory import model_bytes, release
@@ -51,7 +52,8 @@ class Transformers:
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
         synchronize(device)
-        run = self._batched(arrivals) if self.name == "transformers-batch" else self._one_by_one(arrivals)
+        with without_cudnn_attention():  # as for us
+            run = self._batched(arrivals) if self.name == "transformers-batch" else self._one_by_one(arrivals)
         if device.type == "cuda":
             run.peak_bytes = self.needed_bytes + torch.cuda.max_memory_allocated(device) - before
         run.check()

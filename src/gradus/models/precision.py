@@ -107,8 +107,7 @@ def _scratch() -> Tensor:
 def resolve_device(name: str) -> torch.device:
     """auto, cpu, cuda or a GPU by its number, as cuda:1; auto is a GPU if there is one.
 
-    Raises ConfigError for a device that is not there. Choosing a GPU also switches cuDNN's attention off, for the whole
-    process: see `without_cudnn_attention`.
+    Raises ConfigError for a device that is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -120,21 +119,10 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works")
-    if device.type == "cuda":
-        if device.index is not None and device.index >= (count := torch.cuda.device_count()):
-            numbered = "the only GPU here is cuda:0" if count == 1 else f"the GPUs here are cuda:0 to cuda:{count - 1}"
-            raise ConfigError(f"device {name!r}: {numbered}")
-        without_cudnn_attention()
+    if device.index is not None and device.type == "cuda" and device.index >= (count := torch.cuda.device_count()):
+        numbered = "the only GPU here is cuda:0" if count == 1 else f"the GPUs here are cuda:0 to cuda:{count - 1}"
+        raise ConfigError(f"device {name!r}: {numbered}")
     return device
-
-
-def without_cudnn_attention() -> None:
-    """Leave torch's fused attention to its other kernels.
-
-    cuDNN makes a plan for every new shape, and a decode's keys are one longer at every step: on an H200 (torch 2.11,
-    bfloat16) each call then takes 26 ms instead of 29 µs.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> Precision:
