@@ -114,7 +114,8 @@ def measure(contenders: list[Contender], model: str, tokens: int, rounds: int) -
     workers = [Worker(contender, model, tokens) for contender in contenders]
     for worker in workers:
         worker.decode()  # warms up
-    for _ in range(rounds):
+    for number in range(rounds):
+        print(f"round {number + 1} of {rounds}", file=sys.stderr)
         for contender, worker in zip(contenders, workers, strict=True):
             contender.idle.append(significant(worker.decode()))
         with busy_core():
@@ -127,9 +128,7 @@ def measure(contenders: list[Contender], model: str, tokens: int, rounds: int) -
 def results(contenders: list[Contender], about: Mapping[str, Any]) -> dict[str, Any]:
     """What is written: the machine, then each contender with its summary and raw rates."""
     bases = {contender.engine: contender for contender in contenders if contender.setting == TORCH}
-    rows = [
-        {**asdict(contender), "summary": contender.summary(bases[contender.engine])} for contender in contenders
-    ]
+    rows = [{**asdict(contender), "summary": contender.summary(bases[contender.engine])} for contender in contenders]
     return {**about, "contenders": rows}
 
 

@@ -113,7 +113,6 @@ def test_a_device_that_is_not_there_is_refused(name):
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(precision, "without_cudnn_attention", lambda: None)
 
 
 def test_a_gpu_may_be_named_by_its_number(two_gpus, monkeypatch):

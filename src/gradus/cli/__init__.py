@@ -10,6 +10,7 @@ Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line 
 a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,6 +20,7 @@ from typer.exceptions import Abort, TyperException
 
 import gradus
 from gradus.cli import bench, chat, course, exercises, generate, health, models, serve, terminal
+from gradus.device.threads import sleep_while_waiting
 from gradus.errors import CapacityError, GradusError
 
 app = typer.Typer(
@@ -74,7 +76,13 @@ def gradus_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. `arguments`: without the program's name; None is the process's own."""
+    """Run one command; returns the exit code.
+
+    arguments: without the program's name. None takes the process's own: then the process is the command line's, and so
+    is the way in which its threads wait.
+    """
+    if arguments is None:
+        sleep_while_waiting(os.environ)
     try:
         return app(args=arguments, prog_name="gradus", standalone_mode=False) or 0
     except TyperException as mistake:

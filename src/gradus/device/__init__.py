@@ -1,4 +1,5 @@
 """What every part that works on a device shares.
 
-transfer.py moves numbers between host and device without a wait; capability.py says what a GPU can do.
+Read in this order: transfer.py (numbers moved between host and device without a wait), capability.py (what a GPU can
+do), threads.py (how a CPU's threads wait for one another).
 """

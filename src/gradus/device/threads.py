@@ -6,8 +6,8 @@ to wait. Beside another busy program, the spinning thread uses up its share of t
 core away, and the next region waits a whole time slice for it. A thread that sleeps instead keeps its claim to the
 core and is woken at once. `benchmarks/busy_core.py` measures both.
 
-The OpenMP library reads these variables once, when it is loaded, so a program that uses `LLM` must set them itself
-before it imports torch: importing gradus changes nobody's environment. The command line owns its process.
+OpenMP libraries read these variables once, when they are loaded. A program that uses `LLM` sets them itself, before it
+imports torch: importing gradus changes no environment. The command line may, because the process is its own.
 """
 
 import sys

@@ -1,0 +1,114 @@
+"""Importing gradus, and building an engine, changes nothing of the process that does it: the program's settings stay.
+
+What other libraries change when they are imported is theirs: they are imported before the first look.
+"""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "gradus"
+COMMANDS = {"gradus.__main__", "gradus.bench.__main__"}  # run something when they are imported, by design
+
+LOOK = """
+import hashlib, importlib, json, logging, os, random, signal, socket, sys, warnings
+
+def look():
+    import numpy, torch
+    cuda, digest = torch.backends.cuda, lambda value: hashlib.sha256(repr(value).encode()).hexdigest()
+    return {
+        "environment": dict(os.environ),
+        "working directory": os.getcwd(),
+        "path": list(sys.path),
+        "hooks": [repr(hook) for hook in (sys.excepthook, sys.displayhook, sys.meta_path, sys.path_hooks)],
+        "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), socket.getdefaulttimeout()],
+        "signals": [repr(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        "warnings": [repr(entry) for entry in warnings.filters],
+        "logging": [repr(logging.root.handlers), logging.root.level, logging.root.manager.disable],
+        "numpy": [numpy.geterr(), repr(numpy.get_printoptions())],
+        "random": [digest(random.getstate()), digest(numpy.random.get_state()), digest(torch.get_rng_state().tolist())],
+        "torch attention": [
+            cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()
+        ],
+        "torch arithmetic": [
+            torch.get_float32_matmul_precision(), cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32,
+            torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled(),
+            cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.mkldnn.enabled,
+        ],
+        "torch modes": [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), repr(torch.get_default_dtype())],
+        "torch threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+    }
+
+def load(names):
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name.split(".")[0] not in OPTIONAL:
+                raise
+
+def changed(before):
+    after = look()
+    return [name for name in before if before[name] != after[name]]
+"""
+OPTIONAL = ("triton", "transformers")
+
+
+def modules() -> list[str]:
+    """Every module of gradus."""
+    paths = (path.relative_to(SOURCE.parent).with_suffix("") for path in SOURCE.rglob("*.py"))
+    return sorted({".".join(path.parts).removesuffix(".__init__") for path in paths} - COMMANDS)
+
+
+def libraries() -> list[str]:
+    """Every module of somebody else's that gradus imports anywhere."""
+    found: set[str] = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+    return sorted(name for name in found if name.split(".")[0] != "gradus")
+
+
+def changes(code: str) -> list[str]:
+    """What is different, in a fresh interpreter that has all libraries, after `code` has run."""
+    script = f"OPTIONAL = {OPTIONAL}\n{LOOK}\nload({libraries()})\nbefore = look()\n{code}\nprint(json.dumps(changed(before)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_importing_every_module_changes_nothing():
+    assert changes(f"load({modules()})") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["None", "'p01'"], ids=["final", "p01"])
+def test_building_and_using_an_engine_changes_nothing(phase):
+    code = f"""
+from gradus import LLM, SamplingParams
+llm = LLM("random:tiny-llama", phase={phase}, device="cpu", max_sequences=2)
+llm.generate(["Hello"], SamplingParams(max_tokens=3, temperature=1.0))
+"""
+    assert changes(code) == []
+
+
+@pytest.mark.slow
+def test_the_comparison_catches():
+    code = """
+import torch
+os.environ["OMP_WAIT_POLICY"] = "passive"
+torch.backends.cuda.enable_cudnn_sdp(False)
+torch.rand(1)
+logging.basicConfig()
+warnings.simplefilter("ignore")
+"""
+    assert changes(code) == ["environment", "warnings", "logging", "random", "torch attention"]
