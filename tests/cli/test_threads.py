@@ -1,4 +1,4 @@
-"""The command line decides how threads wait, before torch can read it; a user's own choice stays, and so does a program's."""
+"""The command line decides how threads wait, before torch can read it; a user's own choice and a program's stay."""
 
 import subprocess
 import sys

@@ -33,7 +33,8 @@ def look():
         "numpy": [numpy.geterr(), repr(numpy.get_printoptions())],
         "random": [digest(random.getstate()), digest(numpy.random.get_state()), digest(torch.get_rng_state().tolist())],
         "torch attention": [
-            cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()
+            cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
         ],
         "torch arithmetic": [
             torch.get_float32_matmul_precision(), cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32,
@@ -79,7 +80,8 @@ def libraries() -> list[str]:
 
 def changes(code: str) -> list[str]:
     """What is different, in a fresh interpreter that has all libraries, after `code` has run."""
-    script = f"OPTIONAL = {OPTIONAL}\n{LOOK}\nload({libraries()})\nbefore = look()\n{code}\nprint(json.dumps(changed(before)))"
+    first = f"OPTIONAL = {OPTIONAL}\n{LOOK}\nload({libraries()})\nbefore = look()\n"
+    script = f"{first}{code}\nprint(json.dumps(changed(before)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=150)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,9 +1,12 @@
 """What the documentation shows works: every ```python tested block runs, those of a page one after the other."""
 
+import ast
 import json
+import os
 import re
 import shlex
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import typer
@@ -14,28 +17,77 @@ from gradus.server.schemas import GenerateRequest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
-BLOCK = re.compile(r"^```python(.*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # language, marks, text
+BLOCKS = {"README.md": 1, "docs/parts.md": 12, "docs/serving.md": 1}  # those that run, on each page
 
 
-def blocks(page: Path, mark: str) -> list[str]:
-    found = BLOCK.findall(page.read_text(encoding="utf-8"))
-    return [code for marks, code in found if (mark in marks.split())]
+def blocks(text: str, *, tested: bool) -> list[str]:
+    """The Python on a page that is marked as tested, or the Python that is not."""
+    found = FENCED.findall(text)
+    return [code for language, marks, code in found if language == "python" and ("tested" in marks.split()) == tested]
 
 
-TESTED = [page for page in PAGES if blocks(page, "tested")]
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+TESTED = [page for page in PAGES if blocks(read(page), tested=True)]
 
 
 def run(page: Path, model: str | None) -> None:
     """Run a page's blocks in one namespace; `model` stands in for the real default model."""
     namespace: dict = {"__name__": page.stem}
-    for code in blocks(page, "tested"):
-        if model is not None:
-            code = code.replace('"smollm2-135m"', f'"{model}"')
-        exec(compile(code, str(page), "exec"), namespace)
+    with mock.patch.dict(os.environ):
+        for code in blocks(read(page), tested=True):
+            if model is not None:
+                code = code.replace('"smollm2-135m"', f'"{model}"')
+            exec(compile(code, str(page), "exec"), namespace)
 
 
-def test_the_pages_that_show_code_are_among_them():
-    assert {"README.md", "parts.md"} <= {page.name for page in TESTED}
+def test_every_block_of_every_page_is_found_whole():
+    assert {str(page.relative_to(ROOT)): len(blocks(read(page), tested=True)) for page in TESTED} == BLOCKS
+    for page in TESTED:
+        assert read(page).count("```python tested\n") == BLOCKS[str(page.relative_to(ROOT))]
+        assert all("import" in code and "```" not in code for code in blocks(read(page), tested=True)), page
+
+
+PAGE = """# A page
+
+```python tested
+value = 1
+```
+
+```python
+value = 2
+```
+
+```console
+$ value = 3
+```
+
+```python tested
+assert value == {expected}
+```
+"""
+
+
+def test_a_pages_blocks_run_in_order_and_only_those_that_are_marked(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(expected=1))
+    run(page, model=None)
+
+
+def test_a_broken_block_fails(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.format(expected=2))
+    with pytest.raises(AssertionError):
+        run(page, model=None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_that_is_not_run_is_python_at_least(page):
+    for code in blocks(read(page), tested=False):
+        ast.parse(code)
 
 
 @pytest.mark.parametrize("page", TESTED, ids=lambda page: str(page.relative_to(ROOT)))
@@ -51,7 +103,7 @@ def test_snippets_run_with_the_model_they_name(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page):
-    links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", read(page))
     assert not [link for link in links if not (page.parent / link).exists()]
 
 
@@ -59,12 +111,17 @@ def test_links_to_files_lead_somewhere(page):
 
 
 def commands(text: str) -> list[str]:
-    """Every `gradus …` line: after a prompt on a page, indented in a help text. Without comments, pipes, redirects."""
-    found = re.findall(r"^(?:\$ | +)(?:[A-Z_]+=\S+ )?(gradus .*)$", text, flags=re.MULTILINE)
+    """Every `gradus …` line, with a prompt or indented or neither. Without comments, pipes, redirects."""
+    found = re.findall(r"^(?:\$ | +)?(?:[A-Z_]+=\S+ )?(gradus .*)$", text, flags=re.MULTILINE)
     return [re.split(r"\s{2,}| [|<>#] ", line)[0] for line in found]
 
 
-SHOWN = {str(page.relative_to(ROOT)): commands(page.read_text(encoding="utf-8")) for page in PAGES}
+def shells(text: str) -> str:
+    """What a page gives to a shell."""
+    return "\n".join(code for language, _, code in FENCED.findall(text) if language in ("console", "bash"))
+
+
+SHOWN = {str(page.relative_to(ROOT)): commands(shells(read(page))) for page in PAGES}
 SHOWN |= {f"gradus {info.callback.__name__}": commands(info.callback.__doc__) for info in cli.app.registered_commands}
 SHOWN["gradus"] = commands(cli.gradus_command.__doc__)
 
@@ -83,6 +140,7 @@ def test_every_command_that_is_shown_can_be_given(line):
 
 def test_commands_are_found_where_they_are_shown():
     assert len(SHOWN["README.md"]) >= 6
+    assert all(len(lines) >= 3 for page, lines in SHOWN.items() if re.fullmatch(r"phases/p\d\d_\w+/README.md", page))
     assert all(len(SHOWN[f"gradus {info.callback.__name__}"]) >= 2 for info in cli.app.registered_commands)
 
 
