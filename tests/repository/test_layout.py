@@ -1,8 +1,9 @@
-"""The repository's shape: the anatomy of a phase, files that fit in a head, nothing that belongs elsewhere."""
+"""The repository's shape: the anatomy of a phase, functions that fit in a head, nothing that belongs elsewhere."""
 
 import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from gradus import phases
 
 ROOT = Path(__file__).parents[2]
-MAX_LINES = 400
+MAX_FUNCTION = 60  # lines, its signature and docstring included
+MAX_TEACHING_FILE = 150  # lines
 PHASES = [phase.folder for phase in phases.available()]
 
 SECTIONS = [
@@ -65,19 +67,89 @@ def test_a_lesson_has_every_section_in_order(folder):
     assert [heading for heading in headings if heading in SECTIONS] == SECTIONS
 
 
-# -- files -----------------------------------------------------------------------------------------------------------
+# -- length ----------------------------------------------------------------------------------------------------------
+
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "phases").rglob("*.py")])
 
 
-def test_no_source_file_is_longer_than_a_reader_holds_in_mind():
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "phases").rglob("*.py")]
-    lengths = {str(path.relative_to(ROOT)): len(text_of(path).splitlines()) for path in files}
-    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+def long_functions(source: str) -> dict[str, int]:
+    """Functions and methods over the limit, nested ones too, with their lines."""
+    functions = (
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in functions}
+    return {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION}
+
+
+def test_no_function_is_longer_than_a_reader_holds_in_mind():
+    found = {str(path.relative_to(ROOT)): long for path in SOURCES if (long := long_functions(text_of(path)))}
+    assert not found
+
+
+@pytest.mark.parametrize("head", ["def f():", "async def f():", "class C:\n    def f(self):"])
+def test_the_check_for_long_functions_catches(head):
+    line = "\n        pass"
+    assert long_functions(head + line * MAX_FUNCTION) == {"f": MAX_FUNCTION + 1}
+    assert not long_functions(head + line * (MAX_FUNCTION - 1))
+
+
+def long_teaching_files(root: Path) -> dict[str, int]:
+    """Files of a phase's own code over the limit. What it measures and what it asks of the student may be longer."""
+    files = [path for path in root.glob("p*/*.py") if path.name not in ("benchmark.py", "exercise.py")]
+    lengths = {str(path.relative_to(root)): len(text_of(path).splitlines()) for path in files}
+    return {name: lines for name, lines in lengths.items() if lines > MAX_TEACHING_FILE}
+
+
+def test_teaching_code_comes_in_short_files():
+    assert not long_teaching_files(ROOT / "phases")
+
+
+def test_the_check_for_long_teaching_files_catches(tmp_path):
+    folder = tmp_path / "p01_kv_cache"
+    folder.mkdir()
+    for name, lines in (("engine.py", 150), ("contiguous.py", 151), ("exercise.py", 300)):
+        (folder / name).write_text("pass\n" * lines)
+    assert long_teaching_files(tmp_path) == {"p01_kv_cache/contiguous.py": 151}
+
+
+# -- what a reader is told first -------------------------------------------------------------------------------------
 
 
 def test_every_source_file_opens_with_its_idea():
-    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "phases").rglob("*.py")]
-    silent = [path for path in files if text_of(path).strip() and not ast.get_docstring(ast.parse(text_of(path)))]
+    silent = [path for path in SOURCES if text_of(path).strip() and not ast.get_docstring(ast.parse(text_of(path)))]
     assert not [str(path.relative_to(ROOT)) for path in silent]
+
+
+def packages() -> Iterator[Path]:
+    """The folder of every package of gradus."""
+    return (path.parent for path in sorted((ROOT / "src" / "gradus").rglob("__init__.py")))
+
+
+def wrong_contents(package: Path) -> tuple[set[str], set[str]]:
+    """Modules and packages that a package's docstring does not name, and names in it that are not there."""
+    docstring = ast.get_docstring(ast.parse(text_of(package / "__init__.py"))) or ""
+    named = set(re.findall(r"\w+\.py\b|\b\w+/(?=\s|$)", docstring))
+    there = {path.name for path in package.glob("*.py")} | {
+        f"{path.parent.name}/" for path in package.glob("*/__init__.py")
+    }
+    there -= {"__init__.py"}
+    return there - named, named - there
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda path: str(path.relative_to(ROOT / "src")))
+def test_a_package_says_what_is_in_it_and_in_which_order_to_read_it(package):
+    unnamed, gone = wrong_contents(package)
+    assert not unnamed and not gone
+
+
+def test_the_check_for_contents_catches(tmp_path):
+    (tmp_path / "__init__.py").write_text('"""Read first.py, then gone.py and below/ too."""')
+    for name in ("first.py", "forgotten.py"):
+        (tmp_path / name).touch()
+    assert wrong_contents(tmp_path) == ({"forgotten.py"}, {"gone.py", "below/"})
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["utils.py", "helpers.py", "misc.py", "common.py"])
