@@ -1,5 +1,23 @@
 """Gradus: an LLM inference engine, built one optimization at a time.
 
+The way of a token, which docs/architecture.md follows, is the order in which to read the packages:
+
+    errors.py     every mistake that a user can make, as one line
+    config/       every setting
+    engine/       the loop, and the words that its parts speak
+    scheduling/   which sequences run, and how many tokens of each
+    cache/        which pages hold which positions
+    execution/    from a plan to sampled tokens on a device;  device/: what works on a device shares
+    models/       what is computed;  loading/: from a name to a checkpoint
+    attention/    how keys and values are stored and read;  kernels/: the same, and the rest of a layer, in Triton
+    sampling/     logits to token ids
+    assembly/     the final engine, put together;  garbage.py: its process, kept from pausing
+    text/         text in, text out: LLM
+    server/       the same over HTTP
+    phases.py     the course: its syllabus, and loading a phase;  course/: its exercises and figures
+    bench/        measuring
+    cli/          the `gradus` command;  __main__.py: the same for `python -m gradus`;  doctor.py: what works here
+
 The names below are imported when they are first used (PEP 562), so `import gradus` loads no torch.
 """
 

@@ -3,7 +3,6 @@
 import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,9 +119,7 @@ def test_every_source_file_opens_with_its_idea():
     assert not [str(path.relative_to(ROOT)) for path in silent]
 
 
-def packages() -> Iterator[Path]:
-    """The folder of every package of gradus."""
-    return (path.parent for path in sorted((ROOT / "src" / "gradus").rglob("__init__.py")))
+PACKAGES = [path.parent for path in sorted((ROOT / "src" / "gradus").rglob("__init__.py"))]
 
 
 def wrong_contents(package: Path) -> tuple[set[str], set[str]]:
@@ -136,7 +133,7 @@ def wrong_contents(package: Path) -> tuple[set[str], set[str]]:
     return there - named, named - there
 
 
-@pytest.mark.parametrize("package", packages(), ids=lambda path: str(path.relative_to(ROOT / "src")))
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: str(path.relative_to(ROOT / "src")))
 def test_a_package_says_what_is_in_it_and_in_which_order_to_read_it(package):
     unnamed, gone = wrong_contents(package)
     assert not unnamed and not gone

@@ -1,1 +1,8 @@
-"""Engines put together: final.py composes the final engine, checkpoint.py loads a model and builds its engine."""
+"""Engines put together.
+
+Read in this order:
+
+    final.py        the final engine, composed by its switches
+    guard.py        a lack of memory, said in one line
+    checkpoint.py   a model loaded, and its engine built
+"""

@@ -1,6 +1,15 @@
-"""How keys and values are kept and read: everything that changes from phase to phase and the model never sees.
+"""How keys and values are stored and read: everything that changes from phase to phase and the model never sees.
 
-Read backend.py first (what the runner asks of a backend), then reference.py (attention in plain torch), storage.py and
-paged.py (pages and block tables), decodes.py, gathered.py and sparse.py (decodes on any device), triton_paged.py and
-graph_paged.py (kernels on a GPU). batch.py is one step as the device sees it.
+Read in this order:
+
+    backend.py        what the runner asks of a backend
+    batch.py          one step as the device sees it
+    reference.py      attention in plain torch
+    storage.py        the tensors of keys and values, in pages
+    paged.py          attention through block tables
+    decodes.py        which spans of a step are decodes, and what they share
+    gathered.py       decodes on any device: pages gathered, then one attention for all
+    sparse.py         decodes on a CPU, without gathering
+    triton_paged.py   kernels on a GPU
+    graph_paged.py    the same in steps that are replayed
 """

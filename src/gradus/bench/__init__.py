@@ -7,17 +7,21 @@ Read in this order:
     prediction.py    a workload played through a phase's schedule, with the roofline as its clock
     declaration.py   what a phase's benchmark.py says: question, tables, contenders, prose
     suites.py        the same of what spans phases: ladder, ablation, matrix;  beside.py: of the final engine and vLLM
-    registry.py      every benchmark by its name; how a contender is predicted, and what people call it
+    registry.py      every benchmark by its name; how a contender is predicted, and its title
     measure.py       a workload driven through an engine, every token timed; repeats, interleaved
     memory.py        how much of it a contender takes
     idle.py          whether the GPU waits for the host between steps
-    contenders.py    a phase's engine as a contender;  peers.py: transformers as one;  block.py: a process of its own
+    contenders.py    a phase's engine as a contender;  block.py: a process of its own
+    peers.py         transformers as a contender;  hugging_face.py: our configurations in its spelling
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows
-    results.py       results.json;  metrics.py: the numbers read from its samples
+    statistics.py    percentiles and medians
+    results.py       results.json;  metrics.py: the numbers read from its samples;  scripts.py: other results
     report.py        report.md and the tables in the lessons;  prose.py, plots.py: its sentences and figures
     simulation.py    the scheduler over a machine that is a formula;  scheduling.py: what is measured of it
-    suite.py         a whole benchmark, cell by cell;  profiler.py: where a step's time goes
-    command.py       what `gradus bench`, `gradus report`, `gradus profile` and `python -m gradus.bench` do
+    suite.py         a whole benchmark, cell by cell;  progress.py: how far it is
+    profiler.py      where a step's time goes
+    command.py       what `gradus bench`, `gradus report` and `gradus profile` do
+    __main__.py      the same for `python -m gradus.bench`, with torch alone installed
 
 Everything that only reads or predicts works without torch.
 """

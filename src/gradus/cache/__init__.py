@@ -1,4 +1,14 @@
-"""Where keys and values are kept, as numbers: which positions are stored, on which pages. Never a tensor, no torch."""
+"""Where keys and values are kept, as numbers: which positions are stored, on which pages. Never a tensor, no torch.
+
+The protocol that every cache manager follows stands below. Then read:
+
+    pool.py         pages, handed out by reference count
+    paged.py        the final engine's cache manager
+    radix.py        the prefix index: tokens to pages
+    groups.py       layers whose pages live and die together;  windows.py: how many pages a window needs
+    usage.py        how full a cache is
+    inspection.py   what a cache shows of itself to a probe
+"""
 
 from collections.abc import Hashable
 from typing import NamedTuple, Protocol

@@ -1,10 +1,13 @@
 """The `gradus` command: its commands, and what becomes of a mistake.
 
-    options.py    options that several commands share
-    terminal.py   what goes to stdout and what to stderr
-    engine.py     a model loaded while one watches
-    generate.py, chat.py, serve.py, models.py (models, pull), course.py (phases), health.py (doctor)
-    exercises.py (exercise, check, diff, show, flat), bench.py (bench, report, profile)
+Read in this order:
+
+    options.py     options that several commands share
+    terminal.py    what goes to stdout and what to stderr;  progress.py: a bar while work is long
+    engine.py      a model loaded for a command;  loading.py: the same for a server
+    generate.py, chat.py, serve.py, models.py (models, pull)
+    exercises.py (exercise, check, diff, show, flat), course.py (phases)
+    bench.py (bench, report, profile), health.py (doctor)
 
 Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
 a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.

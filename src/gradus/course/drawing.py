@@ -32,7 +32,6 @@ KEPT = Kind("#9fd3f2", DARK, "#56B4E9")  # computed before, and kept
 WASTE = Kind("#f5cf86", DARK, "#E69F00", hatched=True)  # computed, and of no use
 FREE = Kind("none", GREY, GREY, dashed=True)  # room that nobody uses
 BOX = Kind("#e4eef5", DARK, "#56B4E9")
-DEVICE = NEW
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradus import phases
 from gradus.course import (
+    figures_architecture,
     figures_budget,
     figures_graphs,
     figures_kernels,
@@ -16,7 +17,7 @@ from gradus.course import (
     figures_prefix,
     figures_timeline,
 )
-from gradus.course.drawing import BOX, DEVICE, FREE, KEPT, NEW, WASTE, Drawing, Kind
+from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
 from gradus.course.exercise import repository
 
 STORY = ["The", "cat", "sat", "on", "the", "mat", "and", "slept"]
@@ -177,58 +178,6 @@ def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]], idl
         drawing.words(0, top + 32 + slot * (height + 6) + 24, f"slot {slot}")
 
 
-# -- the architecture --------------------------------------------------------------------------------------------------
-
-
-def architecture() -> Drawing:
-    drawing = Drawing("One step of the engine: schedule, run, commit, and who owns what", 520)
-    _loop(drawing)
-    _owners(drawing)
-    drawing.legend(508, [(BOX, "host: numbers only, no torch"), (DEVICE, "device: tensors")])
-    return drawing
-
-
-def _loop(drawing: Drawing) -> None:
-    drawing.rectangle(112, 8, 576, 112, FREE, radius=10)
-    drawing.words(400, 34, "Engine.step()", anchor="middle", mono=True, bold=True)
-    for x, name, kind in ((132, "schedule", BOX), (336, "run", DEVICE), (540, "commit", BOX)):
-        drawing.rectangle(x, 50, 128, 50, kind, radius=8)
-        drawing.words(x + 64, 81, name, anchor="middle", color=kind.ink, bold=True, size=18)
-    for x, name in ((262, "Plan"), (466, "Result")):
-        drawing.arrow((x, 75), (x + 71, 75))
-        drawing.words(x + 34, 66, name, anchor="middle", size=16)
-    drawing.words(0, 66, "Request", size=16)
-    drawing.arrow((2, 75), (129, 75))
-    drawing.words(798, 66, "Output", anchor="end", size=16)
-    drawing.arrow((670, 75), (797, 75))
-
-
-def _owners(drawing: Drawing) -> None:
-    boxes = [
-        (0, 172, 300, "Scheduler", "who runs, for how many tokens", BOX),
-        (0, 296, 300, "CacheManager", "which positions are stored, where", BOX),
-        (350, 172, 300, "Runner", "a plan becomes a flat batch", DEVICE),
-        (350, 296, 190, "Model", "flat tokens in", DEVICE),
-        (570, 296, 230, "Sampler", "logits become tokens", DEVICE),
-        (350, 408, 300, "AttentionBackend", "keys and values: stores, attends", DEVICE),
-    ]
-    for x, y, width, name, does, kind in boxes:
-        drawing.rectangle(x, y, width, 66, kind, radius=8)
-        drawing.words(x + width / 2, y + 28, name, anchor="middle", color=kind.ink, bold=True, size=18)
-        drawing.words(x + width / 2, y + 51, does, anchor="middle", color=kind.ink, size=16)
-    drawing.arrow((196, 100), (196, 170))
-    drawing.arrow((604, 100), (604, 146), (260, 146), (260, 170))
-    drawing.arrow((400, 100), (400, 170))
-    drawing.arrow((150, 238), (150, 294))
-    drawing.arrow((445, 238), (445, 294))
-    drawing.arrow((600, 238), (600, 267), (685, 267), (685, 294))
-    drawing.arrow((445, 362), (445, 406))
-    drawing.words(432, 273, "Batch", anchor="end", size=16)
-    drawing.words(458, 391, "attend(layer, q, k, v)", mono=True, size=16)
-    drawing.words(690, 391, "the seam", bold=True)
-    drawing.words(162, 273, "stored, reserve", mono=True, size=16)
-
-
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +209,7 @@ FIGURES = [
     Figure("phases/p10_cuda_graphs/figures/replay.svg", figures_graphs.replay),
     Figure("phases/p10_cuda_graphs/figures/inside.svg", figures_graphs.inside),
     Figure("phases/p10_cuda_graphs/figures/overlap.svg", figures_graphs.overlap),
-    Figure("docs/figures/architecture.svg", architecture),
+    Figure("docs/figures/architecture.svg", figures_architecture.way),
 ]
 if figures_timeline.recorded():  # on a GPU: without its recording there is nothing to draw
     FIGURES.append(Figure("phases/p10_cuda_graphs/figures/timeline.svg", figures_timeline.steps))

@@ -1,5 +1,11 @@
 """From a plan to sampled tokens on a device.
 
-Read runner.py first (one eager step), then graphs.py (decode steps replayed from CUDA graphs) and warm_up.py.
-memory_plan.py plans the device's memory (memory.py) before it is taken; timeline.py records steps.
+Read in this order:
+
+    runner.py        one eager step
+    step.py          a step on its way from the device
+    graphs.py        decode steps replayed from CUDA graphs
+    warm_up.py       every launch once, before the first request
+    memory_plan.py   the device's memory, planned before it is taken;  memory.py: what there is of it
+    timeline.py      steps, recorded
 """

@@ -1,8 +1,15 @@
 """From a name to a model: find the checkpoint, check it, read its configuration, tokenizer and weights.
 
-`open_checkpoint(name)` reads headers only; `load_model(checkpoint, …)` then reads the weights, all or nothing. Read
-checkpoint.py first; then folder.py and safetensors.py (Hugging Face's layout), gguf.py and its two companions
-(llama.cpp's), tokenizer.py and chat.py (text), catalogue.py and packages.py (models carried by packages), hub.py.
+`open_checkpoint(name)` reads headers only; `load_model(checkpoint, …)` then reads the weights, all or nothing. Read in
+this order:
+
+    checkpoint.py      a name to a checkpoint, a checkpoint to a model
+    folder.py          Hugging Face's layout;  safetensors.py: its tensors
+    gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
+    tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
+    catalogue.py       models by name;  packages.py: those that packages carry;  hub.py: those by hub id
+    json_file.py       JSON from strangers;  quoting.py: their values in our messages
+    progress.py        how long work is reported
 
 Files of a model are data from strangers. Every number in them is checked before it is used, nothing is unpickled,
 nothing is executed, and whatever is wrong ends in one line that names the file. The names below are looked up when

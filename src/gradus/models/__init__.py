@@ -1,7 +1,20 @@
 """The models: what they compute, and nothing about how they are served.
 
-Read gpt2.py first, then llama.py; qwen3.py and gemma3.py are variations. config.py and shapes.py do without torch, so
-the names below are looked up when first used (PEP 562) and `import gradus.models` stays light.
+Read in this order:
+
+    config.py       what a model is, in numbers;  shapes.py: known ones by name
+    attention.py    the one seam to the engine: how keys and values are kept and read
+    gpt2.py         the first model, whole
+    llama.py        Llama, Mistral, SmolLM2;  qwen3.py, gemma3.py: variations
+    heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
+    layers.py       linear layers, embeddings, norms
+    create.py       a model from its configuration
+    weights.py      a checkpoint's tensors to a model's;  source.py: which tensors a parameter comes from
+    precision.py    which numbers it computes with
+    hf_config.py    a Hugging Face config.json, read strictly
+
+config.py and shapes.py do without torch, so the names below are looked up when first used (PEP 562) and
+`import gradus.models` stays light.
 """
 
 from importlib import import_module

@@ -1,5 +1,7 @@
-"""Logits to token ids.
+"""Logits to token ids. The noise, a function of seed and position, is `gradus.kernels.noise`.
 
-Read sampler.py first (the reference, on any device), then kernel_sampler.py (the same draw in one kernel). Their noise,
-a function of seed and position, is `gradus.kernels.noise`.
+Read in this order:
+
+    sampler.py          the reference, on any device
+    kernel_sampler.py   the same draw in one kernel
 """

@@ -1,4 +1,8 @@
-"""Which sequences run, and how many tokens of each: admission, order, preemption, time limits. No torch here.
+"""Which sequences run, and how many tokens of each: admission, order, preemption. No torch here.
 
-Read batching.py first (the scheduler), then queue.py (the line of waiting sequences) and deadlines.py (time limits).
+Read in this order:
+
+    scheduler.py   the final engine's scheduler: it decides
+    columns.py     steady decodes, advanced a whole step at a time: nothing is decided there
+    queue.py       the waiting line
 """

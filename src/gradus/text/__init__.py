@@ -1,6 +1,11 @@
 """Text is the edge's: text in, text out, over a core that knows token ids alone.
 
-Read front_end.py first (text to requests, outputs to text), then transcript.py and stream.py (tokens to text as they
-come), completion.py (what a caller gets back), and llm.py (`LLM`: a front end and a core in one loop, for programs that
-own that loop). All but llm.py import without torch.
+Read in this order:
+
+    front_end.py    text to requests, outputs to text
+    transcript.py   one sample's tokens as text;  stream.py: pieces of it as they come
+    completion.py   what a caller gets back
+    llm.py          `LLM`: a front end and a core in one loop, for programs that own that loop
+
+All but llm.py import without torch.
 """
