@@ -125,7 +125,7 @@ PACKAGES = [path.parent for path in sorted((ROOT / "src" / "gradus").rglob("__in
 def wrong_contents(package: Path) -> tuple[set[str], set[str]]:
     """Modules and packages that a package's docstring does not name, and names in it that are not there."""
     docstring = ast.get_docstring(ast.parse(text_of(package / "__init__.py"))) or ""
-    named = set(re.findall(r"\w+\.py\b|\b\w+/(?=\s|$)", docstring))
+    named = set(re.findall(r"\w+\.py\b|\b\w+/(?=[\s:]|$)", docstring))
     there = {path.name for path in package.glob("*.py")} | {
         f"{path.parent.name}/" for path in package.glob("*/__init__.py")
     }

@@ -5,7 +5,7 @@ Read in this order:
     workloads.py     what is asked: arrivals, prompt lengths, output lengths, and the token ids themselves
     roofline.py      what a step must cost at least: bytes and operations, from the model's configuration
     prediction.py    a workload played through a phase's schedule, with the roofline as its clock
-    declaration.py   what a phase's benchmark.py says: question, tables, contenders, prose
+    declaration.py   what a phase's benchmark says: question, tables, contenders, prose
     suites.py        the same of what spans phases: ladder, ablation, matrix;  beside.py: of the final engine and vLLM
     registry.py      every benchmark by its name; how a contender is predicted, and its title
     measure.py       a workload driven through an engine, every token timed; repeats, interleaved

@@ -58,42 +58,45 @@ def ladder() -> Benchmark:
                 against=rungs[0] if rungs else None,
             ),
         ),
-        accounts={
-            "h200": Account(
-                explains=(
-                    "The rung that the others were waiting for. One call replays all the launches of a step, and "
-                    "meanwhile the host plans the next: {ladder/all/final/speedup} times the baseline against p09's "
-                    "{ladder/all/p09/speedup}, in bfloat16 {random:gpt2-124m, bfloat16: ladder/all/final/speedup}. A "
-                    "step is as long as its kernels now, {random:gpt2-124m, bfloat16: ladder/all/final/itl_ms} ms in "
-                    "bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the bytes and multiplies "
-                    "without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
-                    "{random:llama-3.2-1b, bfloat16: ladder/all/final/times_floor} times its floor, where p09 is at "
-                    "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
-                ),
-                loses=(
-                    "GPT-2's kernels are so short that starting and draining is most of them: "
-                    "{random:gpt2-124m, bfloat16: ladder/all/final/times_floor} times the floor. As sequences end the "
-                    "batch falls between two captured sizes, and {ladder/all/final/padding} of the rows are padding. "
-                    "And the median first token is later than p09's ({ladder/all/final/ttft_ms} against "
-                    "{ladder/all/p09/ttft_ms} ms): the final engine's budget takes all the prompts in one step, and "
-                    "every sequence waits for it."
-                ),
-            ),
-            "cpu": Account(
-                explains=(
-                    "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step "
-                    "is the one that computes this one. {ladder/all/final/speedup} times the baseline, as before. "
-                    "Tokens are reported a step late, so a step that reads prompts delays first tokens where it stood "
-                    "between first and second ones: the slowest gaps are {ladder/all/final/itl_ms_p99} ms, not p06's "
-                    "{ladder/all/p06/itl_ms_p99}."
-                ),
-                loses=(
-                    "The first token comes after {ladder/all/final/ttft_ms} ms, p06's after "
-                    "{ladder/all/p06/ttft_ms}: the same step, seen from the other side."
-                ),
-            ),
-        },
+        accounts=LADDER_ACCOUNTS,
     )
+
+
+LADDER_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "The rung that the others were waiting for. One call replays all the launches of a step, and "
+            "meanwhile the host plans the next: {ladder/all/final/speedup} times the baseline against p09's "
+            "{ladder/all/p09/speedup}, in bfloat16 {random:gpt2-124m, bfloat16: ladder/all/final/speedup}. A "
+            "step is as long as its kernels now, {random:gpt2-124m, bfloat16: ladder/all/final/itl_ms} ms in "
+            "bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the bytes and multiplies "
+            "without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
+            "{random:llama-3.2-1b, bfloat16: ladder/all/final/times_floor} times its floor, where p09 is at "
+            "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
+        ),
+        loses=(
+            "GPT-2's kernels are so short that starting and draining is most of them: "
+            "{random:gpt2-124m, bfloat16: ladder/all/final/times_floor} times the floor. As sequences end the "
+            "batch falls between two captured sizes, and {ladder/all/final/padding} of the rows are padding. "
+            "And the median first token is later than p09's ({ladder/all/final/ttft_ms} against "
+            "{ladder/all/p09/ttft_ms} ms): the final engine's budget takes all the prompts in one step, and "
+            "every sequence waits for it."
+        ),
+    ),
+    "cpu": Account(
+        explains=(
+            "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step "
+            "is the one that computes this one. {ladder/all/final/speedup} times the baseline, as before. "
+            "Tokens are reported a step late, so a step that reads prompts delays first tokens where it stood "
+            "between first and second ones: the slowest gaps are {ladder/all/final/itl_ms_p99} ms, not p06's "
+            "{ladder/all/p06/itl_ms_p99}."
+        ),
+        loses=(
+            "The first token comes after {ladder/all/final/ttft_ms} ms, p06's after "
+            "{ladder/all/p06/ttft_ms}: the same step, seen from the other side."
+        ),
+    ),
+}
 
 
 # -- the ablation ------------------------------------------------------------------------------------------------------
@@ -163,40 +166,43 @@ def ablation() -> Benchmark:
                 against=FINAL,
             ),
         ),
-        accounts={
-            "h200": Account(
-                explains=(
-                    "Graphs are missed most, wherever anything decodes. Without them one alone has {throughput/one "
-                    "alone/final-graphs/speedup} of the rate. Against the prediction the mixed crowd has no more than "
-                    "{throughput/a mixed crowd/final-graphs/speedup} either: the host takes {throughput/a mixed "
-                    "crowd/final-graphs/host_us} µs to launch a step that is {throughput/a mixed crowd/final/itl_ms} "
-                    "ms when it is replayed. Without kernels too, about half of that is left ({throughput/one "
-                    "alone/final-kernels-graphs/speedup} and {throughput/a mixed crowd/final-kernels-graphs/speedup}), "
-                    "and shared prompts wait {shared-prefix/system prompt/final-kernels-graphs/ttft_ms} ms for their "
-                    "first token, not {shared-prefix/system prompt/final/ttft_ms}. Overlap is worth more the more "
-                    "sequences there are, as predicted: {throughput/one alone/final-overlap/speedup} of the rate "
-                    "without it alone, {throughput/a mixed crowd/final-overlap/speedup} in the crowd. The other two "
-                    "show where they are meant to: without the prefix cache shared prompts wait {shared-prefix/system "
-                    "prompt/final-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside long prompts are "
-                    "{interference/long prompts/final-chunked/itl_ms_p99} ms instead of {interference/long "
-                    "prompts/final/itl_ms_p99}. Where nothing is shared or long, they cost nothing that shows."
-                ),
-                loses=(
-                    "Chunks cost what they protect: a long prompt's first token comes after {interference/long "
-                    "prompts/final/ttft_ms_longest} ms, whole after {interference/long "
-                    "prompts/final-chunked/ttft_ms_longest}, and all together get {interference/long "
-                    "prompts/final/output_tok_s} tok/s, whole {interference/long prompts/final-chunked/output_tok_s}. "
-                    "Graphs bring nothing to the slowest gaps beside long prompts ({interference/long "
-                    "prompts/final-graphs/speedup} times without them), nor to a shared prompt's first token, which "
-                    "without overlap comes even a little earlier ({shared-prefix/system prompt/final-overlap/ttft_ms} "
-                    "ms). And the host was slow in these runs: alone, a step without graphs takes {throughput/one "
-                    "alone/final-graphs/itl_ms} ms, longer than p09's in the report of p10, which plans no step ahead. "
-                    "So what graphs are worth may be too high here. With one alone, a repeat in three was slower "
-                    "still: see the brackets."
-                ),
-            ),
-        },
+        accounts=ABLATION_ACCOUNTS,
     )
+
+
+ABLATION_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Graphs are missed most, wherever anything decodes. Without them one alone has {throughput/one "
+            "alone/final-graphs/speedup} of the rate. Against the prediction the mixed crowd has no more than "
+            "{throughput/a mixed crowd/final-graphs/speedup} either: the host takes {throughput/a mixed "
+            "crowd/final-graphs/host_us} µs to launch a step that is {throughput/a mixed crowd/final/itl_ms} "
+            "ms when it is replayed. Without kernels too, about half of that is left ({throughput/one "
+            "alone/final-kernels-graphs/speedup} and {throughput/a mixed crowd/final-kernels-graphs/speedup}), "
+            "and shared prompts wait {shared-prefix/system prompt/final-kernels-graphs/ttft_ms} ms for their "
+            "first token, not {shared-prefix/system prompt/final/ttft_ms}. Overlap is worth more the more "
+            "sequences there are, as predicted: {throughput/one alone/final-overlap/speedup} of the rate "
+            "without it alone, {throughput/a mixed crowd/final-overlap/speedup} in the crowd. The other two "
+            "show where they are meant to: without the prefix cache shared prompts wait {shared-prefix/system "
+            "prompt/final-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside long prompts are "
+            "{interference/long prompts/final-chunked/itl_ms_p99} ms instead of {interference/long "
+            "prompts/final/itl_ms_p99}. Where nothing is shared or long, they cost nothing that shows."
+        ),
+        loses=(
+            "Chunks cost what they protect: a long prompt's first token comes after {interference/long "
+            "prompts/final/ttft_ms_longest} ms, whole after {interference/long "
+            "prompts/final-chunked/ttft_ms_longest}, and all together get {interference/long "
+            "prompts/final/output_tok_s} tok/s, whole {interference/long prompts/final-chunked/output_tok_s}. "
+            "Graphs bring nothing to the slowest gaps beside long prompts ({interference/long "
+            "prompts/final-graphs/speedup} times without them), nor to a shared prompt's first token, which "
+            "without overlap comes even a little earlier ({shared-prefix/system prompt/final-overlap/ttft_ms} "
+            "ms). And the host was slow in these runs: alone, a step without graphs takes {throughput/one "
+            "alone/final-graphs/itl_ms} ms, longer than p09's in the report of p10, which plans no step ahead. "
+            "So what graphs are worth may be too high here. With one alone, a repeat in three was slower "
+            "still: see the brackets."
+        ),
+    ),
+}
 
 
 def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
@@ -270,40 +276,43 @@ def matrix() -> Benchmark:
                 ("ttft_ms", "e2e_ms_p99", "waste", "preemptions", "cache_mb"),
             ),
         ),
-        accounts={
-            "h200": Account(
-                explains=(
-                    "Most phases show on the workload they were made for, the last two on all. Pages: where memory is "
-                    "short, {memory-pressure/pressure/p04/speedup} times p03's rate. Chunks: beside long prompts the "
-                    "slowest gaps are {long-prompts/long prompts/p06/itl_ms_p99} ms instead of p05's "
-                    "{long-prompts/long prompts/p05/itl_ms_p99}. The prefix cache finds {shared-prefix/shared/p05/hit} "
-                    "of the shared prompts' tokens, and yet their first token comes no earlier than p04's ("
-                    "{shared-prefix/shared/p05/ttft_ms} ms, {shared-prefix/shared/p04/ttft_ms}): torch attends to "
-                    "prompts one by one in every layer, and launches that as often as before. With kernels it comes "
-                    "after {shared-prefix/shared/p09/ttft_ms} ms; they also make p03's pace alone "
-                    "{single-stream/one request/p09/speedup} times as fast, and in a burst {burst/burst/p09/speedup}. "
-                    "Graphs and overlap bring most: {single-stream/one request/final/speedup} times alone, "
-                    "{burst/burst/final/speedup} in a burst, {memory-pressure/pressure/final/speedup} under pressure. "
-                    "Arrivals have their first token {arrivals/Poisson/final/speedup} times earlier."
-                ),
-                loses=(
-                    "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
-                    "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
-                    "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
-                    "everybody: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
-                    "medians: a shared prompt's first token ({shared-prefix/shared/final/ttft_ms} against "
-                    "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts "
-                    "({long-prompts/long prompts/final/itl_ms_p99} against {long-prompts/long "
-                    "prompts/p09/itl_ms_p99}). Its budget is four times p09's, so prompts share one step, and all wait "
-                    "for it; in return the last of the first tokens is earlier "
-                    "({shared-prefix/shared/final/ttft_ms_p99} against {shared-prefix/shared/p09/ttft_ms_p99} ms). "
-                    "Among arrivals its slowest first token is later ({arrivals/Poisson/final/ttft_ms_p99} against "
-                    "{arrivals/Poisson/p09/ttft_ms_p99}). With shared prompts the repeats of p05 to the final engine "
-                    "lie far apart, as the brackets show."
-                ),
-            ),
-        },
+        accounts=MATRIX_ACCOUNTS,
     )
+
+
+MATRIX_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Most phases show on the workload they were made for, the last two on all. Pages: where memory is "
+            "short, {memory-pressure/pressure/p04/speedup} times p03's rate. Chunks: beside long prompts the "
+            "slowest gaps are {long-prompts/long prompts/p06/itl_ms_p99} ms instead of p05's "
+            "{long-prompts/long prompts/p05/itl_ms_p99}. The prefix cache finds {shared-prefix/shared/p05/hit} "
+            "of the shared prompts' tokens, and yet their first token comes no earlier than p04's ("
+            "{shared-prefix/shared/p05/ttft_ms} ms, {shared-prefix/shared/p04/ttft_ms}): torch attends to "
+            "prompts one by one in every layer, and launches that as often as before. With kernels it comes "
+            "after {shared-prefix/shared/p09/ttft_ms} ms; they also make p03's pace alone "
+            "{single-stream/one request/p09/speedup} times as fast, and in a burst {burst/burst/p09/speedup}. "
+            "Graphs and overlap bring most: {single-stream/one request/final/speedup} times alone, "
+            "{burst/burst/final/speedup} in a burst, {memory-pressure/pressure/final/speedup} under pressure. "
+            "Arrivals have their first token {arrivals/Poisson/final/speedup} times earlier."
+        ),
+        loses=(
+            "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
+            "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
+            "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
+            "everybody: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
+            "medians: a shared prompt's first token ({shared-prefix/shared/final/ttft_ms} against "
+            "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts "
+            "({long-prompts/long prompts/final/itl_ms_p99} against {long-prompts/long "
+            "prompts/p09/itl_ms_p99}). Its budget is four times p09's, so prompts share one step, and all wait "
+            "for it; in return the last of the first tokens is earlier "
+            "({shared-prefix/shared/final/ttft_ms_p99} against {shared-prefix/shared/p09/ttft_ms_p99} ms). "
+            "Among arrivals its slowest first token is later ({arrivals/Poisson/final/ttft_ms_p99} against "
+            "{arrivals/Poisson/p09/ttft_ms_p99}). With shared prompts the repeats of p05 to the final engine "
+            "lie far apart, as the brackets show."
+        ),
+    ),
+}
 
 
 ARRIVALS: Work = {"cuda": poisson(40, 24, (32, 512), (16, 64)), "cpu": poisson(6, 2, (16, 64), (4, 12))}

@@ -30,7 +30,7 @@ class Kind:
 NEW = Kind("#0072B2", "#ffffff", "#0072B2")  # computed now
 KEPT = Kind("#9fd3f2", DARK, "#56B4E9")  # computed before, and kept
 WASTE = Kind("#f5cf86", DARK, "#E69F00", hatched=True)  # computed, and of no use
-FREE = Kind("none", GREY, GREY, dashed=True)  # room that nobody uses
+FREE = Kind("none", GREY, GREY, dashed=True)  # unused room
 BOX = Kind("#e4eef5", DARK, "#56B4E9")
 
 

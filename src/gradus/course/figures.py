@@ -129,7 +129,7 @@ REQUESTS = {"a": 4, "b": 2, "c": 9, "d": 3, "e": 5, "f": 3}  # in the order they
 
 
 def timeline(continuous: bool) -> list[list[str]]:
-    """For each step, whose turn it is in each slot; "" for a slot that computes for nobody."""
+    """For each step, which request each slot serves; "" for an idle slot."""
     waiting, left, slots, steps = list(REQUESTS), dict(REQUESTS), [""] * SLOTS, []
     while waiting or any(slots):
         if continuous or not any(slots):
@@ -155,10 +155,10 @@ def slots() -> Drawing:
         WASTE,
     )
     _slots(
-        drawing, 190, f"Continuous batching, {len(continuous)} steps: whoever ends makes room at once", continuous, FREE
+        drawing, 190, f"Continuous batching, {len(continuous)} steps: a sequence that ends makes room at once", continuous, FREE
     )
     drawing.legend(
-        396, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed for nobody"), (FREE, "nobody waits")]
+        396, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed in vain"), (FREE, "empty: none waits")]
     )
     return drawing
 
