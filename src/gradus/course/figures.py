@@ -155,7 +155,11 @@ def slots() -> Drawing:
         WASTE,
     )
     _slots(
-        drawing, 190, f"Continuous batching, {len(continuous)} steps: a sequence that ends makes room at once", continuous, FREE
+        drawing,
+        190,
+        f"Continuous batching, {len(continuous)} steps: a sequence that ends makes room at once",
+        continuous,
+        FREE,
     )
     drawing.legend(
         396, [(NEW, "the prompt"), (KEPT, "a decode"), (WASTE, "computed in vain"), (FREE, "empty: none waits")]
