@@ -60,7 +60,7 @@ class Run:
         def ask(name: str, prompt: int) -> None:
             tokens = [ord(name[0])] * prompt  # prompts that have nothing in common
             request = Request.create(name, tokens, SamplingParams(max_tokens=500, ignore_eos=True), limits)
-            scheduler.add([Sequence(request, 0, scheduler.clock)])
+            scheduler.add([Sequence(request, 0)])
 
         for name in "abc"[:DECODES]:
             ask(name, prompt=120)
@@ -81,11 +81,8 @@ class Run:
     def _scheduler(self) -> Any:
         cache = phases.find("p05").module("cache").PrefixCache(1000, 16)
         if self.budget is None:
-            scheduler = phases.find("p05").module("scheduler").PrefixBatching(cache, DECODES + 1)
-        else:
-            scheduler = phases.find("p06").module("scheduler").ChunkedPrefill(cache, DECODES + 1, self.budget)
-        scheduler.clock = lambda: self.now
-        return scheduler
+            return phases.find("p05").module("scheduler").PrefixBatching(cache, DECODES + 1)
+        return phases.find("p06").module("scheduler").ChunkedPrefill(cache, DECODES + 1, self.budget)
 
     def _step(self, scheduler: Any) -> Plan:
         plan: Plan | None = scheduler.schedule()
