@@ -20,7 +20,7 @@ WINDOWED = "tiny-gemma3"  # two layers with full attention, two with a window of
 
 
 def engine_of(phase: str, *requests: Request, pages: int, shape: str = SHAPE, policy: Policy = "fcfs") -> Engine:
-    settings = {"page_size": PAGE, "cache_tokens": pages * PAGE, "policy": policy}
+    settings = {"page_size": PAGE, "cache_tokens": pages * PAGE} | ({"policy": policy} if phase == FINAL else {})
     return submit(build_engine(phase, shape, **settings), requests)
 
 

@@ -41,12 +41,6 @@ class EngineOptions:
         heeded="uses",
         panel=_CACHE,
     )
-    policy: Policy = setting(
-        "fcfs",
-        "The request that goes first: fcfs (the oldest), priority (the lowest number) or deadline (the earliest).",
-        heeded="uses",
-        panel=_CACHE,
-    )
     # What a step costs hardly grows up to some number of tokens, since it must read all weights anyway; then it grows
     # with each. A budget beyond that point delays the decodes, one below it wastes the step.
     token_budget: int | None = setting(
@@ -80,13 +74,19 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(EngineOptions):
-    """The options of the final engine: those of the phases, the cache's share of memory, and a switch per optimization.
+    """The options of the final engine: those of the phases, more that no phase heeds, and a switch per optimization.
 
     memory_fraction: the cache gets what is left of it beside weights, the largest step and graphs, at most
     `max_sequences` of the longest. What other processes hold on a GPU counts as taken. None looks at no memory and
     allocates `max_sequences` of the longest. `cache_tokens` wins over both.
     """
 
+    policy: Policy = setting(
+        "fcfs",
+        "The request that goes first: fcfs (the oldest), priority (the lowest number) or deadline (the earliest).",
+        heeded="final",
+        panel=_CACHE,
+    )
     # On a CPU other processes need memory too, and only what is free now is known.
     memory_fraction: float | None = setting(
         None,
