@@ -1,13 +1,13 @@
 """One row through a matrix (GEMV), and what surrounds the product: norm before, activation and residual after.
 
-Idea: at one row a step, a product is a stream of weights, each used once. Tensor cores have nothing to do; what counts
-is how many bytes are in flight on every multiprocessor, and how little stands between one stream and the next. So a
-program owns BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums once,
-at the end. K is split over a program's threads, so N alone gives enough programs and no second pass is needed.
+Idea: at one row per step, a product is a stream of weights, each used once. Tensor cores have nothing to do; what
+counts is how many bytes are in flight on every multiprocessor, and how little stands between one stream and the next.
+So a program owns BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums
+once, at the end. K is split over a program's threads, so N alone gives enough programs and no second pass is needed.
 
 RMSNorm costs nothing here, because it is linear but for one factor: W (x / rms(x) * g) = (W (g x)) / rms(x), and the
-sum of x² is gathered on the way. A LayerNorm needs the mean first, so x must fit one tile. The norm is recomputed by
-every program, from a row that lies in the cache: cheaper than a launch.
+sum of x² is gathered on the way. A LayerNorm needs the mean first, so x must fit one tile. Every program recomputes the
+norm, from a row that is in the cache: cheaper than a launch.
 
 Bytes: N K of weights, once; x (K) and the vectors are read from the cache. Layout: weight [N, K] row-major, x [1, K].
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
@@ -58,38 +58,20 @@ def gemv_kernel(
     ups = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     column = tl.arange(0, BLOCK_K)
-    inside = inside_n[:, None] & (column < K)[None, :]
     let_next_start(PDL)
-    next_weight = tl.load(weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+    next_weight = _tile(weights, column, inside_n, K)
     if GATED:
-        next_up = tl.load(up_weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+        next_up = _tile(up_weights, column, inside_n, K)
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
     for start in range(0, K, BLOCK_K):
         weight = next_weight
         if GATED:
             up = next_up
-        inside_k = start + column < K
         if start + BLOCK_K < K:  # the next tile's loads are under way before this one's are used
-            following = start + BLOCK_K + column
-            inside = inside_n[:, None] & (following < K)[None, :]
-            next_weight = tl.load(weights + following[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+            next_weight = _tile(weights, start + BLOCK_K + column, inside_n, K)
             if GATED:
-                next_up = tl.load(
-                    up_weights + following[None, :], mask=inside, other=0.0, eviction_policy="evict_first"
-                )
-        x = tl.load(x_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
-        if gain_ptr is not None:
-            gain = tl.load(gain_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
-        if shift_ptr is not None:  # LayerNorm: K fits one tile, so this is the whole row
-            shift = tl.load(shift_ptr + start + column, mask=inside_k, other=0.0).to(tl.float32)
-            x = tl.where(inside_k, x - tl.sum(x, 0) / K, 0.0)
-            x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
-        elif gain_ptr is not None:
-            squares += x * x
-        if gain_ptr is not None:
-            x *= gain
-        if shift_ptr is not None:
-            x += shift
+                next_up = _tile(up_weights, start + BLOCK_K + column, inside_n, K)
+        x, squares = _normed(x_ptr, gain_ptr, shift_ptr, start, column, squares, eps, K)
         sums += weight.to(tl.float32) * x[None, :]
         if GATED:
             ups += up.to(tl.float32) * x[None, :]
@@ -97,19 +79,51 @@ def gemv_kernel(
     scale = 1.0
     if gain_ptr is not None and shift_ptr is None:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    out = tl.sum(sums, 1) * scale
-    if bias_ptr is not None:
-        out += tl.load(bias_ptr + row, mask=inside_n, other=0.0).to(tl.float32)
+    out = _plus(tl.sum(sums, 1) * scale, bias_ptr, row, inside_n)
     if ACTIVATION is not None:
         out = activate(out, ACTIVATION)
     if GATED:
-        gated = tl.sum(ups, 1) * scale
-        if bias_ptr is not None:
-            gated += tl.load(bias_ptr + N + row, mask=inside_n, other=0.0).to(tl.float32)
-        out *= gated
-    if residual_ptr is not None:
-        out += tl.load(residual_ptr + row, mask=inside_n, other=0.0).to(tl.float32)
+        out *= _plus(tl.sum(ups, 1) * scale, bias_ptr, N + row, inside_n)
+    out = _plus(out, residual_ptr, row, inside_n)
     tl.store(out_ptr + row, out.to(out_ptr.dtype.element_ty), mask=inside_n)
+
+
+@triton.jit
+def _tile(rows: tensor, column: tensor, inside: tensor, K: constexpr) -> tensor:
+    """Some columns of some rows of the matrix, which no program reads again."""
+    inside = inside[:, None] & (column < K)[None, :]
+    return tl.load(rows + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _normed(
+    x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor, start: int, column: tensor, squares: tensor, eps: float,
+    K: constexpr,
+) -> tensor:  # fmt: skip
+    """The columns of x from `start` on, normalized but for an RMSNorm's factor, to which they add their `squares`."""
+    inside = start + column < K
+    x = tl.load(x_ptr + start + column, mask=inside, other=0.0).to(tl.float32)
+    if gain_ptr is not None:
+        gain = tl.load(gain_ptr + start + column, mask=inside, other=0.0).to(tl.float32)
+    if shift_ptr is not None:  # LayerNorm: K fits one tile, so this is the whole row
+        shift = tl.load(shift_ptr + start + column, mask=inside, other=0.0).to(tl.float32)
+        x = tl.where(inside, x - tl.sum(x, 0) / K, 0.0)
+        x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+    elif gain_ptr is not None:
+        squares += x * x
+    if gain_ptr is not None:
+        x *= gain
+    if shift_ptr is not None:
+        x += shift
+    return x, squares
+
+
+@triton.jit
+def _plus(out: tensor, added_ptr: tensor, row: tensor, inside: tensor) -> tensor:
+    """out and, if there is one, the vector at `added_ptr`."""
+    if added_ptr is not None:
+        out += tl.load(added_ptr + row, mask=inside, other=0.0).to(tl.float32)
+    return out
 
 
 def gemv(

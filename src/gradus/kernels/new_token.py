@@ -1,9 +1,9 @@
-"""What a decode does before it attends, by the program that attends: turn its queries, store its key and value.
+"""What a decode does before it attends, in the program that attends: rotate its queries, store its key and value.
 
 Idea: `rope_store` is a launch that moves a few kilobytes, and attention's first step is to read them again. With one
-new token a sequence both fit into one launch. Whoever attends for a key head turns that head's queries for itself,
-straight from the qkv product. The program that has the last of the earlier keys takes in the new key and value behind
-them, out of registers, and writes both into their page, where later steps read them.
+new token per sequence both fit into one launch. Each program that attends for a key head rotates that head's queries
+for itself, straight from the qkv product. The program that has the last of the earlier keys takes in the new key and
+value behind them, out of registers, and writes both into their page, where later steps read them.
 
 Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side. With a prompt this does not work: there, most
 tokens attend to keys that other programs would still have to store.
@@ -32,7 +32,49 @@ class Turning(NamedTuple):
 
 
 @triton.jit
-def loaded(heads: tensor, d: tensor, inside: tensor, HEAD_DIM: constexpr) -> tensor:
+def new_token(
+    product: tensor, rotary: tensor, q_gain: tensor, table: tensor, position: int, split: int, splits: int, head: int,
+    there: tensor, eps: float,
+    GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, ROWS: constexpr, WIDTH: constexpr,
+) -> tensor:  # fmt: skip
+    """Of the token whose qkv product this is: its queries [ROWS, WIDTH] for a key head, rotated; its key, that key's
+    partner and its value, [1, WIDTH] each, as they are; whether this split of the keys is the last, which takes it in;
+    and its page. All is asked for before attention's loop.
+    """
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
+    inside = d < HEAD_DIM
+    mine = product + ((head * GROUP + row % GROUP) * HEAD_DIM)[:, None]
+    query, query_partner = _loaded(mine, d, there, HEAD_DIM)
+    new = product + (HEADS * GROUP + head) * HEAD_DIM + tl.zeros([1, 1], tl.int32)
+    key, key_partner = _loaded(new, d, inside, HEAD_DIM)
+    value = tl.load(new + HEADS * HEAD_DIM + d, mask=inside, other=0.0)
+    last = (split == splits - 1) & (position >= 0)
+    page = tl.load(table + position // PAGE, mask=last, other=0).to(tl.int64)
+    queries = _turned(query, query_partner, q_gain, rotary, position, d, eps, HEAD_DIM)
+    return queries, key, key_partner, value, last, page
+
+
+@triton.jit
+def store_and_take_in(
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, key_partner: tensor, value: tensor,
+    page: tensor, keys: tensor, values: tensor, rotary: tensor, k_gain: tensor, position: int, last: tensor,
+    scale: float, softcap: float, eps: float,
+    HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, SOFTCAP: constexpr,
+) -> tensor:  # fmt: skip
+    """In the program that has the `last` keys, behind its loop: rotate the new key, store it and the value, and take
+    both into what the tile has seen.
+    """
+    d = tl.arange(0, WIDTH)[None, :]
+    inside = d < HEAD_DIM
+    key = _turned(key, key_partner, k_gain, rotary, position, d, eps, HEAD_DIM)
+    home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + d
+    tl.store(keys + home, key, mask=inside & last)
+    tl.store(values + home, value, mask=inside & last)
+    return _taken_in(seen, total, peak, queries, key, value, last, scale, softcap, SOFTCAP)
+
+
+@triton.jit
+def _loaded(heads: tensor, d: tensor, inside: tensor, HEAD_DIM: constexpr) -> tensor:
     """Heads [R, Dh] that begin at pointers [R, 1], and each value's partner in the rotation, as they are."""
     HALF: constexpr = HEAD_DIM // 2
     partner = tl.load(heads + tl.where(d < HALF, d + HALF, d - HALF), mask=inside, other=0.0)
@@ -40,10 +82,11 @@ def loaded(heads: tensor, d: tensor, inside: tensor, HEAD_DIM: constexpr) -> ten
 
 
 @triton.jit
-def turned(
-    value: tensor, partner: tensor, gain: tensor, angles: tensor, d: tensor, eps: float, HEAD_DIM: constexpr
-) -> tensor:
-    """Those heads normalized (gain: None: not) and rotated (angles, of the token's position: None: not).
+def _turned(
+    value: tensor, partner: tensor, gain: tensor, rotary: tensor, position: int, d: tensor, eps: float,
+    HEAD_DIM: constexpr,
+) -> tensor:  # fmt: skip
+    """Those heads normalized, unless gain is None, and rotated by their position's angles, unless rotary is None.
 
     See `gradus.models.rope.rotate`. Rounded as it would be if it were stored.
     """
@@ -54,7 +97,8 @@ def turned(
         scale = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
         x *= scale * tl.load(gain + d, mask=inside, other=0.0).to(tl.float32)
         partner *= scale * tl.load(gain + other, mask=inside, other=0.0).to(tl.float32)
-    if angles is not None:
+    if rotary is not None:
+        angles = rotary + tl.maximum(position, 0) * HEAD_DIM
         cos = tl.load(angles + d % HALF, mask=inside, other=0.0).to(tl.float32)
         sin = tl.load(angles + HALF + d % HALF, mask=inside, other=0.0).to(tl.float32)
         x = x * cos + tl.where(d < HALF, -partner, partner) * sin
@@ -62,7 +106,7 @@ def turned(
 
 
 @triton.jit
-def taken_in(
+def _taken_in(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, value: tensor, counts: tensor,
     scale: float, softcap: float, SOFTCAP: constexpr,
 ) -> tensor:  # fmt: skip

@@ -8,15 +8,15 @@ carry it:
   matrix units want 16 rows at least, so a lone token of a group of 2 leaves 14 empty. That costs nothing: a decode
   waits for memory.
 - A page is a table lookup away, so nothing is gathered first: the copy of the whole cache that the torch backend makes
-  at every step and layer does not exist.
+  in every step and layer does not exist.
 - Where there are too few tiles to fill the GPU, their keys are split (Flash-Decoding: Dao et al. 2023), as
-  `attention_work` decides. Each split leaves a partial result, and the last one to finish adds them up: a second
-  launch for it would weigh most where there is least to do, at batch 1.
+  `attention_work` decides. Each split leaves a partial result, and the last one to finish adds them up. A second
+  launch for that would weigh most where there is least to do, at batch 1.
 
 Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables [slots, width]
 of integers, out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Moves: every visible key and value once for
-each tile that sees it (decode: once), 2 · Hkv · Dh values a position; queries, outputs and partials are next to nothing
-beside it.
+each tile that sees it (decode: once), 2 · Hkv · Dh values per position; queries, outputs and partials are next to
+nothing beside it.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.attention_launch import Launch
 from gradus.kernels.attention_work import ITEM, Work
-from gradus.kernels.new_token import Turning, loaded, taken_in, turned
+from gradus.kernels.new_token import Turning, new_token, store_and_take_in
 from gradus.kernels.online_softmax import sweep
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
@@ -102,13 +102,8 @@ def _attend(
     if tokens == 0:
         return
     first, position, slot = tl.load(at), tl.load(at + 2), tl.load(at + 3)
-    low, high, split, splits, partial = (
-        tl.load(at + 4),
-        tl.load(at + 5),
-        tl.load(at + 6),
-        tl.load(at + 7),
-        tl.load(at + 8),
-    )
+    low, high = tl.load(at + 4), tl.load(at + 5)
+    split, splits, partial = tl.load(at + 6), tl.load(at + 7), tl.load(at + 8)
 
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     token = row // GROUP
@@ -120,25 +115,14 @@ def _attend(
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     if TURNS:
-        # all that the new token brings is asked for before the loop, and its key and value used behind it
-        product, wide, inside = q + first.to(tl.int64) * q_stride, d[None, :], (d < HEAD_DIM)[None, :]
-        angles = None
-        if rotary is not None:
-            angles = rotary + tl.maximum(position, 0) * HEAD_DIM
-        mine = product + ((head * GROUP + row % GROUP) * HEAD_DIM)[:, None]
-        value, partner = loaded(mine, wide, there, HEAD_DIM)
-        new = product + (HEADS * GROUP + head) * HEAD_DIM + tl.zeros([1, 1], tl.int32)
-        key, key_partner = loaded(new, wide, inside, HEAD_DIM)
-        new_value = tl.load(new + HEADS * HEAD_DIM + wide, mask=inside, other=0.0)
-        last = (split == splits - 1) & (position >= 0)
-        page = tl.load(table + position // PAGE, mask=last, other=0).to(tl.int64)
-        queries = turned(value, partner, q_gain, angles, wide, eps, HEAD_DIM)
+        queries, key, key_partner, value, last, page = new_token(
+            q + first.to(tl.int64) * q_stride, rotary, q_gain, table, position, split, splits, head, there, eps,
+            GROUP, HEADS, HEAD_DIM, PAGE, ROWS, WIDTH,
+        )  # fmt: skip
         high = tl.minimum(high, position)
     else:
         queries = tl.load(q + (first + token).to(tl.int64)[:, None] * q_stride + head_d, mask=there, other=0.0)
-    # Long tiles spend nearly all their time on keys that every row sees. A decode has only its last few that it may not
-    # see, and a window moves with the row: there one loop does it all.
-    if UNMASKED:
+    if UNMASKED:  # a long tile spends nearly all its time on keys that every row sees; else one loop does it all
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, table, low, middle, high, position + token, scale, softcap,
@@ -151,15 +135,28 @@ def _attend(
     )  # fmt: skip
 
     if TURNS:
-        key = turned(key, key_partner, k_gain, angles, wide, eps, HEAD_DIM)
-        home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + wide
-        tl.store(keys + home, key, mask=inside & last)
-        tl.store(values + home, new_value, mask=inside & last)
-        seen, total, peak = taken_in(
-            seen, total, peak, queries, key, new_value, last, scale, softcap, SOFTCAP
+        seen, total, peak = store_and_take_in(
+            seen, total, peak, queries, key, key_partner, value, page, keys, values, rotary, k_gain, position, last,
+            scale, softcap, eps, HEADS, HEAD_DIM, PAGE, WIDTH, SOFTCAP,
         )  # fmt: skip
 
-    out += first.to(tl.int64) * (HEADS * GROUP * HEAD_DIM)
+    _write(
+        out + first.to(tl.int64) * (HEADS * GROUP * HEAD_DIM), sums, peaks, totals, tickets, seen, total, peak,
+        partial, split, splits, head, tokens, token, there, head_d,
+        GROUP, HEADS, HEAD_DIM, ROWS, WIDTH, TAKEN, SPLITS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, seen: tensor, total: tensor,
+    peak: tensor, partial: tensor, split: tensor, splits: int, head: int, tokens: int, token: tensor, there: tensor,
+    head_d: tensor,
+    GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, ROWS: constexpr, WIDTH: constexpr, TAKEN: constexpr,
+    SPLITS: constexpr,
+) -> None:  # fmt: skip
+    """Write the tile's rows from `out` on. A split leaves its result, and the last of them adds all up and writes."""
+    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     if splits == 1:
         total = tl.where(total > 0, total, 1.0)  # nothing seen: zeros, not 0 / 0
         tl.store(out + token[:, None] * (HEADS * GROUP * HEAD_DIM) + head_d, seen / total[:, None], mask=there)

@@ -1,14 +1,14 @@
 """The next tokens, chosen on the GPU without a wait: greedy, or drawn at a temperature with a request's own noise.
 
-Idea: argmin(Exp(1) / p) draws from p (the exponential race: each token arrives at a random time, at a rate p), and
+Idea: argmin(Exp(1) / p) draws from p (the exponential race: each token arrives at a random time, at rate p), and
 times compare like e exp((max - logit) / T), so no softmax is needed: one reading of the logits. A row of logits is too
 long for one program. Stage 1: each program takes BLOCK tokens and keeps the first to arrive, by the clock of the
-block's own maximum m: e exp((m - logit) / T), which loses no digits whatever T is. Stage 2: one program a row sets the
-blocks' winners to one clock, times exp((max - m) / T), and takes the first. The noise is that of
+block's own maximum m: e exp((m - logit) / T), which loses no digits whatever T is. Stage 2: one program per row sets
+the blocks' winners to one clock, times exp((max - m) / T), and takes the first. The noise is that of
 `gradus.kernels.noise`, bit for bit, made where it is used: Philox4x32-10 of (seed, position, token id). So a request's
 tokens do not depend on the batch, the step, or the device.
 
-Bytes: the logits once, R V elements; 16 a block between the stages. Layout: logits [R, V] row-major, any floating
+Bytes: the logits once, R V elements; 16 per block between the stages. Layout: logits [R, V] row-major, any floating
 dtype (bf16 logits widened here are exactly the float32 ones that a cast would have written).
 """
 
@@ -19,9 +19,8 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.noise import exponential
+from gradus.kernels.online_softmax import LOG2_E
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
-
-LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
 @triton.jit
@@ -109,7 +108,7 @@ def sample(
     slots: Tensor | None = None,
     latest: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One token a row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
+    """One token per row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
 
     logits: [R, V], rows any distance apart (V is often odd: rows of a padded matrix are aligned, and read faster);
     seeds: int64 [R]; temperatures: float32 [R]; positions: integers [R]. With slots, integers [R], seeds and
