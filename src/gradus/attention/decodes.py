@@ -1,4 +1,4 @@
-"""Decodes: one query a sequence, of all sequences at once. What they see is said in rows of the storage."""
+"""Decodes: one query per sequence, of all sequences at once. What they see is given as rows of the storage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 class Visible:
     """What each of B decodes sees in one layer group: rows of the storage, int64 [B, L], oldest first.
 
-    seen: bool [B, L], False where a sequence is shorter than the longest. The row there is 0, which is nobody's.
+    seen: bool [B, L], False where a sequence is shorter than the longest. The row there is 0, which is padding.
     """
 
     rows: Tensor
@@ -22,7 +22,7 @@ class Decodes(Protocol):
     """Attends for all decodes of a step at once."""
 
     def prepare(self, visible: Sequence[Visible]) -> None:
-        """Once a step: what the decodes see, in each layer group."""
+        """Once per step: what the decodes see, in each layer group."""
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """q: [B, Hq, Dh], one query a sequence, whose own key and value are stored by now. Returns [B, Hq, Dh]."""
+        """q: [B, Hq, Dh], one query per sequence, whose own key and value are stored by now. Returns [B, Hq, Dh]."""

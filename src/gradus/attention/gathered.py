@@ -15,7 +15,7 @@ from gradus.models.config import ModelConfig
 
 
 class GatheredDecodes:
-    """One gather of keys, one of values and one masked attention a layer, for all sequences and heads."""
+    """One gather of keys, one of values and one masked attention per layer, for all sequences and heads."""
 
     def __init__(self, config: ModelConfig, storage: PagedStorage) -> None:
         self.config = config

@@ -1,7 +1,7 @@
 """Attention over pages: the keys and values of a sequence lie wherever its block table says.
 
-A step mixes spans of any kind. What all of them need is worked out once a step, as row numbers of the storage: where
-the new keys and values go, and which rows each span sees. Prompts and their chunks are attended to one by one, there
+A step mixes spans of any kind. What all of them need is worked out once per step, as row numbers of the storage: where
+the new keys and values go, and which rows each span sees. Prompts and their chunks are attended to one by one, since there
 are few in a step; the decodes, one row each, all at once.
 
 The plain form is phases/p04_paged_cache/attention.py. This one adds a block table per layer group, tables that stay on
@@ -54,7 +54,7 @@ class PagedAttention:
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
 
-    # -- once a step -------------------------------------------------------------------------------------------------
+    # -- once per step -----------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)

@@ -24,7 +24,7 @@ from gradus.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Who meets whom in one layer group: E entries in B * Hq lines, a line for each sequence and query head.
+    """Which query meets which keys in one layer group: E entries in B * Hq lines, one per sequence and query head.
 
     entries: sparse CSR [B * Hq, rows * Hkv], whose values each layer overwrites. ends: [B * Hq + 1], line i being the
     entries ends[i] to ends[i + 1]; columns: [E], the key and value that an entry is about.
@@ -39,7 +39,7 @@ class Pattern:
 
 
 class SparseDecodes:
-    """Two sparse products and a softmax a layer. For float32 on a CPU: torch has those kernels for no narrower type."""
+    """Two sparse products and a softmax per layer. For float32 on a CPU: torch has no such kernels for narrower types."""
 
     @staticmethod
     def supports(storage: PagedStorage) -> bool:

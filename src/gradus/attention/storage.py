@@ -1,4 +1,4 @@
-"""The keys and values of everybody, in one heap of pages: which page holds what is the cache manager's to know.
+"""The keys and values of all sequences, in one heap of pages: which page holds what only the cache manager knows.
 
 A page is `page_size` positions of one sequence, for all layers of a group. Within a layer the positions of all pages
 lie one after the other, so position p of a sequence is row page * page_size + p % page_size of the layer, `page` being
@@ -16,7 +16,7 @@ from gradus.models.config import ModelConfig
 
 
 class PagedStorage:
-    """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is nobody's.
+    """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is for padding.
 
     Allocated once, as zeros and not as what memory happens to hold: a masked position has the weight 0, and 0 times
     an infinity would be NaN.
@@ -48,7 +48,7 @@ class PagedStorage:
         return self._rows[self._places[layer][1]]
 
     def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """rows: [N] int64; k, v: [N, Hkv, Dh]. A write for keys, and one for values, whosever they are."""
+        """rows: [N] int64; k, v: [N, Hkv, Dh]. One write for all keys, and one for all values."""
         keys, values = self.rows(layer)
         keys.index_copy_(0, rows, k)
         values.index_copy_(0, rows, v)

@@ -1,4 +1,4 @@
-"""What each program of a paged attention launch works on: decided once a step, on the GPU, for all layers.
+"""What each program of a paged attention launch works on: decided once per step, on the GPU, for all layers.
 
 A launch must fill the GPU whatever the batch looks like: one sequence of 100,000 positions or 256 of 100. So each
 sequence's new rows are cut into tiles of queries, and a tile's keys are split wherever that gives idle processors
@@ -7,18 +7,18 @@ with. The grid is sized by padded shapes alone: whatever the lengths are, there 
 
     chunk = ceil(sum of all tiles' keys / aim)       splits of a tile = ceil(its keys / chunk)
 
-And the lengths are read where they are, on the GPU: the host never waits for them. An equal share for everybody, not a
-fixed number of splits, is what keeps one long sequence among short ones from running alone at the end.
+And the lengths are read where they are, on the GPU: the host never waits for them. Equal shares, instead of a fixed
+number of splits, keep one long sequence among short ones from running alone at the end.
 
-A chunk may be longer than that, and is where tiles are few: every split leaves a partial result that somebody has to
-add up, so a lone tile is split among fewer programs until each of them has LONG keys.
+Where tiles are few, a chunk is longer than that: every split leaves a partial result that must be added up, so a lone
+tile is split among fewer programs until each of them has LONG keys.
 
 An item is nine numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
 split, splits, partial). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it
 attends to the keys low … high - 1 of the block table of `slot`. It is number `split` of `splits` that share the tile,
 and their partial results go to the places from `partial` on. No tokens: nothing to do.
 
-Moves 12 bytes a sequence and program in, 36 bytes an item out: microseconds, once a step.
+Moves 12 bytes per sequence and program in, 36 bytes per item out: microseconds, once per step.
 """
 
 import torch
@@ -51,7 +51,7 @@ class Work:
         self.items = torch.zeros(tiles + self.aim, ITEM.value, dtype=torch.int32, device=device)
 
     def lay_out(self, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int = 1, most: int) -> None:
-        """Plan the spans of `fewest` to `most` new tokens; the others are another launch's. Nothing is waited for.
+        """Plan the spans of `fewest` to `most` new tokens; other launches have the others. Nothing is waited for.
 
         slots, lengths: int32 [S]; query_start: int32 [S + 1]. lengths counts the new tokens. A padded span has no
         rows, or a length of 0: then its rows become zeros.
@@ -91,7 +91,7 @@ def _lay_out(
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)
 
-    # whose is the item, and what came before that span: items and partials
+    # which span the item belongs to, and how many items and partials come before that span
     entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     passed = ends[None, :] <= entry[:, None]
     mine = tl.sum(passed.to(tl.int32), 1)

@@ -1,10 +1,10 @@
 """What a step of decodes starts from, made on the GPU: the newest tokens, their positions, and where they are stored.
 
-Idea: the host sends three numbers a sequence (slot, length, token). What the model needs of them is arithmetic and two
-table lookups; as torch operations that is twenty launches of a microsecond or two, which is a tenth of a small model's
-step. Here it is two: `newest` for the runner, `places` for the attention backend, each of which keeps its own tables.
+Idea: the host sends three numbers per sequence (slot, length, token). What the model needs of them is arithmetic and
+two table lookups; as torch operations that is twenty launches of a microsecond or two, a tenth of a small model's step.
+Here it is two: `newest` for the runner, `places` for the attention backend, each of which keeps its own tables.
 
-Bytes: 12 a row in, 8 to 24 out. A program takes BLOCK rows.
+Bytes: 12 per row in, 8 to 24 out. A program takes BLOCK rows.
 """
 
 import torch

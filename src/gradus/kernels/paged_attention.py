@@ -34,7 +34,7 @@ from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previo
 from gradus.kernels.split_attention import Partials, merge_splits
 
 NEAR = 1 << 31  # values that offsets of 32 bits reach
-MERGED_A_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
+MERGED_PER_WARP = 1024  # values that a warp adds up at once: 32 registers of each thread
 
 
 def paged_attention(
@@ -81,7 +81,7 @@ def constants(
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
         "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken,
-        "SPLITS": max(1, launch.warps * MERGED_A_WARP // (taken * width)),
+        "SPLITS": max(1, launch.warps * MERGED_PER_WARP // (taken * width)),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Idea: at these sizes a library's tiles, 64 or 128 rows of x high, are mostly pad
 so that multiprocessors stand idle. Here the product is turned around: out' = W x'. The weights are the high side of a
 tensor-core tile, x' the narrow one (16, 32 or 64 wide), and weight tiles stream through a pipeline in shared memory.
 Where N alone gives too few programs, K is split between several; each leaves its partial sums in memory, and the last
-to arrive (a counter tells) adds them up, always in the same order: the result does not depend on who was last, and no
+to arrive (a counter tells) adds them up, always in the same order: the result does not depend on which was last, and no
 second launch is needed.
 
 Bytes: N K of weights once, M (K + N) of activations; with S splits 2 S M N of float32, which stays in the cache.

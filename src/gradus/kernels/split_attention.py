@@ -5,14 +5,14 @@ values weighted by them, s. Softmax over all keys is then, with M the greatest m
 
     sum of s · exp(m - M)  /  sum of l · exp(m - M)
 
-in the order of the splits, whoever finished last and adds up: the result does not depend on timing.
+in the order of the splits, whichever finished last and adds up: the result does not depend on timing.
 
-Who is last? Each program of a tile draws a ticket when its partial result is stored, from a counter that starts at 0
-and is set back by the last. The drawing is a release (what was stored before is visible to whoever draws later) and an
-acquire (what others stored before their drawing is visible now). Nobody waits for anybody, so nothing can hang.
+Which is last? Each program of a tile draws a ticket when its partial result is stored, from a counter that starts at 0
+and is set back by the last. The drawing is a release (what was stored before is visible to those that draw later) and
+an acquire (what others stored before their drawing is visible now). No program waits for another, so nothing can hang.
 
 Partials live in memory that is allocated once, because a CUDA graph replays with the addresses it was captured with.
-Moves (Dh + 2) · 4 bytes a row and split, mostly out of the L2 cache, where they have just been written.
+Moves (Dh + 2) · 4 bytes per row and split, mostly out of the L2 cache, where they have just been written.
 """
 
 from collections.abc import Sequence
