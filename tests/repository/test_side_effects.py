@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "gradus"
 COMMANDS = {"gradus.__main__", "gradus.bench.__main__"}  # run something when they are imported, by design
 
 LOOK = """
-import hashlib, importlib, json, logging, os, random, signal, socket, sys, warnings
+import gc, hashlib, importlib, json, logging, os, random, signal, socket, sys, warnings
 
 def look():
     import numpy, torch
@@ -25,6 +25,7 @@ def look():
         "environment": dict(os.environ),
         "working directory": os.getcwd(),
         "path": list(sys.path),
+        "collector": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), repr(gc.callbacks)],
         "hooks": [repr(hook) for hook in (sys.excepthook, sys.displayhook, sys.meta_path, sys.path_hooks)],
         "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), socket.getdefaulttimeout()],
         "signals": [repr(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
