@@ -8,6 +8,7 @@ padding.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ class GraphRunner(AheadRunner):
     @torch.inference_mode()
     def record_all(self, record: Recorder) -> dict[int, Replay]:
         """A graph per batch size, the largest first: the others then fit into the memory that it has let go."""
-        return {size: record(lambda size=size: self.step(size)) for size in reversed(self.sizes)}
+        return {size: record(partial(self.step, size)) for size in reversed(self.sizes)}
 
     def step(self, size: int) -> Tensor:
         """The recorded part of a step: from `size` tokens to hidden states, [size, D]."""

@@ -91,7 +91,9 @@ def test_a_phase_builds_on_gradus_and_earlier_phases_only():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         assert not later_phases(folder, tree), path
         others = (
-            {name.split(".")[0] for name in imports(tree)} - {"gradus", "phases", "torch"} - sys.stdlib_module_names
+            {name.split(".")[0] for name in imports(tree)}
+            - {"gradus", "phases", "torch", "triton"}
+            - sys.stdlib_module_names
         )
         assert not others, f"{path} imports {others}"
 
@@ -148,7 +150,8 @@ def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(pr
 # -- lightness -------------------------------------------------------------------------------------------------------
 
 LIGHT = ["gradus", "gradus.errors", "gradus.phases", "gradus.cli", "gradus.cache", "gradus.engine.request",
-         "gradus.engine.sequence", "gradus.engine.plan", "gradus.engine.scheduler", "gradus.models.config",
+         "gradus.engine.sequence", "gradus.engine.plan", "gradus.scheduling.scheduler", "gradus.engine.wire",
+         "gradus.models.config",
          "gradus.models.shapes", "gradus.engine.core", "gradus.text.front_end", "gradus.text.transcript",
          "gradus.server.config", "gradus.server.messages", "gradus.server.engine_loop",
          "gradus.server.client"]  # fmt: skip

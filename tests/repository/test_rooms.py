@@ -13,13 +13,10 @@ ROOT = Path(__file__).parents[2] / "src" / "gradus"
 
 # From low to high: a room may import what stands before it. "gradus" is the package's own __init__, the front door.
 ROOMS = [
-    "errors", "phases", "cache", "engine", "config", "scheduling", "models", "device", "loading", "kernels",
+    "errors", "garbage", "phases", "cache", "engine", "config", "scheduling", "models", "device", "loading", "kernels",
     "attention", "sampling", "execution", "assembly", "text", "gradus", "server", "doctor", "bench", "course", "cli",
     "__main__",
 ]  # fmt: skip
-
-# To be undone: the loop may be watched by a timeline, which stands above it.
-KNOWN = {("gradus.engine.engine", "gradus.execution.timeline")}
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports
 
@@ -55,7 +52,7 @@ def upward(found: Iterator[Arrow]) -> set[Arrow]:
 
 
 def test_no_room_imports_one_above_it():
-    assert upward(arrow for name, tree in modules() for arrow in arrows(name, tree)) == KNOWN
+    assert not upward(arrow for name, tree in modules() for arrow in arrows(name, tree))
 
 
 def test_every_room_has_its_place():

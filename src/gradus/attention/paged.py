@@ -1,8 +1,8 @@
 """Attention over pages: the keys and values of a sequence lie wherever its block table says.
 
 A step mixes spans of any kind. What all of them need is worked out once per step, as row numbers of the storage: where
-the new keys and values go, and which rows each span sees. Prompts and their chunks are attended to one by one, since there
-are few in a step; the decodes, one row each, all at once.
+the new keys and values go, and which rows each span sees. Prompts and their chunks are attended to one by one, since
+there are few in a step; the decodes, one row each, all at once.
 
 The plain form is phases/p04_paged_cache/attention.py. This one adds a block table per layer group, tables that stay on
 the device and are told only their changes, and decodes without a gather on a CPU.

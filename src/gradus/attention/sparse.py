@@ -39,7 +39,7 @@ class Pattern:
 
 
 class SparseDecodes:
-    """Two sparse products and a softmax per layer. For float32 on a CPU: torch has no such kernels for narrower types."""
+    """Two sparse products and a softmax per layer, for float32 on a CPU: torch has no such kernels for other types."""
 
     @staticmethod
     def supports(storage: PagedStorage) -> bool:

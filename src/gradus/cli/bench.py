@@ -20,6 +20,16 @@ Out = Annotated[
 ]  # never the repository's own reports, unless they are named
 
 
+Resume = Annotated[
+    bool, Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT)
+]
+Requests = Annotated[int | None, Option(help="How many arrive; 10,000 by default.", rich_help_panel=_SCHEDULER)]
+Batches = Annotated[
+    list[int] | None,
+    Option(help="Sequences that run at once; may be repeated. 32 and 256 by default.", rich_help_panel=_SCHEDULER),
+]
+
+
 @options.settings_of(only=MODEL)
 @options.settings_of(only=("policy",), panel=_SCHEDULER)
 def bench(
@@ -40,17 +50,9 @@ def bench(
     contender: Annotated[
         list[str] | None, Option(help="Only this contender, as in p01; may be repeated.", rich_help_panel=_WHAT)
     ] = None,
-    resume: Annotated[
-        bool,
-        Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT),
-    ] = False,
-    requests: Annotated[
-        int | None, Option(help="How many arrive; 10,000 by default.", rich_help_panel=_SCHEDULER)
-    ] = None,
-    batch: Annotated[
-        list[int] | None,
-        Option(help="Sequences that run at once; may be repeated. 32 and 256 by default.", rich_help_panel=_SCHEDULER),
-    ] = None,
+    resume: Resume = False,
+    requests: Requests = None,
+    batch: Batches = None,
     **settings: Any,
 ) -> int:
     """Measure a phase against the ones before it, and write results, report and figures.

@@ -2,6 +2,7 @@
 
 Read in this order:
 
-    transfer.py   numbers moved between host and device without a wait
-    threads.py    how a CPU's threads wait for one another
+    transfer.py     numbers moved between host and device without a wait
+    capability.py   what a GPU can do
+    threads.py      how a CPU's threads wait for one another
 """

@@ -1,8 +1,15 @@
 """Triton kernels: one file per operation, each with its idea, its shapes, the bytes it moves, and a torch reference.
 
-They are imported only by the parts that launch them: without a GPU, Triton need not be installed. Read `norm.py` first,
-then `gemv.py`, `skinny.py` and the files of attention (`paged_attention.py`, `attention_work.py`); `fuse.py` puts the
-kernels under a model.
+They are imported only by the parts that launch them: without a GPU, Triton need not be installed. Read in this order:
+
+    norm.py, activation.py                one pass over rows
+    overlap.py                            launches that start while the ones before them drain
+    gemv.py, skinny.py                    products of few rows;  linear.py: which one, by launch_tables.py (measured/)
+    rope_store.py, new_token.py           rotation, and the new keys and values on their pages
+    online_softmax.py, paged_attention.py, paged_attention_reference.py
+    attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
+    noise.py, sampling.py                 the draw;  decode_inputs.py: how a step of decodes begins
+    view.py, fuse.py                      the kernels under a model
 """
 
 from importlib.util import find_spec
