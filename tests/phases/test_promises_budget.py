@@ -40,6 +40,23 @@ def test_a_prompt_is_computed_chunk_by_chunk_and_its_end_is_sampled_from(phase):
 
 
 @since("p06")
+def test_a_chunk_has_no_output(phase):
+    engine = engine_of(phase, ask("a", 19, max_tokens=1))
+    engine.lag = 0
+    outputs = [len(engine.step()) for _ in range(3)]
+    assert outputs == [0, 0, 1], f"19 tokens, at most 8 per step: the third step has an output; yours have {outputs}"
+
+
+@since("p06")
+def test_the_pages_of_a_chunk_are_found_before_the_prompt_is_done(phase):
+    """b begins like a, and starts beside the last chunk of a: of a's 14 tokens, 8 were computed in the step before."""
+    a, b = ask("a", 14, max_tokens=1), ask("a", 12, max_tokens=1)
+    b = Request.create("b", (*b.prompt, 90), b.params, LIMITS)
+    made = [told(step) for step in steps(engine_of(phase, a, b))]
+    assert made[1] == [("a", 8, 6), ("b", 8, 2)], f"b starts at position 8, behind a's first chunk; yours: {made[1]}"
+
+
+@since("p06")
 def test_no_step_has_more_tokens_than_the_budget(phase):
     engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
     for step in steps(engine):
