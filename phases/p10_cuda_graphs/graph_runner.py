@@ -101,6 +101,6 @@ class GraphRunner(AheadRunner):
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Recorded sizes up to `most`, the last one: powers of two up to 16, then multiples of 16."""
-    sizes = [1, 2, 4, 8, *range(16, most, 16)]
+    """Recorded sizes up to `most`, the last one. At most 3 rows in 8 are padding: 5 sequences in 8 rows."""
+    sizes = [1, 2, 4, 8, 12, *range(16, most, 8)]
     return [size for size in sizes if size < most] + [most]

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import triton
 
 from phases.p09_triton_attention import norm, paged_attention
-from tests.kernels.sm90 import SHARED_LIMIT, compile_for_h200
+from tests.kernels.ahead_of_time import EVERY, H200, compile_for
 
 HERE = Path(__file__).parent
 
@@ -31,6 +31,18 @@ def test_interpreted_on_the_cpu(file):
 @pytest.mark.parametrize("rows", [paged_attention.DECODE_ROWS, paged_attention.PROMPT_ROWS])
 @pytest.mark.parametrize(("head_dim", "group"), [(128, 2), (64, 4), (256, 4)])
 def test_attention_compiles_for_an_h200_and_fits(head_dim, group, rows, dtype):
+    found = compiled(H200, head_dim, group, rows, dtype)
+    assert found.shared <= H200.shared_memory
+    if dtype == "bf16" and head_dim <= 128:
+        assert found.spilled == 0
+
+
+@pytest.mark.parametrize("able", EVERY, ids=str)
+def test_attention_compiles_for_every_gpu_and_fits(able):
+    assert compiled(able, 128, 2, paged_attention.PROMPT_ROWS, "bf16").shared <= able.shared_memory
+
+
+def compiled(able, head_dim, group, rows, dtype):
     types = dict.fromkeys(("out", "q", "keys", "values"), f"*{dtype}")
     types |= dict.fromkeys(("tables", "query_start", "lengths"), "*i64")
     types |= {"table_width": "i32:16", "scale": "fp32", "softcap": "fp32"}
@@ -38,13 +50,9 @@ def test_attention_compiles_for_an_h200_and_fits(head_dim, group, rows, dtype):
         "HEADS": 8, "GROUP": group, "HEAD_DIM": head_dim, "PAGE": 16, "WINDOW": 0, "SOFTCAP": False,
         "ROWS": rows, "KEYS": paged_attention.KEYS, "WIDTH": triton.next_power_of_2(head_dim),
     }  # fmt: skip
-    found = compile_for_h200(paged_attention.paged_attention_kernel, types, constants, num_warps=4, num_stages=2)
-    assert found.shared <= SHARED_LIMIT
-    if dtype == "bf16" and head_dim <= 128:
-        assert found.spilled == 0
+    return compile_for(able, paged_attention.paged_attention_kernel, types, constants, num_warps=4, num_stages=2)
 
 
 def test_the_norm_compiles_for_an_h200_without_spilling():
     types = dict.fromkeys(("x_ptr", "delta_ptr", "weight_ptr", "y_ptr"), "*bf16") | {"eps": "fp32"}
-    found = compile_for_h200(norm.add_rms_norm_kernel, types, {"D": 1024, "BLOCK": 1024}, num_warps=4)
-    assert found.spilled == 0
+    assert compile_for(H200, norm.add_rms_norm_kernel, types, {"D": 1024, "BLOCK": 1024}, num_warps=4).spilled == 0

@@ -9,7 +9,7 @@ import torch
 from gradus.attention.batch import Batch
 from gradus.course.probe import EngineProbe, plan_spans
 from gradus.engine.engine import Engine
-from gradus.engine.plan import UNKNOWN, Plan, Span
+from gradus.engine.plan import UNKNOWN, Plan, Sampled, Span
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
 from gradus.execution.runner import lay_out
@@ -50,9 +50,10 @@ class Launched:
     def __init__(self, device: Device, plan: Plan, number: int) -> None:
         self.device, self.plan, self.number = device, plan, number
 
-    def get(self) -> list[SpanResult]:
+    def get(self) -> Sampled:
         self.device.log.append(f"wait {self.number}")
-        return [SpanResult((10 + span.start + len(span.tokens),) * span.logits) for span in plan_spans(self.plan)]
+        spans = self.plan.expanded()
+        return Sampled.of(self.plan, [SpanResult((10 + s.start + len(s.tokens),) * s.logits) for s in spans])
 
 
 def driven(phase: str, *requests: Request, lag: int = 1, max_sequences: int = 2) -> tuple[Engine, Device]:
