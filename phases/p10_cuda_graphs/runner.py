@@ -51,7 +51,7 @@ class AheadRunner(ModelRunner):
         rows = sampled_rows(batch)
         drawn = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
         if rows:
-            self.newest.record([row.slot for row in rows], drawn.tokens)
+            self.newest.record([row.slot for row in rows], drawn.tokens.clamp(min=0))  # -1: none, it ends
         return StepResult(plan, len(hidden), drawn, self.model.device)
 
     def forward(self, batch: Batch) -> Tensor:

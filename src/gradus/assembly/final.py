@@ -2,19 +2,21 @@
 
     build(model, EngineConfig(limits, max_sequences=256))
 
-Every phase since p04 is this engine with switches off: p04 without prefix cache, chunks, kernels, graphs and overlap;
-p10 is all of them. So the worth of each can be measured in the final engine, by leaving it out alone.
+So the worth of each optimization can be measured in the final engine, by leaving it out alone.
 """
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
+from gradus.assembly.rehearsal import rehearse
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
+from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.execution.memory_plan import sized
@@ -50,7 +52,9 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
         log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
     latest = LatestTokens(count, device) if config.overlap or config.graphs else None
     if config.kernels and not reason:
-        runner: Runner = kernel_runner(model, storage, latest, config, report)
+        with current(device):
+            runner: Runner = kernel_runner(model, storage, latest, config, report)
+            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type)
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device), latest)
@@ -67,6 +71,7 @@ def kernel_runner(
     from gradus.attention.graph_paged import GraphPagedAttention  # here, since Triton is not everywhere
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.execution.warm_up import warm_up
+    from gradus.kernels.compiling import compiled_together
     from gradus.kernels.fuse import fused
     from gradus.sampling.kernel_sampler import KernelSampler
 
@@ -74,13 +79,20 @@ def kernel_runner(
     attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is nobody's
     sampler = KernelSampler(model.config.vocab_size, model.device, count)
     view = fused(model)
-    most = min(config.budget(model.device.type) or config.limits.context_length, config.limits.context_length)
-    warm_up(view, attention, sampler, nobody=count, most=most)
+    context = config.limits.context_length
+    warm = partial(
+        warm_up, view, attention, sampler,
+        padding=count, most=min(config.budget(model.device.type) or context, context), crowd=count,
+    )  # fmt: skip
     eager = ModelRunner(view, attention, sampler, latest)
-    if not config.graphs:
+    graphs = DecodeGraphs(view, attention, sampler, latest, count) if config.graphs and latest is not None else None
+    with compiled_together():
+        warm()
+        if graphs is not None:
+            graphs.rehearse()
+    warm()
+    if graphs is None:
         return eager
-    assert latest is not None
-    graphs = DecodeGraphs(view, attention, sampler, latest, count)
     report(0, len(graphs.sizes))
-    graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
+    graphs.capture(report, length=min(USUAL_LENGTH, context))
     return GraphRunner(eager, graphs)

@@ -32,7 +32,7 @@ class Settings:
     phase: str | None = setting(
         None, "The phase of the course that runs it, as in p01.", unset="none: the final engine", flags=("-p",)
     )
-    device: str = setting("auto", "auto (a GPU if there is one), cpu or cuda.")
+    device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, or a GPU by its number, as in cuda:1.")
     dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
     context_length: int | None = setting(
         None,

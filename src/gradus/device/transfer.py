@@ -6,6 +6,7 @@ an event says when it is done. On a CPU there is nothing to move, and nothing to
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ def to_host(tensor: Tensor) -> Tensor:
     if not tensor.is_cuda:
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Work on `device` within this context: kernels and graphs are launched on torch's current GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Arrival:

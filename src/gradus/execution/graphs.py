@@ -23,7 +23,7 @@ from torch import Tensor
 from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
 from gradus.device.capability import capability
-from gradus.device.transfer import Arrival, upload
+from gradus.device.transfer import Arrival, current, upload
 from gradus.engine.plan import Column, Decodes, Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.step import StepResult
@@ -88,10 +88,11 @@ class GraphRunner:
     def run(self, plan: Plan) -> StepResult:
         if plan.spans or not self.graphs.fit(plan.decodes):
             return self.eager.run(plan)
-        self.graphs.sampler.admit(plan.admissions)
-        captured = self.graphs.replay(plan.decodes, plan.wiped)
-        drawn = self._draw_special(plan.decodes, captured)
-        return StepResult(plan, len(captured.tokens), drawn, self.graphs.device)
+        with current(self.graphs.device):
+            self.graphs.sampler.admit(plan.admissions)
+            captured = self.graphs.replay(plan.decodes, plan.wiped)
+            drawn = self._draw_special(plan.decodes, captured)
+            return StepResult(plan, len(captured.tokens), drawn, self.graphs.device)
 
     def _draw_special(self, decodes: Decodes, captured: Captured) -> Drawn:
         """The graph's tokens. For requests that ask for more than it draws, logits are computed once again."""
@@ -139,6 +140,15 @@ class DecodeGraphs:
     # -- once, at the start --------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
+    def rehearse(self) -> None:
+        """Go through every launch that `capture` will record, for kernels to be compiled."""
+        for size in self.sizes:
+            nothing = torch.zeros(size, dtype=torch.int64, device=self.device)
+            for early in self._ways(size):
+                self._inputs(size)
+                self._draw(size, self._forward(size, nothing, nothing, early))
+
+    @torch.inference_mode()
     def capture(self, report: Callable[[int, int], None] = lambda done, total: None, *, length: int) -> None:
         """Record a graph for every size, largest first: the smaller ones then fit into the memory of the largest.
 
@@ -148,12 +158,15 @@ class DecodeGraphs:
         before = torch.cuda.memory_reserved(self.device)
         for number, size in enumerate(reversed(self.sizes), start=1):
             self._fill([self.padding] * size, [length] * size, [0] * size, size)
-            both_ways = size <= EARLY and capability(self.device).starts_early
-            candidates = [self._capture(size, early) for early in ((False, True) if both_ways else (False,))]
+            candidates = [self._capture(size, early) for early in self._ways(size)]
             self.captured[size] = fastest(candidates)
             report(number, len(self.sizes))
         self.captured_bytes = torch.cuda.memory_reserved(self.device) - before
         log.info("captured %d CUDA graphs in %d MiB", len(self.captured), self.captured_bytes >> 20)
+
+    def _ways(self, size: int) -> tuple[bool, ...]:
+        """Whether launches start early: for small steps both ways are tried, where the device can."""
+        return (False, True) if size <= EARLY and capability(self.device).starts_early else (False,)
 
     def _capture(self, size: int, early: bool) -> Captured:
         self._step(size, early)  # compiles kernels and sets them up, none of which a graph could record
@@ -165,12 +178,16 @@ class DecodeGraphs:
 
     def _step(self, size: int, early: bool) -> tuple[Tensor, Tensor]:
         """One decode step of `size` rows, all of it on the device. Returns the last hidden states, and tokens."""
-        hidden = self._forward(size, early)
+        hidden = self._forward(size, *self._inputs(size), early)
         return hidden, self._draw(size, hidden)
 
-    def _forward(self, size: int, early: bool) -> Tensor:
+    def _inputs(self, size: int) -> tuple[Tensor, Tensor]:
+        """Token ids and positions, [size] each."""
         slots, lengths, given = self.inputs[:, :size]
-        token_ids, positions = newest(slots, lengths, given, self.latest.tokens)
+        return newest(slots, lengths, given, self.latest.tokens)
+
+    def _forward(self, size: int, token_ids: Tensor, positions: Tensor, early: bool) -> Tensor:
+        slots, lengths, _ = self.inputs[:, :size]
         self.attention.prepare_decodes(slots, lengths)
         with early_launches(early):
             return self.model(token_ids, positions, self.attention)

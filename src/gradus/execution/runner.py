@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import upload
+from gradus.device.transfer import current, upload
 from gradus.engine.plan import UNKNOWN, Plan
 from gradus.execution.step import StepResult
 from gradus.models import Model
@@ -30,6 +30,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
+        with current(self.model.device):
+            return self._run(plan)
+
+    def _run(self, plan: Plan) -> StepResult:
         self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         if self.latest is not None:
@@ -65,8 +69,11 @@ class LatestTokens:
             batch.token_ids[rows] = self.tokens[slots]
 
     def record(self, slots: list[int], tokens: Tensor) -> None:
-        """tokens: int64 [len(slots)], just sampled, one per slot."""
-        self.tokens[upload(slots, torch.int64, self.tokens.device)] = tokens
+        """tokens: int64 [len(slots)], just sampled, one per slot; negative where there is none.
+
+        Then the next step, planned already, runs on any token, in vain: the sequence has ended.
+        """
+        self.tokens[upload(slots, torch.int64, self.tokens.device)] = tokens.clamp(min=0)
 
 
 def lay_out(plan: Plan, device: torch.device) -> Batch:

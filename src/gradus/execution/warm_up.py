@@ -1,9 +1,12 @@
-"""Prompts of nobody, run before the first real one.
+"""Steps of no request, run before the first real one.
 
-Triton compiles a kernel when it first meets a shape of launch, and cuBLAS loads its own: together a second or more,
-which somebody's first token would wait for. Which launches there are depends on how many tokens a span has, and that by
-powers of two up to the largest tile, so a few prompts meet them all.
+Triton compiles a kernel when it first meets a shape of launch, and cuBLAS loads its own: together many seconds, which
+the first requests would wait for. Which launches there are depends on how many tokens a span has, and how many spans
+there are, both by powers of two; so a few steps meet them all. They are gone through twice: first only to compile, all
+kernels side by side (`gradus.kernels.compiling`), then for real.
 """
+
+from collections.abc import Iterator
 
 import torch
 
@@ -14,25 +17,41 @@ from gradus.sampling.kernel_sampler import KernelSampler
 
 
 @torch.inference_mode()
-def warm_up(model: Model, attention: GraphPagedAttention, sampler: KernelSampler, *, nobody: int, most: int) -> None:
-    """Run a prompt of each kind of length up to `most` tokens in the slot `nobody`, whose pages are page 0."""
-    device, largest = model.device, attention.launches[-1].rows  # no tile has more tokens than rows
-    lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
-    for count in sorted(length for length in lengths if length <= most):
-        batch = Batch(
-            token_ids=torch.zeros(count, dtype=torch.int64, device=device),
-            positions=torch.arange(count, device=device),
-            slots=[nobody],
-            query_start=[0],
-            counts=[count],
-            starts=[0],
-            lengths=[count],
-            tables=[None],
-            logits_rows=torch.tensor([count - 1], device=device),
-            row_spans=[0],
-        )
+def warm_up(
+    model: Model, attention: GraphPagedAttention, sampler: KernelSampler, *, padding: int, most: int, crowd: int
+) -> None:
+    """Run a prompt of each kind of length up to `most` tokens, and short ones side by side up to `crowd`.
+
+    All are in the slot `padding`, whose pages are page 0.
+    """
+    for counts in steps(attention.launches[-1].rows, most, crowd):
+        batch = _batch(counts, padding, model.device)
         attention.prepare(batch)
         hidden = model(batch.token_ids, batch.positions, attention)
-        slots = torch.tensor([nobody], device=device)
+        slots = torch.full((len(counts),), padding, device=model.device)
         sampler.draw_slots(model.logits(hidden[batch.logits_rows]), slots, slots)
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize(model.device)
+
+
+def steps(largest: int, most: int, crowd: int) -> Iterator[list[int]]:
+    """The new tokens of each span, per step. largest: rows of the tallest tile; no tile has more tokens than rows."""
+    lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
+    yield from ([length] for length in sorted(lengths) if length <= most)
+    for spans in {1 << power for power in range(1, crowd.bit_length())} | {crowd}:
+        yield [2] * spans
+
+
+def _batch(counts: list[int], slot: int, device: torch.device) -> Batch:
+    ends = torch.tensor(counts).cumsum(0)
+    return Batch(
+        token_ids=torch.zeros(sum(counts), dtype=torch.int64, device=device),
+        positions=torch.cat([torch.arange(count) for count in counts]).to(device),
+        slots=[slot] * len(counts),
+        query_start=(ends - torch.tensor(counts)).tolist(),
+        counts=counts,
+        starts=[0] * len(counts),
+        lengths=list(counts),
+        tables=[None] * len(counts),
+        logits_rows=(ends - 1).to(device),
+        row_spans=list(range(len(counts))),
+    )
