@@ -16,7 +16,7 @@ __all__ = ["USES", "build"]
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
-    if reason := missing(model.device.type):
+    if reason := missing(str(model.device)):
         logging.getLogger(__name__).warning("p09 runs without its kernel, as p06 does: %s", reason)
         return without_kernel(model, options)
     from phases.p09_triton_attention.attention import TritonAttention  # here, since Triton is not everywhere

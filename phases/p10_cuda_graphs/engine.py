@@ -27,7 +27,7 @@ def build(model: Model, options: EngineOptions) -> Engine:
 def runner(model: Model, options: EngineOptions) -> ModelRunner:
     storage = PageTensors(model.config, options.cache_blocks, options.page_size, model.dtype, model.device)
     sampler, slots = Sampler(model.config.vocab_size, model.device), options.max_sequences
-    if reason := missing(model.device.type):
+    if reason := missing(str(model.device)):
         logging.getLogger(__name__).warning("p10 runs without its kernel and graphs: %s", reason)
         return AheadRunner(model, GatherAttention(model.config, storage), sampler, slots)
     from phases.p10_cuda_graphs.graph_runner import CudaGraphs, GraphAttention, GraphRunner  # Triton is not everywhere

@@ -26,7 +26,15 @@ from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-SPILLED = {"prompt 128 bfloat16": 768, "prompt 64 float32": 64, "prompt 128 float32": 768, "prompt 256 float32": 768}
+# Bytes per thread that may be spilled on an H200, by how the name begins. In float32 a product is three, so registers
+# are short; of a prompt's 256 rows some values are spilled outside of the loop (faster all the same, measured).
+SPILLED = {
+    "decode that turns 64 float32": 16,
+    "prompt 64 float32": 16,
+    "prompt 128 bfloat16 256": 256,
+    "prompt 128 float32": 384,
+    "prompt 256 float32": 384,
+}
 
 
 class Case(NamedTuple):

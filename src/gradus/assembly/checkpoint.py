@@ -56,7 +56,7 @@ def assemble(
     with _enough_memory(config):
         engine = build_final(load(), config, _capturing(progress))
         plan.check_room(device)
-    if missing(device.type):  # of which building has warned
+    if missing(str(device)):  # of which building has warned
         config = replace(config, kernels=False, graphs=False)
     return engine, config
 

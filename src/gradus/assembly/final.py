@@ -47,7 +47,7 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
     storage = PagedStorage(model.config, pages, page_size, model.dtype, device)
-    reason = missing(device.type)
+    reason = missing(str(device))
     if config.kernels and reason:
         log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
     latest = LatestTokens(count, device) if config.overlap or config.graphs else None
