@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradus.course.probe import EngineProbe, Step, plan_spans
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Plan
+from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output, SpanResult
 
@@ -67,8 +67,8 @@ class Ones:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
-    def get(self) -> list[SpanResult]:
-        return [SpanResult((1,) * span.logits) for span in plan_spans(self.plan)]
+    def get(self) -> Sampled:
+        return Sampled.of(self.plan, [SpanResult((1,) * span.logits) for span in plan_spans(self.plan)])
 
 
 def steps(engine: Engine) -> Iterator[Step]:
