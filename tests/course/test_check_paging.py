@@ -54,19 +54,19 @@ WRONG = {
         "cache.py",
         DROPPED,
         "        self.block_tables.pop(id, None)\n",
-        "PagedCache.check",
+        "b has 1 page, 3 positions; yours has 4, 3",
     ),
     "the first page alone is given back": (
         "cache.py",
         DROPPED,
         "        self.pool.drop(*self.block_tables.pop(id, [])[:1])\n",
-        "PagedCache.check",
+        "b has 1 page, 3 positions; yours has 3, 3",
     ),
     "the first one gives way": (
         "scheduler.py",
         "            last = self.running[-1]\n",
         "            last = self.running[0]\n",
-        "a came first and never gives way",
+        "the first one advances in every step until it ends",
     ),
     "a sequence that gave way itself is planned": (
         "scheduler.py",
@@ -91,7 +91,7 @@ WRONG = {
         WAITING,
         "        self.running.remove(sequence)\n        self.free_slots.append(sequence.slot)\n"
         "        self.waiting.appendleft(sequence)\n",
-        "PagedBatching",
+        "the scheduler plans none",
     ),
     "preemptions are not counted": (
         "scheduler.py",
@@ -103,13 +103,13 @@ WRONG = {
         "scheduler.py",
         NEWCOMER,
         NEWCOMER.replace(", spare=len(self.running)", ""),
-        "waits; yours starts ['a', 'b'], with 1 preemptions",
+        "one preemption is enough here, of b by a; yours made 2",
     ),
     "the page number is taken for the row": (
         "attention.py",
         ROWS,
         "tables.gather(1, positions // page_size) + positions % page_size",
-        "goes wrong",
+        "the output parts from the right one",
     ),
     "pages in the order of the positions": (
         "attention.py",
@@ -122,7 +122,7 @@ WRONG = {
         "        self.storage.store(layer, self.new_rows, k, v)\n        keys, values = self.storage.rows(layer)\n",
         "        keys, values = (part.clone() for part in self.storage.rows(layer))\n"
         "        self.storage.store(layer, self.new_rows, k, v)\n",
-        "goes wrong",
+        "the output parts from the right one",
     ),
 }
 

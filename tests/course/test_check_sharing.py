@@ -37,7 +37,7 @@ WRONG = {
         "cache.py",
         "        self.pool.share(*pages)\n",
         "",
-        "PrefixCache",
+        "DoubleFree: page 2 has no references",
     ),
     "p05: two copies of a page are kept": ("p05", "cache.py", SWAP, "                pass\n", "hold"),
     "p05: the copy is not given back": (
@@ -66,7 +66,7 @@ WRONG = {
         "cache.py",
         "        self.index.remove(page)\n",
         "",
-        "Pool",
+        "a page is indexed twice",
     ),
     "p05: a page is looked up by its own tokens alone": (
         "p05",
@@ -76,14 +76,14 @@ WRONG = {
         "        nodes = {key: each for each in self.nodes() for key in each.keys[:1]}\n"
         "        while depth < len(keys) and keys[depth] in nodes:\n"
         "            node = nodes[keys[depth]]\n",
-        "the same page behind another beginning has other keys",
+        "behind another page the same page has other keys: (0, 33)",
     ),
     "p05: the walk goes on below a node that agrees in part": (
         "p05",
         "radix.py",
         "            if count < len(node.keys):\n                return\n",
         "",
-        "",
+        "behind another page the same page has other keys: (16, 33)",
     ),
     "p05: a node is not split where two sequences part": (
         "p05",

@@ -64,6 +64,16 @@ def test_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind(phase
 
 
 @since("p05")
+def test_behind_a_fork_a_page_is_found_on_its_own_path_alone(phase):
+    a, b, c, d = (list(range(first, first + PAGE)) for first in (0, 50, 100, 150))
+    engine = engine_of(phase)
+    serve(engine, ask("1", [*a, *b, *c, 9]), ask("2", [*a, *b, *d, 9]))
+    for prompt, wanted in (([*a, *c, *d, 9], (16, 33)), ([*c, *a, 9], (0, 33))):
+        span = computed(serve(engine, ask("3", prompt)), "3")[0]
+        assert span == wanted, f"behind another page the same page has other keys: {wanted}; yours is {span}"
+
+
+@since("p05")
 def test_there_is_always_a_token_left_to_compute(phase):
     span = second(phase, ask("a", BEGINNING), ask("b", BEGINNING))
     assert span == (16, 16), f"a hit ends before the last token, whose row gives the logits: (16, 16); yours is {span}"
