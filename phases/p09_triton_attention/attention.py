@@ -30,7 +30,7 @@ class TritonAttention:
         device, tokens = batch.positions.device, len(batch.positions)
         counts, lengths = (upload(numbers, torch.int64, device) for numbers in (batch.counts, batch.lengths))
         query_start = upload([*batch.query_start, tokens], torch.int64, device)
-        tables = block_tables(batch)
+        tables = uploaded_tables(batch)
         owners = tables.repeat_interleave(counts, dim=0, output_size=tokens)  # each token's block table
         self.set_up(owners, batch.positions, tables, query_start, lengths, longest=max(batch.counts))
 
@@ -59,7 +59,7 @@ class TritonAttention:
         )
 
 
-def block_tables(batch: Batch) -> Tensor:
+def uploaded_tables(batch: Batch) -> Tensor:
     """The spans' block tables on the device, [S, W], the shorter ones filled up with page 0."""
     tables = [change.pages[0] for change in batch.tables if change is not None]
     entries = max(map(len, tables))

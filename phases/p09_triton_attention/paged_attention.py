@@ -15,7 +15,8 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 KEYS = 32  # keys that a program takes in at once
-DECODE_ROWS, PROMPT_ROWS = 16, 64  # queries of a tile; 16 is the least that matrix units multiply
+DECODE_ROWS = 16  # queries of a tile: the least that matrix units multiply
+PROMPT_ROWS = 64
 
 
 @triton.jit

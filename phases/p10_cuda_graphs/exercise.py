@@ -91,7 +91,7 @@ GRAPH = Exercise(
             "Copy the batch's token ids, lengths (a decode's position, plus one) and block tables to the first rows, "
             "in place: a graph knows tensors by their address. The rows behind, up to `size`, get 0 everywhere, so "
             "that padding writes to page 0 and sees nothing.",
-            "count, tables = len(batch.slots), block_tables(batch) · self.token_ids[:count] = batch.token_ids; "
+            "count, tables = len(batch.slots), uploaded_tables(batch) · self.token_ids[:count] = batch.token_ids; "
             "self.lengths[:count] = batch.positions + 1; self.tables[:count, : tables.shape[1]] = tables · "
             "self.token_ids[count:size] = 0, self.lengths[count:size] = 0, self.tables[count:size] = 0.",
         ),

@@ -16,13 +16,13 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
-from phases.p09_triton_attention.attention import TritonAttention, block_tables
+from phases.p09_triton_attention.attention import TritonAttention, uploaded_tables
 from phases.p10_cuda_graphs.runner import AheadRunner
 
+# Runs a recorded step again, on what its inputs hold now. Returns the same tensor every time, with new numbers.
 Replay = Callable[[], Tensor]
-"""Runs a recorded step again, on what its inputs hold now. Returns the same tensor every time, with new numbers."""
+# Records a step.
 Recorder = Callable[[Callable[[], Tensor]], Replay]
-"""Records a step."""
 
 
 class CudaGraphs:
@@ -91,7 +91,7 @@ class GraphRunner(AheadRunner):
 
     def fill(self, batch: Batch, size: int) -> None:
         """Copy the batch to where the graph reads, and padding behind it, up to row `size`."""
-        count, tables = len(batch.slots), block_tables(batch)
+        count, tables = len(batch.slots), uploaded_tables(batch)
         self.token_ids[:count] = batch.token_ids
         self.lengths[:count] = batch.positions + 1
         self.tables[:count, : tables.shape[1]] = tables

@@ -251,7 +251,7 @@ FOLLOWED = {
             return self.replays[size]()
         """,
         "GraphRunner.fill": """
-            count, tables = len(batch.slots), block_tables(batch)
+            count, tables = len(batch.slots), uploaded_tables(batch)
             self.token_ids[:count] = batch.token_ids
             self.lengths[:count] = batch.positions + 1
             self.tables[:count, : tables.shape[1]] = tables

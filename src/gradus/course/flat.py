@@ -152,10 +152,20 @@ def _define(module: Module, name: str, node: ast.stmt, lines: list[str]) -> None
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     while first > 1 and lines[first - 2].startswith("#"):  # the comment above it comes along
         first -= 1
-    module.definitions[name] = "\n".join(lines[first - 1 : node.end_lineno])
+    inner = [child for child in ast.walk(node) if isinstance(child, ast.ImportFrom) and _of_a_phase(child)]
+    module.imports |= {
+        alias.name: Import(child.module or "", alias.name, alias.name) for child in inner for alias in child.names
+    }
+    gone = {number for child in inner for number in range(child.lineno, (child.end_lineno or 0) + 1)}  # is inlined
+    numbered = enumerate(lines[first - 1 : node.end_lineno], start=first)
+    module.definitions[name] = "\n".join([line for number, line in numbered if number not in gone])
     names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
     quoted = {str(child.value) for child in ast.walk(node) if isinstance(child, ast.Constant)}  # "StepResult"
     module.uses[name] = (names | quoted) - {name}
+
+
+def _of_a_phase(imported: ast.ImportFrom) -> bool:
+    return (imported.module or "").startswith("phases.")
 
 
 def _import_lines(imports: Iterable[Import]) -> Iterator[str]:
