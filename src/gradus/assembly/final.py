@@ -2,7 +2,8 @@
 
     build(model, EngineConfig(limits, max_sequences=256))
 
-So the worth of each optimization can be measured in the final engine, by leaving it out alone.
+The phases teach the same optimizations with parts of their own. Here each has a switch, so that its worth can be
+measured in the final engine, by leaving it out alone.
 """
 
 import logging
