@@ -48,8 +48,8 @@ DEVICE = Exercise(
         "NewestTokens.record": (
             "The i-th token was sampled in slots[i]. Slots come in any order, and most of the table belongs to others.",
             "Write each token to the row of its slot and leave all other rows alone. The slots are numbers of the "
-            "host: `upload` takes them to the device without waiting for anything.",
-            "self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled.",
+            "host: `upload` takes them to the device without waiting for anything. A token of -1 is none: write 0.",
+            "self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled.clamp(min=0).",
         ),
         "NewestTokens.fill_in": (
             "The batch is flat: span i begins at row batch.query_start[i]. Which spans have a hole, and whose token "

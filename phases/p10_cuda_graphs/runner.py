@@ -20,8 +20,11 @@ class NewestTokens:
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
 
     def record(self, slots: list[int], sampled: Tensor) -> None:
-        """sampled: int64 [len(slots)], the i-th token being slots[i]'s."""
-        self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled
+        """sampled: int64 [len(slots)], the i-th token being slots[i]'s.
+
+        It is -1 where no logit was finite. That sequence ends, but its next step is under way and needs some token.
+        """
+        self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled.clamp(min=0)
 
     def fill_in(self, batch: Batch, plan: Plan) -> None:
         """Put the newest token of its slot at the head of each span that has UNKNOWN there."""

@@ -14,7 +14,7 @@ PREEMPTED = (
     "        if sequence.id not in self.cache.block_tables:\n"
     "            return self.record_preempted(sequence, span, sampled)\n"
 )
-RECORDED = "self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled"
+RECORDED = "self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled.clamp(min=0)"
 HOLES = "if span.tokens[0] == UNKNOWN]"
 
 WRONG = {
@@ -65,7 +65,7 @@ WRONG = {
     "tokens are recorded in the batch's order": (
         "runner.py",
         RECORDED,
-        "self.tokens[: len(slots)] = sampled",
+        "self.tokens[: len(slots)] = sampled.clamp(min=0)",
         "slots 0, 1 and 2 sampled 70, 71 and 72, and start from these; yours: [72, 70, 71]",
     ),
     "a step forgets what others have sampled": (

@@ -227,7 +227,7 @@ FOLLOWED = {
     },
     "phases/p10_cuda_graphs/runner.py": {
         "NewestTokens.record": """
-            self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled
+            self.tokens[upload(slots, torch.int64, self.tokens.device)] = sampled.clamp(min=0)
         """,
         "NewestTokens.fill_in": """
             unknown = [i for i, span in enumerate(plan.spans) if span.tokens[0] == UNKNOWN]
