@@ -79,9 +79,14 @@ def test_on_a_gpu_it_runs_with_everything_and_gives_the_cpus_tokens(llm):
     assert [done.token_ids for done in ours] == [done.token_ids for done in cpus]
 
 
+def model_of(llm: LLM):
+    runner = llm.engine.runner
+    return getattr(runner, "eager", runner).model
+
+
 def _share_weights(one: LLM, other: LLM) -> None:
     with torch.inference_mode():
-        for mine, theirs in zip(*(llm.engine.runner.model.parameters() for llm in (other, one)), strict=True):
+        for mine, theirs in zip(*(model_of(llm).parameters() for llm in (other, one)), strict=True):
             mine.copy_(theirs)
 
 

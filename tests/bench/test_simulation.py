@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from gradus.bench import __main__ as plain
 from gradus.bench import command, report, results, scheduling, simulation
 from gradus.bench.roofline import SpanShape, step_cost
-from gradus.bench.simulation import BFLOAT16, H200, Simulation, VirtualClock, short_requests, token_at
+from gradus.bench.simulation import BFLOAT16, H200, Simulation, VirtualClock, short_requests, tokens_at
 from gradus.models.shapes import SHAPES
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 
@@ -19,7 +20,7 @@ WALL = {
 def run(pages: int, batch: int = 4, budget: int = 64) -> tuple[dict[str, tuple[int, ...]], Simulation]:
     simulation_ = Simulation(batch, pages, token_budget=budget)
     for request in short_requests(12, 40, (10, 30)):
-        simulation_.add(request)
+        simulation_.engine.submit(request)
     tokens: dict[str, tuple[int, ...]] = {}
     while simulation_.has_work:
         for output in simulation_.step():
@@ -34,14 +35,15 @@ def test_tokens_follow_from_seed_and_position_whatever_the_pool_and_the_batch():
     alone, _ = run(pages=1000, batch=1, budget=7)
     assert wide == tight == alone and simulation_.scheduler.preemptions > 0
     request = next(short_requests(1, 40, (10, 30)))
-    assert wide["0"] == tuple(token_at(request.seed, 40 + i) for i in range(request.max_tokens))
+    seeds = np.full(request.max_tokens, request.seed, np.uint64)
+    assert wide["0"] == tuple(tokens_at(seeds, 40 + np.arange(request.max_tokens, dtype=np.uint64)).tolist())
 
 
 def test_a_step_takes_as_long_as_the_roofline_says():
     clock = VirtualClock()
     simulation_ = Simulation(2, 100)
     for request in short_requests(2, 40, (10, 30)):
-        simulation_.add(request)
+        simulation_.engine.submit(request)
     simulation_.step()
     whole = step_cost(SHAPES[simulation.SHAPE], [SpanShape(0, 40), SpanShape(0, 40)], BFLOAT16).seconds(H200)
     assert simulation_.clock.now == pytest.approx(whole) and clock.now == 0
@@ -61,7 +63,7 @@ def test_everything_but_the_wall_clock_is_the_same_again(policy):
 def test_who_is_better_waits_less():
     _, made = simulation.requests(200, 8, "priority")
     simulation_ = Simulation(8, 400, "priority")
-    sequences = [simulation_.add(request) for request in made]
+    sequences = [simulation_.engine.submit(request) for request in made]
     while simulation_.has_work:
         simulation_.step()
     waits = {priority: [] for priority in range(3)}

@@ -50,8 +50,10 @@ class TritonPagedAttention(PagedAttention):
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
         spans, end = len(batch.slots), batch.query_start[-1] + batch.counts[-1]
-        numbers = upload([*batch.slots, *batch.lengths, *batch.query_start, end], torch.int32, self.device)
-        slots, lengths, query_start = numbers.split((spans, spans, spans + 1))
+        parts = [_aligned(part) for part in (batch.slots, batch.lengths, [*batch.query_start, end])]
+        numbers = upload([number for part in parts for number in part], torch.int32, self.device)
+        slots, lengths, query_start = numbers.split([len(part) for part in parts])
+        slots, lengths, query_start = slots[:spans], lengths[:spans], query_start[: spans + 1]
         self.plan(slots, query_start, lengths, batch.counts)
 
     def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:
@@ -115,6 +117,11 @@ class TritonPagedAttention(PagedAttention):
                 scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning,
             )  # fmt: skip
         return out
+
+
+def _aligned(numbers: list[int]) -> list[int]:
+    """Filled up to 16 bytes: a kernel compiled for aligned pointers is another one than for any."""
+    return numbers + [0] * (-len(numbers) % 4)
 
 
 def _processors(device: torch.device) -> int:
