@@ -146,6 +146,12 @@ def test_the_check_for_contents_catches(tmp_path):
     assert wrong_contents(tmp_path) == ({"forgotten.py"}, {"gone.py", "below/"})
 
 
+@pytest.mark.parametrize("folder", [folder for folder in PHASES if folder >= "p03"])
+def test_a_lesson_whose_idea_the_final_engine_carries_on_says_how(folder):
+    lesson = text_of(ROOT / "phases" / folder / "README.md")
+    assert lesson.index("## Exercises") < lesson.index("## From the lesson to the engine") < lesson.index("## Further")
+
+
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
