@@ -15,7 +15,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.device.capability import capability
-from gradus.device.transfer import upload
+from gradus.device.transfer import upload_parts
 from gradus.kernels.attention_launch import Launch, launches
 from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning
@@ -49,11 +49,9 @@ class TritonPagedAttention(PagedAttention):
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
-        spans, end = len(batch.slots), batch.query_start[-1] + batch.counts[-1]
-        parts = [_aligned(part) for part in (batch.slots, batch.lengths, [*batch.query_start, end])]
-        numbers = upload([number for part in parts for number in part], torch.int32, self.device)
-        slots, lengths, query_start = numbers.split([len(part) for part in parts])
-        slots, lengths, query_start = slots[:spans], lengths[:spans], query_start[: spans + 1]
+        end = batch.query_start[-1] + batch.counts[-1]
+        parts = batch.slots, batch.lengths, [*batch.query_start, end]
+        slots, lengths, query_start = upload_parts(parts, torch.int32, self.device)
         self.plan(slots, query_start, lengths, batch.counts)
 
     def plan(self, slots: Tensor, query_start: Tensor, lengths: Tensor, counts: Sequence[int]) -> None:
@@ -117,11 +115,6 @@ class TritonPagedAttention(PagedAttention):
                 scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning,
             )  # fmt: skip
         return out
-
-
-def _aligned(numbers: list[int]) -> list[int]:
-    """Filled up to 16 bytes: a kernel compiled for aligned pointers is another one than for any."""
-    return numbers + [0] * (-len(numbers) % 4)
 
 
 def _processors(device: torch.device) -> int:

@@ -20,6 +20,18 @@ def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: 
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
+ALIGNMENT = 16  # bytes: a kernel compiled for pointers at such addresses is another one than for any
+
+
+def upload_parts(parts: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Several lists in one copy: a tensor [len(part)] each, every one of them aligned."""
+    unit = ALIGNMENT // dtype.itemsize
+    padded = [[*part, *[0] * (-len(part) % unit)] for part in parts]
+    whole = upload([number for part in padded for number in part], dtype, device)
+    pieces = whole.split([len(part) for part in padded])
+    return [piece[: len(part)] for piece, part in zip(pieces, parts, strict=True)]
+
+
 def to_host(tensor: Tensor) -> Tensor:
     """A copy that will be there when an `Arrival` made after it says so; on a CPU, the tensor itself."""
     if not tensor.is_cuda:

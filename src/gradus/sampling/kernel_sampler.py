@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradus.device.transfer import upload
+from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import Admission
 from gradus.kernels.sampling import sample
 from gradus.sampling.sampler import Drawn, Row, Sampler, finite_only
@@ -52,5 +52,6 @@ class KernelSampler(Sampler):
     def _sample(self, logits: Tensor, rows: Sequence[Row]) -> Drawn:
         if any(row.slot in self.special for row in rows):
             return super()._sample(logits, rows)
-        numbers = upload([row.slot for row in rows] + [row.position for row in rows], torch.int64, self.device)
-        return Drawn(finite_only(*self.draw_slots(logits, *numbers.chunk(2))))
+        numbers = [row.slot for row in rows], [row.position for row in rows]
+        slots, positions = upload_parts(numbers, torch.int64, self.device)
+        return Drawn(finite_only(*self.draw_slots(logits, slots, positions)))
