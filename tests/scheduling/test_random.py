@@ -6,7 +6,6 @@
 import heapq
 import random
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -215,16 +214,16 @@ def gives_a_late_token_to_the_next_owner(self, decodes, tokens, record=Columns.r
     return record(self, decodes, tokens)
 
 
-def plans_past_the_end(self, going=Columns._going):
-    return np.flatnonzero(self.decoding)
+def plans_past_the_end(self):
+    return self.active
 
 
 def forgets_what_is_unread(self, slot, take=Columns.take):
     return take(self, slot)[1:]
 
 
-def knows_what_nobody_does(self, *, known, advance=Columns.advance):
-    return advance(self, known=True)
+def takes_a_token_under_way_for_known(self, going, *, known, advance=Columns.advance):
+    return advance(self, going, known=True)
 
 
 def counts_unstored_positions(self, decodes, tokens, record=Columns.record):
@@ -237,9 +236,9 @@ def counts_unstored_positions(self, decodes, tokens, record=Columns.record):
     ("name", "broken"),
     [
         ("record", gives_a_late_token_to_the_next_owner),
-        ("_going", plans_past_the_end),
+        ("going", plans_past_the_end),
         ("take", forgets_what_is_unread),
-        ("advance", knows_what_nobody_does),
+        ("advance", takes_a_token_under_way_for_known),
         ("record", counts_unstored_positions),
     ],
 )

@@ -73,6 +73,10 @@ class Decodes:
         return (Span(owner, slot, start, (token,), 1, changes.get(slot)) for owner, slot, start, token in rows)
 
 
+NO_DECODES = Decodes()
+"""Shared by all plans without decodes in columns, and so never changed."""
+
+
 @dataclass(slots=True)
 class Admission:
     """`slot` changes owner: its sampling state is built anew from the tokens known so far."""
@@ -108,7 +112,7 @@ class Plan:
     spans: list[Span] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     wiped: tuple[int, ...] = ()
-    decodes: Decodes = field(default_factory=Decodes)
+    decodes: Decodes = NO_DECODES
 
     @property
     def size(self) -> int:

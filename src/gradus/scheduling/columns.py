@@ -13,12 +13,14 @@ from gradus.engine.plan import UNKNOWN, Column, Decodes
 from gradus.engine.sequence import Sequence
 
 UNREAD = 64  # tokens that a row holds before its sequence's list takes them over
+NO_ROWS: Column = np.empty(0, np.int64)
 NO_TOKEN = -2  # pads rows of stop tokens: no token, and not what stands for a missing one
 
 
 class Columns:
     """The state of up to `slots` decoding sequences. A row without an owner holds nothing of meaning.
 
+    active: the slots that have an owner, ascending.
     planned: the length that the sequence has once every step planned so far has run. room: the positions that its pages
     have room for, all of them reserved. longest: the length at which it ends. seen: how many of its positions committed
     steps have stored. indexed: how many of its pages the prefix index has been told of. newest: the token sampled last.
@@ -27,9 +29,8 @@ class Columns:
     """
 
     def __init__(self, slots: int) -> None:
-        self.count = 0
+        self.active: Column = np.empty(0, np.int64)
         self.owners: NDArray[np.object_] = np.empty(slots, object)
-        self.decoding = np.zeros(slots, bool)
         self.epochs, self.planned, self.room, self.longest = np.zeros((4, slots), np.int64)
         self.seen, self.indexed, self.newest = np.zeros((3, slots), np.int64)
         self.stops = np.full((slots, 1), NO_TOKEN)
@@ -41,11 +42,11 @@ class Columns:
     def join(self, sequence: Sequence, room: int) -> None:
         """From the next step on it decodes: a step that is planned will sample the token after those it has."""
         slot = sequence.slot
-        self.owners[slot], self.decoding[slot] = sequence, True
+        self.active = np.insert(self.active, np.searchsorted(self.active, slot), slot)
+        self.owners[slot] = sequence
         self.planned[slot], self.room[slot], self.longest[slot] = len(sequence.tokens) + 1, room, sequence.longest
         self.seen[slot] = self.indexed[slot] = self._filled[slot] = 0
         self._stop_at(slot, sequence.stop_ids)
-        self.count += 1
         sequence.unread = self
 
     def _stop_at(self, slot: int, tokens: frozenset[int]) -> None:
@@ -60,15 +61,19 @@ class Columns:
         slot = sequence.slot
         sequence.tokens  # noqa: B018  # reading takes over what is unread
         sequence.unread = None
-        self.owners[slot], self.decoding[slot] = None, False
+        self.active = self.active[self.active != slot]
+        self.owners[slot] = None
         self.epochs[slot] += 1
-        self.count -= 1
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence.unread is self
 
+    @property
+    def count(self) -> int:
+        return len(self.active)
+
     def members(self) -> list[Sequence]:
-        return self.owners[self.decoding].tolist()
+        return self.owners[self.active].tolist()
 
     def take(self, slot: int) -> list[int]:
         """The slot's tokens that its sequence has not taken over yet: see `Sequence.tokens`."""
@@ -77,29 +82,27 @@ class Columns:
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
-    def _going(self) -> Column:
+    def going(self) -> Column:
         """Slots that have a token to run. A sequence is never planned past the length at which it ends."""
-        return (self.decoding & (self.planned < self.longest)).nonzero()[0]
+        slots = self.active
+        ends = self.planned[slots] >= self.longest[slots]
+        return slots[~ends] if ends.any() else slots
 
-    @property
-    def going(self) -> int:
-        return len(self._going())
-
-    def at_page_end(self) -> list[Sequence]:
-        """Sequences whose next token needs a page that they do not have."""
-        return self.owners[self.decoding & (self.planned > self.room) & (self.planned < self.longest)].tolist()
+    def at_page_end(self, going: Column) -> list[Sequence]:
+        """Those of them whose next token needs a page that they do not have."""
+        full = self.planned[going] > self.room[going]
+        return self.owners[going[full]].tolist() if full.any() else []
 
     def extend(self, slots: list[int], positions: int) -> None:
         """These have pages for so many positions more."""
         self.room[slots] += positions
 
-    def advance(self, *, known: bool) -> Decodes:
-        """A token for each that has one to run. known: no step is under way, so the newest tokens are here."""
-        slots = self._going()
-        starts = self.planned[slots] - 1
-        tokens = self.newest[slots] if known else np.full(len(slots), UNKNOWN)
-        self.planned[slots] += 1
-        return Decodes(slots, starts, tokens, owners=self.owners[slots], epochs=self.epochs[slots])
+    def advance(self, going: Column, *, known: bool) -> Decodes:
+        """A token for each of these slots. known: no step is under way, so the newest tokens are here."""
+        planned = self.planned[going]
+        tokens = self.newest[going] if known else np.full(len(going), UNKNOWN)
+        self.planned[going] = planned + 1
+        return Decodes(going, planned - 1, tokens, owners=self.owners[going], epochs=self.epochs[going])
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -109,23 +112,25 @@ class Columns:
         Returns the rows that were taken in, and those that need a decision: the token ends the sequence, there is none,
         or the sequence has left its slot.
         """
-        slots, starts = decodes.slots, decodes.starts
+        slots, stored = decodes.slots, decodes.starts + 1
         current = self.epochs[slots] == decodes.epochs
-        ends = (tokens < 0) | (starts + 2 >= self.longest[slots]) | (self.stops[slots] == tokens[:, None]).any(axis=1)
+        ends = (tokens < 0) | (stored + 1 >= self.longest[slots]) | (self.stops[slots] == tokens[:, None]).any(axis=1)
         exceptional = ends | ~current
-        plain, others = (~exceptional).nonzero()[0], exceptional.nonzero()[0]
-        if len(others):
+        rows, others = np.arange(len(slots)), NO_ROWS
+        if exceptional.any():
+            rows, others = (~exceptional).nonzero()[0], exceptional.nonzero()[0]
             ending = others[current[others] & (tokens[others] >= 0)]
-            self.seen[slots[ending]] = starts[ending] + 1
-            slots, starts, tokens = slots[plain], starts[plain], tokens[plain]
+            self.seen[slots[ending]] = stored[ending]
+            slots, stored, tokens = slots[rows], stored[rows], tokens[rows]
         filled = self._filled[slots]
         self._unread[slots, filled] = tokens
         self._filled[slots] = filled + 1
         self.newest[slots] = tokens
-        self.seen[slots] = starts + 1
-        for owner in self.owners[slots[filled == UNREAD - 1]]:
+        self.seen[slots] = stored
+        full = filled == UNREAD - 1
+        for owner in self.owners[slots[full]] if full.any() else ():
             owner.tokens  # noqa: B018  # makes room
-        return plain, others
+        return rows, others
 
     def begin(self, sequence: Sequence, token: int, stored: int) -> None:
         """The step that ended its prompt was committed: it sampled `token`, and `stored` positions are there."""
@@ -133,18 +138,20 @@ class Columns:
 
     def with_new_pages(self, indexed: int, page_size: int) -> list[Sequence]:
         """Sequences of which the prefix index was told so many pages, and that have filled more."""
-        return self.owners[self.decoding & (self.indexed == indexed) & (self.seen // page_size > indexed)].tolist()
+        slots = self.active[self.indexed[self.active] == indexed]
+        return self.owners[slots[self.seen[slots] // page_size > indexed]].tolist()
 
     def reserved_ahead(self) -> int:
         """Positions that are reserved and not planned yet: the unfilled ends of last pages."""
-        return int((self.room - self.planned + 1)[self.decoding].sum())
+        return int((self.room - self.planned + 1)[self.active].sum())
 
     # -- the invariants ------------------------------------------------------------------------------------------------
 
     def check(self, under_way: int) -> None:
         """Rows belong to their owners, and no sequence is planned further than its steps and pages go."""
-        assert self.count == int(self.decoding.sum()), "the columns lost count"
-        for slot in np.flatnonzero(self.decoding).tolist():
+        there = [slot for slot, owner in enumerate(self.owners) if owner is not None]
+        assert self.active.tolist() == there, "a slot is active without an owner, or has one and is not"
+        for slot in there:
             sequence: Sequence = self.owners[slot]
             known, planned = len(sequence.tokens), int(self.planned[slot])
             assert sequence.slot == slot and self.holds(sequence), "a row belongs to a sequence that runs elsewhere"

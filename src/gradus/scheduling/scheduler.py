@@ -116,16 +116,21 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step's work, or None when there is none."""
         self.plan, preempted = Plan(), self.preemptions
-        self.enter_pages(self.columns.at_page_end())
-        self.left = (self.token_budget or sys.maxsize) - self.columns.going
+        going = self.columns.going()
+        if entering := self.columns.at_page_end(going):
+            self.enter_pages(entering)
+        self.left = (self.token_budget or sys.maxsize) - len(going)
         for sequence in sorted(self.prefilling, key=BY_ORDER):
             self.continue_prompt(sequence)
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
-        self.plan.decodes = self.columns.advance(known=self.issued == self.committed)
+        if self.preemptions > preempted:
+            going = self.columns.going()
+        if len(going):
+            self.plan.decodes = self.columns.advance(going, known=self.issued == self.committed)
+            self.plan.decodes.pages = self._changes()
         if not self.plan.size:
             return None
-        self.plan.decodes.pages = self._changes()
         for span in self.plan.spans:
             self.begin_decoding(span)
         self.plan.wiped = self.cache.take_wiped()
