@@ -6,18 +6,23 @@ import pytest
 import torch
 from torch import nn
 
+from gradus.attention.paged import PagedAttention
 from gradus.attention.reference import attend_causal
+from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.config.options import EngineOptions
+from gradus.cache.paged import PagedCache
 from gradus.device.capability import Capability
+from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.execution.runner import ModelRunner
 from gradus.kernels import linear
 from gradus.kernels.fuse import fused
 from gradus.kernels.launch_tables import matching
 from gradus.kernels.view import Twin
 from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Embedding
-from phases.p04_paged_cache.engine import paged_engine
+from gradus.sampling.sampler import Sampler
+from gradus.scheduling.scheduler import Scheduler
 from tests.phases.conftest import FAMILIES
 from tests.phases.drive import run
 
@@ -63,18 +68,21 @@ def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Mo
     return model
 
 
-def answers(model: Model, **backend) -> dict:
+def answers(model: Model, backend: type[PagedAttention] = PagedAttention) -> dict:
     """A step of two prompts, one of them longer than the window, then one of a decode."""
     settings = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (2, 1)]
     prompts = ([(7 * i) % 300 for i in range(18)], [5])
     requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
-    return run(paged_engine(model, EngineOptions(LIMITS, max_sequences=2, page_size=16), **backend), requests)
+    storage = PagedStorage(model.config, 32, 16, model.dtype, model.device)
+    runner = ModelRunner(model, backend(model.config, storage, slots=2), Sampler(320, model.device))
+    cache = PagedCache(32, 16, [group.window for group in storage.groups])
+    return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
-    assert answers(fused(model), attention_backend=TritonPagedAttention) == answers(model)
+    assert answers(fused(model), TritonPagedAttention) == answers(model)
 
 
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen3", "tiny-gemma3"])  # every twin in two widths

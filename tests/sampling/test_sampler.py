@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gradus.engine.plan import Admission
+from gradus.engine.plan import Admission, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.engine.sequence import SpanResult
+from gradus.execution.step import StepResult
 from gradus.kernels.noise import exponential, philox
-from gradus.sampling.sampler import Row, Sampler, draw, keep_likeliest
+from gradus.sampling.sampler import Drawn, Row, Sampler, draw, keep_likeliest
 
 VOCAB = 37
 LIMITS = ModelLimits(vocab_size=VOCAB, context_length=512, eos_token_ids=(2,))
@@ -27,7 +29,13 @@ def sampler_with(*params: SamplingParams, prompt=(5, 6), output=()) -> Sampler:
 
 
 def sample(sampler: Sampler, logits: torch.Tensor, position: int = 2):
-    return sampler.sample(logits, [Row(slot, position) for slot in range(len(logits))]).get()
+    return on_the_host(sampler.sample(logits, [Row(slot, position) for slot in range(len(logits))]))
+
+
+def on_the_host(drawn: Drawn) -> list[SpanResult]:
+    """A result per row, as a step of so many spans gives them."""
+    plan = Plan([Span(None, slot, 0, (0,), logits=1) for slot in range(len(drawn.tokens))])
+    return list(StepResult(plan, len(plan.spans), drawn, torch.device("cpu")).get())
 
 
 def tokens(results) -> list[int]:
@@ -255,5 +263,5 @@ def test_a_row_with_nothing_left_to_choose_ends_in_an_error():
     limits = ModelLimits(vocab_size=2, context_length=8, eos_token_ids=(0, 1))
     sampler = Sampler(2, torch.device("cpu"))
     sampler.admit([Admission(0, Request.create("r", [1], SamplingParams(min_tokens=1), limits), 0, (1,))])
-    (result,) = sampler.sample(torch.zeros(1, 2), [Row(0, 1)]).get()
+    (result,) = on_the_host(sampler.sample(torch.zeros(1, 2), [Row(0, 1)]))
     assert result.error

@@ -179,11 +179,11 @@ def test_a_fault_in_one_request_leaves_the_others_token_identical(real, monkeypa
         commit = type(real.engine.engine.scheduler).commit
 
         def faulty(self, plan, result):
-            results = result.get()
-            for span, sampled in zip(plan.spans, results, strict=True):
+            sampled = result.get()
+            for row, span in enumerate(span for span in plan.expanded() if span.logits):
                 if span.sequence.request.prompt[0] == 42 and span.sequence.generated == 3:
-                    sampled.tokens, sampled.error = (), "injected"
-            result.get = lambda: results
+                    sampled.tokens[row], sampled.errors[row] = -1, "injected"
+            result.get = lambda: sampled
             return commit(self, plan, result)
 
         monkeypatch.setattr(type(real.engine.engine.scheduler), "commit", faulty)

@@ -177,14 +177,14 @@ NO_END = SamplingParams(max_tokens=400, ignore_eos=True)
 
 @pytest.mark.parametrize("limit", ["timeout", "deadline"])
 def test_a_request_ends_when_its_time_is_over_running_or_waiting(llm, limit):
-    """In p01, whose scheduler keeps no time: one runs, the other waits behind it."""
+    """In p01, one runs, and the other waits behind it. A deadline may be given up before it is over."""
     for prompt in ("a", "b"):
         llm.submit(prompt, NO_END, scheduling=SchedulingParams(**{limit: 0.1}))
-    llm.step()
+    deltas = [*llm.step()]
     time.sleep(0.1)
-    done = [delta.completion for delta in llm.step()]
+    done = [delta.completion for delta in (*deltas, *llm.step()) if delta.completion]
     assert [completion.finish_reason for completion in done] == [limit, limit]
-    assert [len(completion.token_ids) for completion in done] == [1, 0]
+    assert [len(completion.token_ids) for completion in done] in ([1, 0], [0, 0])
 
 
 def test_the_earlier_limit_names_the_ending(llm):

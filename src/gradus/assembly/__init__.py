@@ -4,5 +4,6 @@ Read in this order:
 
     final.py        the final engine, composed by its switches
     guard.py        a lack of memory, said in one line
+    rehearsal.py    a crowd served before the first request
     checkpoint.py   a model loaded, and its engine built
 """

@@ -9,7 +9,7 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     online_softmax.py, paged_attention.py, paged_attention_reference.py
     attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
     noise.py, sampling.py                 the draw;  decode_inputs.py: how a step of decodes begins
-    view.py, fuse.py                      the kernels under a model
+    view.py, fuse.py                      the kernels under a model;  compiling.py: all compiled side by side
 """
 
 from importlib.util import find_spec
