@@ -53,7 +53,7 @@ def test_the_smallest_cache_is_enough(settings):
     rehearse(build(tiny_model(SHAPE), tight).runner, tight, pages(tight), "cpu")
 
 
-# -- kernels, compiled side by side --------------------------------------------------------------------------------------
+# -- kernels, compiled side by side ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

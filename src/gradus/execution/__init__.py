@@ -7,5 +7,5 @@ Read in this order:
     graphs.py        decode steps replayed from CUDA graphs
     warm_up.py       every launch once, before the first request
     memory_plan.py   the device's memory, planned before it is taken;  memory.py: what there is of it
-    timeline.py      steps, recorded
+    timeline.py      when each step did what;  recording.py: plans written to a file, and played back
 """
