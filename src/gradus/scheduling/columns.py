@@ -30,6 +30,7 @@ class Columns:
 
     def __init__(self, slots: int) -> None:
         self.active: Column = np.empty(0, np.int64)
+        self._decoding = np.zeros(slots, bool)
         self.owners: NDArray[np.object_] = np.empty(slots, object)
         self.epochs, self.planned, self.room, self.longest = np.zeros((4, slots), np.int64)
         self.seen, self.indexed, self.newest = np.zeros((3, slots), np.int64)
@@ -42,8 +43,7 @@ class Columns:
     def join(self, sequence: Sequence, room: int) -> None:
         """From the next step on it decodes: a step that is planned will sample the token after those it has."""
         slot = sequence.slot
-        self.active = np.insert(self.active, np.searchsorted(self.active, slot), slot)
-        self.owners[slot] = sequence
+        self._set(slot, sequence)
         self.planned[slot], self.room[slot], self.longest[slot] = len(sequence.tokens) + 1, room, sequence.longest
         self.seen[slot] = self.indexed[slot] = self._filled[slot] = 0
         self._stop_at(slot, sequence.stop_ids)
@@ -61,9 +61,12 @@ class Columns:
         slot = sequence.slot
         sequence.tokens  # noqa: B018  # reading takes over what is unread
         sequence.unread = None
-        self.active = self.active[self.active != slot]
-        self.owners[slot] = None
+        self._set(slot, None)
         self.epochs[slot] += 1
+
+    def _set(self, slot: int, owner: Sequence | None) -> None:
+        self.owners[slot], self._decoding[slot] = owner, owner is not None
+        self.active = self._decoding.nonzero()[0]
 
     def holds(self, sequence: Sequence) -> bool:
         return sequence.unread is self

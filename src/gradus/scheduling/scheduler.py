@@ -71,7 +71,7 @@ class Scheduler:
         self._moved: list[Sequence] = []  # decoding sequences whose next plan must tell their block tables
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
-        self._refused: tuple[Sequence | None, int] = (None, 0)  # what found no room, and the spare pages there were
+        self._refused: tuple[Sequence | None, int] = (None, 0)  # what found no room, and the pages that it wanted
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
     # -- a request comes -----------------------------------------------------------------------------------------------
@@ -256,14 +256,15 @@ class Scheduler:
     def enter(self, sequence: Sequence) -> bool:
         """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
         spare = self.cache.available - self.active_count * self._growth
-        if not self.free_slots or (self.active_count and not self._may_suffice(sequence, spare)):
+        if not self.free_slots or (self.active_count and not self._may_suffice(spare, sequence)):
             return False
         hit = self.find_prefix(sequence)
         admission = admit(sequence, self.free_slots[0])
         if not self.place(sequence, self.squeeze_in):
             self.cache.release(sequence.id)
             sequence.slot = -1
-            self._refused = sequence, spare
+            first = min(len(sequence.tokens) - hit, self.left)  # tokens of the span that found no room
+            self._refused = sequence, first // self.cache.page_size * self._growth
             return False
         self.waiting.popleft()
         heapq.heappop(self.free_slots)
@@ -274,10 +275,10 @@ class Scheduler:
             self.cached_tokens += hit
         return True
 
-    def _may_suffice(self, sequence: Sequence, spare: int) -> bool:
-        """Whether it is worth looking: a newcomer needs a page at least, and more than what was too little before."""
-        refused, too_little = self._refused
-        return spare >= self._growth and (sequence is not refused or spare > too_little)
+    def _may_suffice(self, spare: int, sequence: Sequence) -> bool:
+        """Whether it is worth looking: a newcomer needs a page at least, and what it wanted when it found no room."""
+        refused, wanted = self._refused
+        return spare >= max(self._growth, wanted if sequence is refused else 0)
 
     def squeeze_in(self, sequence: Sequence, end: int) -> bool:
         """Have [0, end) of a newcomer stored, if that leaves each running sequence a page (per group) to grow into."""
