@@ -48,20 +48,20 @@ def test_a_chunk_has_no_output(phase):
 
 
 @since("p06")
+def test_no_step_has_more_tokens_than_the_budget(phase):
+    engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
+    for step in steps(engine):
+        count = step.tokens
+        assert count <= BUDGET, f"the budget is {BUDGET} tokens per step; yours planned {count}: {told(step)}"
+
+
+@since("p06")
 def test_the_pages_of_a_chunk_are_found_before_the_prompt_is_done(phase):
     """b begins like a, and starts beside the last chunk of a: of a's 14 tokens, 8 were computed in the step before."""
     a, b = ask("a", 14, max_tokens=1), ask("a", 12, max_tokens=1)
     b = Request.create("b", (*b.prompt, 90), b.params, LIMITS)
     made = [told(step) for step in steps(engine_of(phase, a, b))]
     assert made[1] == [("a", 8, 6), ("b", 8, 2)], f"b starts at position 8, behind a's first chunk; yours: {made[1]}"
-
-
-@since("p06")
-def test_no_step_has_more_tokens_than_the_budget(phase):
-    engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
-    for step in steps(engine):
-        count = step.tokens
-        assert count <= BUDGET, f"the budget is {BUDGET} tokens per step; yours planned {count}: {told(step)}"
 
 
 @since("p06")

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 from gradus.cache import TableChange
 from gradus.config.options import EngineOptions
+from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Span
 from gradus.execution.runner import lay_out
@@ -58,11 +59,11 @@ def test_a_replay_computes_what_a_launch_would(phase):
 @of("p10")
 def test_padding_writes_to_page_0_alone(phase):
     """Six sequences, then three of them: the fourth row is padding, and where it was the other three's pages stay."""
-    runner = graphed("tiny-llama").runner
+    engine = graphed("tiny-llama")
+    runner, (keys, _) = engine.runner, EngineProbe(engine).memory()
     plan = decodes(*((slot, 2, (slot + 1,)) for slot in range(6)))
     with torch.inference_mode():
         runner.forward(lay_out(plan, torch.device("cpu")))
-        keys = runner.attention.storage.keys
         before = keys[:, 4:].clone()
         runner.forward(lay_out(Plan(plan.spans[:3]), torch.device("cpu")))
     assert torch.equal(keys[:, 4:], before), "a padded row wrote to a page of a sequence that is not in this step"
@@ -84,7 +85,8 @@ def test_a_step_with_a_prompt_is_launched_and_one_of_decodes_is_replayed(phase):
 def test_every_size_is_recorded_once_the_largest_first(phase):
     assert batch_sizes(1) == [1] and batch_sizes(6) == [1, 2, 4, 6]
     assert batch_sizes(40) == [1, 2, 4, 8, 12, 16, 24, 32, 40]
-    assert list(graphed("tiny-llama").runner.replays) == [6, 4, 2, 1]
+    runner = graphed("tiny-llama").runner
+    assert list(runner.replays) == [6, 4, 2, 1]
 
 
 def test_a_recording_does_what_was_noted_and_nothing_that_python_computed_in_between():

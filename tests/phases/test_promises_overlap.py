@@ -14,8 +14,9 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
 from gradus.execution.runner import lay_out
 from phases.p10_cuda_graphs.runner import NewestTokens
-from tests.phases.conftest import of, since
-from tests.phases.test_promises import LIMITS, engine_of
+from tests.phases.conftest import build_engine, of, since
+from tests.phases.drive import submit
+from tests.phases.test_promises import LIMITS, SHAPE, engine_of
 
 PROMPT = (5, 6, 7)
 
@@ -149,35 +150,43 @@ def test_a_step_under_way_is_work(phase):
     assert not engine.has_work, "all is done, and yours still has work"
 
 
+def paged(phase: str, pages: int, budget: int, lag: int) -> tuple[Engine, EngineProbe]:
+    """An engine with pages of 4 positions over a stand-in for the device, and the probe that records its steps."""
+    engine = build_engine(phase, SHAPE, 2, page_size=4, cache_tokens=4 * pages, token_budget=budget)
+    engine.runner, engine.lag = Device(), lag
+    probe = EngineProbe(engine)
+    probe.record()
+    return engine, probe
+
+
 @of("p10")
 def test_a_preempted_sequence_resumes_when_all_of_its_tokens_are_known(phase):
-    """Its tokens are its next prompt, so it cannot start while one of them is under way."""
-    engine, device = driven(phase, ask("a", max_tokens=6), ask("b", max_tokens=6))
-    for _ in range(3):
+    """Its tokens are its next prompt, so it cannot start while one of them is under way.
+
+    Three pages: the fifth position of a takes the third, and b is preempted with two steps under way. Then a is
+    cancelled, so that there is room for b before its tokens are known.
+    """
+    engine, probe = paged(phase, pages=3, budget=8, lag=2)
+    submit(engine, [ask("a", max_tokens=6), ask("b", max_tokens=6)])
+    while not (probe.steps and probe.steps[-1].preempted):
         engine.step()
-    scheduler = engine.scheduler
-    scheduler.preempt(scheduler.running[-1])  # b, with a step under way
-    before = len(device.plans)
+    engine.cancel("a")
     tokens = drain(engine)
-    assert not any(span.start == 0 for span in device.plans[before].spans), "b starts again before its token is known"
-    known = next(span for plan in device.plans[before:] for span in plan.spans if span.start == 0)
-    assert tuple(known.tokens) == (5, 6, 7, 13, 14, 15), f"b resumes with 5, 6, 7, 13, 14 and 15: {known.tokens}"
-    assert tokens["b"][-1] == 18, f"b's last token is what it would have been: {tokens['b']}"
+    resumed = [step.of("b") for step in probe.steps if ("b", 0) in step.admitted][1]
+    known = resumed.start, resumed.tokens
+    assert known == (0, (5, 6, 7, 13, 14)), f"b resumes with its prompt and the tokens 13 and 14; yours: {known}"
+    assert tokens["b"][-1] == 18, f"b's last token is what it would have been, 18; yours: {tokens['b']}"
 
 
 @of("p10")
 def test_a_page_is_shared_once_the_step_that_filled_it_is_recorded(phase):
     """Two chunks of a page each are planned; after the first one's record, the first page alone is found."""
-    engine = engine_of(phase, max_sequences=2)
-    engine.runner = Device()
-    scheduler, size = engine.scheduler, engine.scheduler.cache.page_size
-    scheduler.token_budget = size
-    params = SamplingParams(max_tokens=2, ignore_eos=True)
-    engine.submit(Request.create("long", range(20, 20 + 2 * size), params, LIMITS))
+    engine, probe = paged(phase, pages=64, budget=4, lag=1)
+    engine.submit(Request.create("long", range(20, 28), SamplingParams(max_tokens=2, ignore_eos=True), LIMITS))
     engine.step()
     engine.step()  # the second page's step is launched, and the first one's recorded
-    shared = [len(node.tokens) for node in scheduler.cache.tree()]
-    assert shared == [size], f"one page of {size} tokens can be found: {shared}"
+    shared = [node.tokens for node in probe.tree()]
+    assert shared == [(20, 21, 22, 23)], f"the first page alone can be found, with the tokens 20 to 23; yours: {shared}"
 
 
 # -- on the device -----------------------------------------------------------------------------------------------------

@@ -64,6 +64,15 @@ def test_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind(phase
 
 
 @since("p05")
+def test_two_that_computed_the_same_pages_keep_one_copy(phase):
+    engine = engine_of(phase)
+    submit(engine, [ask("a", [*BEGINNING, 50], max_tokens=4), ask("b", [*BEGINNING, 51], max_tokens=4)])
+    next_step(engine)
+    held = [EngineProbe(engine).tables(name)[0][:2] for name in "ab"]
+    assert held[0] == held[1], f"after the commit both hold the same two pages; yours hold {held[0]} and {held[1]}"
+
+
+@since("p05")
 def test_behind_a_fork_a_page_is_found_on_its_own_path_alone(phase):
     a, b, c, d = (list(range(first, first + PAGE)) for first in (0, 50, 100, 150))
     engine = engine_of(phase)
@@ -101,15 +110,6 @@ def test_pages_still_being_computed_are_not_found(phase):
     made = serve(engine, ask("a", [*BEGINNING, 50]), ask("b", [*BEGINNING, 50]))
     spans = computed(made, "a"), computed(made, "b")
     assert spans == ([(0, 33)], [(0, 33)]), f"both start in one step, so both compute all 33 tokens; yours: {spans}"
-
-
-@since("p05")
-def test_two_that_computed_the_same_pages_keep_one_copy(phase):
-    engine = engine_of(phase)
-    submit(engine, [ask("a", [*BEGINNING, 50], max_tokens=4), ask("b", [*BEGINNING, 51], max_tokens=4)])
-    next_step(engine)
-    held = [EngineProbe(engine).tables(name)[0][:2] for name in "ab"]
-    assert held[0] == held[1], f"after the commit both hold the same two pages; yours hold {held[0]} and {held[1]}"
 
 
 @of(FINAL)
