@@ -69,7 +69,7 @@ def kernel_runner(
     model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig, report: Report
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
-    from gradus.attention.graph_paged import GraphPagedAttention  # here, since Triton is not everywhere
+    from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.execution.warm_up import warm_up
     from gradus.kernels.compiling import compiled_together
@@ -77,7 +77,7 @@ def kernel_runner(
     from gradus.sampling.kernel_sampler import KernelSampler
 
     count = config.max_sequences
-    attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is nobody's
+    attention = GraphPagedAttention(model.config, storage, slots=count + 1)  # the last slot is the padding's
     sampler = KernelSampler(model.config.vocab_size, model.device, count)
     view = fused(model)
     context = config.limits.context_length

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 class TableChange(NamedTuple):
     """What is new in a sequence's block tables since its last plan. A snapshot: it stays as it is.
 
-    pages: a tuple of pages a layer group, all equally long; behind the first `kept` entries, which have not changed.
+    pages: a tuple per layer group, all equally long: what follows the first `kept` entries, which have not changed.
     """
 
     kept: int

@@ -2,7 +2,7 @@
 
 A layer with a sliding window never reads what lies before its window, so its pages can be freed while a layer with full
 attention keeps its own: their block tables differ. Layers of one window form groups, each with a block table of its
-own. All groups of a model have the same number of layers, so a page has the same bytes whoever holds it, and one pool
+own. All groups of a model have the same number of layers, so a page has the same bytes in every group, and one pool
 serves all of them: what the windows free, the full layers can use. (Gemma 3 270M: 15 layers with a window, 3 without;
 6 groups of 3.) No torch here.
 """

@@ -60,8 +60,8 @@ class Resident:
 class PagedCache:
     """Pages for every sequence, by its id: taken as it grows, shared where an index finds them, given back at the end.
 
-    windows: one a layer group, None for full attention (see `layer_groups`). index: reuses the pages of sequences that
-    began alike, or None.
+    windows: one per layer group, None for full attention (see `layer_groups`). index: reuses the pages of sequences
+    that began alike, or None.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class PagedCache:
                 self.pool.reclaim(*filter(self.pool.idle.__contains__, gone))  # others' ends, and given-back ones
 
     def forget(self) -> None:
-        """Empty the index of all that nobody holds: what comes next finds the cache as it was at the start."""
+        """Empty the index of all that no sequence holds: what comes next finds the cache as it was at the start."""
         while self.pool.idle:
             self._evict(len(self.pool.idle))
 
@@ -305,7 +305,7 @@ class PagedCache:
             self._check_tables(resident)
             for page in (page for table in resident.tables for page in filter(None, table)):
                 references[page] += 1
-        assert references == self.pool.references, "a reference nobody has, or a page mapped without one"
+        assert references == self.pool.references, "a reference without a holder, or a page mapped without one"
         if self.index is not None:
             self._check_index(self.index)
 

@@ -32,7 +32,7 @@ Duplicate = tuple[int, int, int]  # layer group, place in its block table, the p
 class Node:
     """Pages [start, end) of every sequence that passes here.
 
-    key: what the parent knows it by. tokens: page_size for each page. pages: a run a layer group, 0 for a page gone.
+    key: what the parent knows it by. tokens: page_size for each page. pages: a run per layer group, 0 for a page gone.
     shortened: pages were evicted from its end. Then it grows no more, so a cursor beyond its end is known to be lost.
     """
 
@@ -134,9 +134,9 @@ class PrefixIndex:
     def insert(self, cursor: Cursor, tokens: list[int], tables: Sequence[list[int]], end: int) -> list[Duplicate]:
         """Enter a sequence's pages from its cursor up to page `end`, and move the cursor there.
 
-        tables: its block table, one a layer group; entries of 0 are not entered. Where the tree has a page for the same
-        tokens already, that one stays, and is returned: the sequence must swap its own for it, so that it holds every
-        page on its path.
+        tables: its block tables, one per layer group; entries of 0 are not entered. Where the tree has a page for the
+        same tokens already, that one stays, and is returned: the sequence must swap its own for it, so that it holds
+        every page on its path.
         """
         duplicates: list[Duplicate] = []
         if not cursor.find():
@@ -207,7 +207,7 @@ class PrefixIndex:
     def remove(self, page: int) -> list[int]:
         """Forget a page, and all that is of no use without it. Returns every page forgotten, this one included.
 
-        Without a page of a full-attention group nobody can get past its place: the others there go too, and all below.
+        Without a page of a full-attention group no hit gets past its place: the others there go too, and all below.
         A window group's page goes alone. Raises KeyError for a page that is not indexed.
         """
         node = self.owners[page]

@@ -37,6 +37,6 @@ def phases(json: options.Json = False) -> int:
 
 
 def _beyond(found: dict[int, course.PhaseInfo]) -> dict[int, course.Lesson]:
-    """Phases in the folder that the syllabus does not have: somebody's own."""
+    """Phases in the folder that the syllabus does not have, such as a reader's own."""
     own = found.keys() - course.SYLLABUS.keys()
     return {number: course.Lesson(found[number].title, found[number].idea, 0) for number in sorted(own)}

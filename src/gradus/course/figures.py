@@ -104,7 +104,7 @@ def padded() -> Drawing:
     left, size, height, gap = 66, 73, 36, 30
     decodes = left + width * size + gap
     drawing.words(left, 20, f"prefill: {len(BATCH)} × {width} rows in one step")
-    drawing.words(decodes, 20, f"decode: {len(BATCH)} rows a step")
+    drawing.words(decodes, 20, f"decode: {len(BATCH)} rows per step")
     for slot, (prompt, answer) in enumerate(BATCH):
         y = 34 + slot * (height + 8)
         drawing.words(0, y + 24, f"slot {slot}")

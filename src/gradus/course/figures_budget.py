@@ -98,7 +98,7 @@ class Run:
 
     @property
     def longest_gap(self) -> float:
-        """Between two tokens of a sequence that decodes: it gets one a step, so a gap is a step."""
+        """Between two tokens of a sequence that decodes: it gets one per step, so a gap is a step."""
         return max(step.end - step.start for step in self.steps)
 
     @property
@@ -118,7 +118,7 @@ def steps() -> Drawing:
         f"{whole.longest_gap:.1f} ms; in chunks, {chunked.longest_gap:.1f} ms",
         450,
     )
-    for top, title, run in ((0, "The prompt in one span", whole), (208, f"At most {BUDGET} tokens a step", chunked)):
+    for top, title, run in ((0, "The prompt in one span", whole), (208, f"At most {BUDGET} tokens per step", chunked)):
         gap, first = f"slowest gap {run.longest_gap:.1f} ms", f"first token after {run.first_token:.1f} ms"
         drawing.words(0, top + 18, title, bold=True)
         drawing.words(800, top + 18, f"{gap}, {first}", anchor="end")

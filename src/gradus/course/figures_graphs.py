@@ -71,7 +71,7 @@ def replay() -> Drawing:
 
 
 def inside() -> Drawing:
-    """The tables on the device, a row a slot, and the step that reads and writes them."""
+    """The tables on the device, one row per slot, and the step that reads and writes them."""
     drawing = Drawing(
         "A replayed step reads everything from fixed places, and leaves its tokens where the next looks", 368
     )
@@ -81,7 +81,7 @@ def inside() -> Drawing:
         for place, number in enumerate(numbers):
             text = "−1" if number == "-" else number
             drawing.cell(62 + place * 40, 30 + row * 36, 36, 32, BOX, text)
-    drawing.words(0, 158, "3 numbers a sequence")
+    drawing.words(0, 158, "3 numbers per sequence")
     drawing.arrow((184, 82), (226, 82))
     drawing.rectangle(230, 30, 430, 104, FREE, radius=8)
     drawing.words(445, 20, "one graph", anchor="middle", bold=True)
@@ -105,14 +105,14 @@ def inside() -> Drawing:
         for slot, cell in enumerate(cells):
             kind = WASTE if slot == len(cells) - 1 else KEPT if cell else FREE
             drawing.cell(x + slot * 30, 236, 27, 32, kind, cell)
-    drawing.words(62, 257, "tables, a row a slot")
+    drawing.words(62, 257, "one row per slot")
     for slot in range(4):
         drawing.words(255 + slot * 30, 288, str(slot), size=15, anchor="middle")
     drawing.arrow((266, 206), (266, 106))
     drawing.arrow((446, 206), (446, 180), (361, 180), (361, 106))
     drawing.arrow((624, 206), (624, 106))
     drawing.arrow((598, 106), (598, 160), (302, 160), (302, 206))
-    drawing.legend(324, [(WASTE, "nobody's: padding reads and writes here"), (FREE, "a slot that is free")])
+    drawing.legend(324, [(WASTE, "the padding's slot"), (FREE, "a slot that is free")])
     drawing.words(0, 360, "What was sampled goes back to its slot: the next step finds it there, unseen.", bold=True)
     return drawing
 

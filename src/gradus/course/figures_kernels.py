@@ -32,14 +32,14 @@ def traffic() -> Drawing:
     return drawing
 
 
-# -- who does what -----------------------------------------------------------------------------------------------------
+# -- which program does what -------------------------------------------------------------------------------------------
 
 KEYS = {"a": 640, "b": 96, "c": 192, "d": 64}  # positions that four decodes see
 GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys of a step of the loop
 
 
 def splits() -> dict[str, list[int]]:
-    """As `gradus.kernels.attention_work` divides: the same share for everybody, in whole steps of the loop."""
+    """As `gradus.kernels.attention_work` divides: the same share for every program, in whole steps of the loop."""
     share = ceil(sum(KEYS.values()) / GOAL)
     chunk = ceil(share / STEP) * STEP
     work = {}
@@ -51,10 +51,10 @@ def splits() -> dict[str, list[int]]:
 
 
 def items() -> Drawing:
-    """One program a sequence, and the work list: how long the longest program runs."""
+    """One program per sequence, and the work list: how long the longest program runs."""
     drawing = Drawing("Splitting the keys of long sequences lets all programs end at about the same time", 356)
     scale, left = 1.0, 150
-    drawing.words(0, 18, "one program a sequence", bold=True)
+    drawing.words(0, 18, "one program per sequence", bold=True)
     for row, (name, keys) in enumerate(KEYS.items()):
         y = 30 + row * 26
         drawing.words(0, y + 17, f"{name}: {keys} keys")

@@ -154,7 +154,7 @@ def windows() -> Drawing:
     drawing.words(
         0, 186, f"Position {DECODED - 1} is computed, and sees {oldest} to {DECODED - 1} in the second group."
     )
-    drawing.legend(216, [(KEPT, "held"), (FREE, "given back: nobody will read it again")])
+    drawing.legend(216, [(KEPT, "held"), (FREE, "given back: it will not be read again")])
     return drawing
 
 
@@ -210,7 +210,7 @@ def preemption() -> Drawing:
     run = pressure()
     steps = len(run.free)
     title = (
-        f"{len(REQUESTS)} requests on {PAGES} pages: when none is free, who came last goes back and is computed again"
+        f"{len(REQUESTS)} requests on {PAGES} pages: when none is free, the last to come goes back and is recomputed"
     )
     drawing = Drawing(title, 302)
     left, height = 66, 40

@@ -1,4 +1,4 @@
-"""A student's file in the place of one of our modules: whoever imports the module gets the file."""
+"""A student's file in the place of one of our modules: importing the module gives the file."""
 
 import sys
 from collections.abc import Sequence

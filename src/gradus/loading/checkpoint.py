@@ -70,7 +70,7 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
             return _open_file(name, path)
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise CheckpointError(f"{quoted(name)}: cannot be read: {error.strerror or error}") from error
-    except RuntimeError as error:  # ~somebody, who has no home
+    except RuntimeError as error:  # ~user, for a user without a home
         raise ConfigError(f"no model named {quoted(name)}: {error}") from error
     return _open_from_hub(name, progress)
 

@@ -94,7 +94,7 @@ class GGUFTensors:
         block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
         if block and block[2] in names:
             return f"{names[block[2]].format(int(block[1]))}.{block[3]}"
-        return stored  # unknown: whoever assigns the weights says that it has no place, under the name it has here
+        return stored  # unknown: assigning the weights says that it has no place, under the name it has here
 
     def _is_transposed(self, name: str) -> bool:
         return self._family == "gpt2" and re.fullmatch(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight", name) is not None

@@ -1,4 +1,4 @@
-"""How long work is reported: whoever has a screen implements this, loading only calls it."""
+"""How long work is reported: a front end with a screen implements this, loading only calls it."""
 
 from typing import Protocol
 

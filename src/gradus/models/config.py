@@ -65,7 +65,7 @@ class ModelConfig:
     mlp_bias: bool
     rope: Rope | None  # None: learned positions (GPT-2)
     local_rope: Rope | None  # of the layers with a window, where they have their own (Gemma 3)
-    windows: tuple[int | None, ...]  # one a layer: a query sees itself and window - 1 tokens before it; None: all
+    windows: tuple[int | None, ...]  # one per layer: a query sees itself and window - 1 tokens before it; None: all
     attention_scale: float  # scores are q·k times this
     attention_softcap: float | None  # scores become softcap * tanh(score / softcap)
     final_softcap: float | None  # the same for the logits

@@ -182,7 +182,7 @@ def _widened(x: Tensor, weights: list[Tensor]) -> None:
 
 
 def _race(*contenders: Callable[[], None], rounds: int = 5) -> list[float]:
-    """Seconds of each contender's fastest run. They take turns, after one to warm up, so that a neighbor who keeps the
+    """Seconds of each contender's fastest run. They take turns, after one to warm up, so that a neighbor that keeps the
     machine busy for a moment disturbs them alike; the fastest run is the least disturbed."""
     best = [math.inf] * len(contenders)
     for round in range(rounds + 1):

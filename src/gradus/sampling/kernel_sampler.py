@@ -1,7 +1,7 @@
-"""Sampling without the host: what a draw needs of its request lies on the device, in a row a slot.
+"""Sampling without the host: what a draw needs of its request lies on the device, one row per slot.
 
 Most requests ask for a temperature and a seed, or for neither. Then a kernel reads the logits once, and the host
-computes nothing and sends nothing; so the draw can be a part of a CUDA graph. Steps in which somebody asks for more
+computes nothing and sends nothing; so the draw can be a part of a CUDA graph. Steps in which a request asks for more
 (penalties, bias, top-k, top-p, min-p, log-probabilities) are sampled as ever.
 """
 
@@ -17,7 +17,7 @@ from gradus.sampling.sampler import Drawn, Row, Sampler, finite_only
 
 
 class KernelSampler(Sampler):
-    """slots: how many sequences run at once. The tables have a row more, which is nobody's: padding samples there.
+    """slots: how many sequences run at once. The tables have one row more, for padding to sample in.
 
     seeds: int64 [slots + 1]; temperatures: float32 [slots + 1], 0 being greedy.
     """

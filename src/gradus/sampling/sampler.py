@@ -1,4 +1,4 @@
-"""Logits to tokens: penalties, bias, temperature, top-k, top-p, min-p, and a draw that depends on nobody else.
+"""Logits to tokens: penalties, bias, temperature, top-k, top-p, min-p, and a draw that depends on no other sequence.
 
 Each row of logits is sampled as if it were alone: its noise comes from (seed, position), and no reduction here runs
 across rows. So a request's tokens are the same in any batch, after preemption, and on any later phase.

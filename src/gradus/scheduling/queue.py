@@ -19,8 +19,8 @@ RANKS: dict[Policy, Callable[[Sequence], float]] = {
 class WaitingQueue:
     """Sequences by their `order`, and how many tokens each class of them still wants.
 
-    A class is a rank, rounded up to a whole number: one under "fcfs", one a priority, and under "deadline" one for each
-    second in which a deadline falls.
+    A class is a rank, rounded up to a whole number: one under "fcfs", one per priority, and under "deadline" one for
+    each second in which a deadline falls.
     """
 
     def __init__(self) -> None:

@@ -155,7 +155,7 @@ def failure_of(completion: Completion) -> Exception | None:
 
 
 def _timings(timings: Timings) -> dict[str, float | None]:
-    """Seconds since the engine received the request, and tokens a second after the first one."""
+    """Seconds since the engine received the request, and tokens per second after the first one."""
     return {
         "queued_s": _rounded(timings.queued_s),
         "ttft_s": _rounded(timings.ttft_s),
