@@ -291,8 +291,8 @@ class Scheduler:
     def publish(self, sequence: Sequence, end: int) -> None:
         """Committed steps have stored positions [0, end) of a running sequence: others may share its full pages."""
         self.cache.publish(sequence.id, sequence.tokens, end)
-        self.columns.indexed[sequence.slot] = end // self.cache.page_size
         if self.columns.holds(sequence):
+            self.columns.indexed[sequence.slot] = end // self.cache.page_size
             self._moved.append(sequence)  # the index may have had such a page already: then that one is used
 
     def find_prefix(self, sequence: Sequence) -> int:
