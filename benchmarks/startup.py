@@ -2,9 +2,9 @@
 
     PYTHONPATH=src:. python3 benchmarks/startup.py --model random:qwen3-0.6b --out benchmarks/startup.json
 
-For each model two processes of their own, one after the other: the first finds none of our kernels compiled, the second
-finds those of the first in Triton's cache. Both build an `LLM`, ask for one token, and then serve the same kind of crowd
-several times. Importing torch is not counted: it is the same whatever comes after.
+For each model two processes of their own, one after the other: the first finds none of our kernels compiled, the
+second finds those of the first in Triton's cache. Both build an `LLM`, ask for one token, and then serve the same kind
+of crowd several times. Importing torch is not counted: it is the same whatever comes after.
 """
 
 import argparse
