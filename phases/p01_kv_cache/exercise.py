@@ -34,6 +34,6 @@ EXERCISE = Exercise(
         ),
     },
     text="Keep every key and value, so that a step computes only the rows that are new. `Contiguous` knows how many "
-    "positions are stored, and never sees a tensor; `ContiguousAttention` has the tensors, and never asks who owns "
-    "them.",
+    "positions are stored, and never sees a tensor; `ContiguousAttention` has the tensors, and never asks which "
+    "sequence owns them.",
 )

@@ -1,4 +1,4 @@
-"""The student writes attention over a rectangle, of which some cells are padding that nobody may store or see."""
+"""The student writes attention over a rectangle, of which some cells are padding, to be neither stored nor seen."""
 
 from gradus.course import Exercise
 
@@ -34,7 +34,7 @@ EXERCISE = Exercise(
             "Dh] again.",
         ),
         "visible": (
-            "p01's causal mask, said with positions: who may look at whom, and how far back does a window reach?",
+            "p01's causal mask, said with positions: which keys may a query see, and how far back does a window reach?",
             "A key is seen if its position is at most the query's. With a window, it must also be nearer than that: a "
             "query sees itself and the window - 1 positions before it.",
             "seen = keys <= queries, and with a window also keys > queries - window. Broadcasting does the rest.",

@@ -1,4 +1,4 @@
-"""One rectangle of tokens a step: S sequences, each padded to the width W of the widest.
+"""One rectangle of tokens per step: S sequences, each padded to the width W of the widest.
 
 A rectangle needs no bookkeeping and runs as one large product, and that is why frameworks batch this way. The rows that
 fill it up cost what real ones cost: the shorter prompts' padding at first, and later the rows of sequences that ended

@@ -15,7 +15,7 @@ from phases.p02_static_batching.padded import visible
 
 
 class PageTensors:
-    """Keys and values of all pages, [layers, pages + 1, page_size, Hkv, Dh] each. Page 0 is nobody's, and stays zero.
+    """Keys and values of all pages, [layers, pages + 1, page_size, Hkv, Dh] each. Page 0 belongs to none, and stays 0.
 
     Allocated once: a page changes owner by being overwritten.
     """
@@ -56,7 +56,7 @@ class GatherAttention:
         keys = torch.arange(max(batch.lengths), device=device)
         seen = rows_of(tables, keys.expand(len(tables), -1), self.storage.page_size)
         # The unfilled end of a last page holds what its former owner left, NaN perhaps: 0 times NaN is NaN, so a mask
-        # would not do. Row 0 is nobody's.
+        # would not do. Row 0 belongs to no sequence.
         seen = seen * (keys < lengths.unsqueeze(1))
         spans = list(zip(batch.query_start, batch.counts, batch.lengths, strict=True))
         self.prompts = [

@@ -5,7 +5,7 @@ walks over the keys that the tile sees, KEYS at a time, looks up in the block ta
 the softmax as it goes (Milakov and Gimelshein 2018; FlashAttention: Dao et al. 2022). Every key and value is read once
 and no copy is written: that is what the gather of p04 costs.
 
-The grid follows from shapes alone; who attends to how much is read on the device. p10 will need that.
+The grid follows from shapes alone; how much each program attends to is read on the device. p10 will need that.
 """
 
 import torch
