@@ -222,8 +222,8 @@ def forgets_what_is_unread(self, slot, take=Columns.take):
     return take(self, slot)[1:]
 
 
-def takes_a_token_under_way_for_known(self, going, *, known, advance=Columns.advance):
-    return advance(self, going, known=True)
+def takes_a_token_under_way_for_known(self, *, known, advance=Columns.advance):
+    return advance(self, known=True)
 
 
 def counts_unstored_positions(self, decodes, tokens, record=Columns.record):

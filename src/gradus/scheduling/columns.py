@@ -91,8 +91,9 @@ class Columns:
         ends = self.planned[slots] >= self.longest[slots]
         return slots[~ends] if ends.any() else slots
 
-    def at_page_end(self, going: Column) -> list[Sequence]:
-        """Those of them whose next token needs a page that they do not have."""
+    def at_page_end(self) -> list[Sequence]:
+        """Sequences whose next token needs a page that they do not have."""
+        going = self.going()
         full = self.planned[going] > self.room[going]
         return self.owners[going[full]].tolist() if full.any() else []
 
@@ -100,8 +101,9 @@ class Columns:
         """These have pages for so many positions more."""
         self.room[slots] += positions
 
-    def advance(self, going: Column, *, known: bool) -> Decodes:
-        """A token for each of these slots. known: no step is under way, so the newest tokens are here."""
+    def advance(self, *, known: bool) -> Decodes:
+        """A token for each that has one to run. known: no step is under way, so the newest tokens are here."""
+        going = self.going()
         planned = self.planned[going]
         tokens = self.newest[going] if known else np.full(len(going), UNKNOWN)
         self.planned[going] = planned + 1

@@ -116,19 +116,14 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step's work, or None when there is none."""
         self.plan, preempted = Plan(), self.preemptions
-        going = self.columns.going()
-        if entering := self.columns.at_page_end(going):
-            self.enter_pages(entering)
-        self.left = (self.token_budget or sys.maxsize) - len(going)
+        self.enter_pages(self.columns.at_page_end())
+        self.left = (self.token_budget or sys.maxsize) - len(self.columns.going())
         for sequence in sorted(self.prefilling, key=BY_ORDER):
             self.continue_prompt(sequence)
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
-        if self.preemptions > preempted:
-            going = self.columns.going()
-        if len(going):
-            self.plan.decodes = self.columns.advance(going, known=self.issued == self.committed)
-            self.plan.decodes.pages = self._changes()
+        self.plan.decodes = self.columns.advance(known=self.issued == self.committed)
+        self.plan.decodes.pages = self._changes()
         if not self.plan.size:
             return None
         for span in self.plan.spans:
@@ -139,6 +134,8 @@ class Scheduler:
 
     def enter_pages(self, sequences: list[Sequence]) -> None:
         """Have a page for the next tokens of each: for all at once, or one by one at the cost of worse sequences."""
+        if not sequences:
+            return
         if self.cache.add_pages([sequence.id for sequence in sequences]):
             entered = sequences
         else:
