@@ -74,7 +74,7 @@ WRONG = {
         "p01",
         "self.owner, self.length = id, end",
         "self.owner, self.length = id, end - 1",
-        "the prompt once, then one token a step",
+        "the prompt once, then one token per step",
     ),
     "p01: keys are stored one position too early": (
         "p01",
@@ -87,7 +87,7 @@ WRONG = {
         "p01",
         "return self.length if id == self.owner else 0",
         "return 0",
-        "the prompt once, then one token a step",
+        "the prompt once, then one token per step",
     ),
     "p01: a second sequence gets the first one's room": (
         "p01",

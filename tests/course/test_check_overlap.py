@@ -62,6 +62,12 @@ WRONG = {
         "",
         "led to KeyError: ('b', 0), raised in PrefixCache.publish",
     ),
+    "a preempted sequence starts before its tokens are known": (
+        "scheduler.py",
+        "return self.length(sequence) == len(sequence.tokens) and super()",
+        "return super()",
+        "b resumes with its prompt and the tokens 13 and 14; yours: (0, (5, 6, 7, 13))",
+    ),
     "tokens are recorded in the batch's order": (
         "runner.py",
         RECORDED,

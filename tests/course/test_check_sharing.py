@@ -153,7 +153,7 @@ WRONG = {
         "scheduler.py",
         "return self.left > 0 and super().may_start(sequence)",
         "return super().may_start(sequence)",
-        "",
+        "b starts in the next step",
     ),
     "p06: a chunk publishes nothing": (
         "p06",

@@ -48,6 +48,13 @@ def test_a_chunk_has_no_output(phase):
 
 
 @since("p06")
+def test_a_sequence_starts_in_a_step_that_has_a_token_for_it(phase):
+    made = [told(step) for step in steps(engine_of(phase, ask("a", 8, max_tokens=1), ask("b", 3, max_tokens=1)))]
+    wanted = [[("a", 0, 8)], [("b", 0, 3)]]
+    assert made == wanted, f"a takes all 8 tokens of the budget, and b starts in the next step: {wanted}; yours: {made}"
+
+
+@since("p06")
 def test_no_step_has_more_tokens_than_the_budget(phase):
     engine = engine_of(phase, ask("a", 30), ask("b", 3), ask("c", 21), ask("d", 8))
     for step in steps(engine):

@@ -78,8 +78,9 @@ def test_behind_a_fork_a_page_is_found_on_its_own_path_alone(phase):
     engine = engine_of(phase)
     serve(engine, ask("1", [*a, *b, *c, 9]), ask("2", [*a, *b, *d, 9]))
     for prompt, wanted in (([*a, *c, *d, 9], (16, 33)), ([*c, *a, 9], (0, 33))):
-        (span,) = computed([next_step(submit(engine, [ask("3", prompt)]))], "3")
+        (span,) = computed([next(steps(submit(engine, [ask("3", prompt)])))], "3")
         assert span == wanted, f"behind another page the same page has other keys: {wanted}; yours is {span}"
+    EngineProbe(engine).check()
 
 
 @since("p05")

@@ -24,6 +24,7 @@ from gradus.phases import PhaseInfo
 
 SECONDS_A_TEST = 30
 LONGEST_SENTENCE = 400
+LONGEST_MESSAGE = 120  # of an exception: it may show a whole sequence, and what was checked comes behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,9 @@ def sentence(failure: dict[str, Any], file: Path) -> str:
         if explanation.startswith("assert "):
             return f"it should be that {claim}, but this does not hold: {explanation.removeprefix('assert ')}"
         return f"{explanation} ({claim})"
-    error = f"{kind}: {message.splitlines()[0]}" if message else f"{kind} at `{innermost['text']}`"
+    error = (
+        f"{kind}: {_cut(message.splitlines()[0], LONGEST_MESSAGE)}" if message else f"{kind} at `{innermost['text']}`"
+    )
     if innermost in own:
         return f"{_place(innermost)} raised {error}, when checking that {claim}"
     if own:
@@ -176,5 +179,8 @@ def _suspects(failure: dict[str, Any], file: Path, exercise: Exercise) -> tuple[
 
 
 def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_SENTENCE else line[: LONGEST_SENTENCE - 2] + " …"
+    return _cut(" ".join(text.split()), LONGEST_SENTENCE)
+
+
+def _cut(line: str, longest: int) -> str:
+    return line if len(line) <= longest else line[: longest - 2] + " …"
