@@ -12,6 +12,8 @@ from tests.course.conftest import reference
 
 STORED = "    tl.store(x_ptr + here, x, mask=inside)\n"
 BASE = '    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: -inf - -inf would be NaN\n'
+WEIGHT = "    weight = tl.exp(score - base[:, None])\n    shrink = tl.exp(peak - base)"
+WEIGHT += "  # a greater score makes everything before it smaller\n"
 
 WRONG = {
     # file, the right text, the wrong text, what the sentence must say
@@ -31,8 +33,8 @@ WRONG = {
     "the sum is normalized before it is rounded": (
         "norm.py",
         "x = (x + delta).to(x_ptr.dtype.element_ty)",
-        "x = x + delta + 0.01",
-        "x, which is to be x + delta afterwards, is off by",
+        "x = x + delta",
+        "of the rounded sums 2048 and 2052, y is 0.9990 and 1.0010; yours",
     ),
     "every program writes the first row": (
         "norm.py",
@@ -56,9 +58,14 @@ WRONG = {
         "paged_attention.py",
         BASE,
         "    base = new_peak\n",
-        "there are values that nothing wrote",
+        "a row that has seen no key has a peak of -inf, and -inf - -inf is NaN",
     ),
-    "no score is subtracted": ("paged_attention.py", BASE, "    base = 0.0 * new_peak\n", "when checking that"),
+    "no score is subtracted": (
+        "paged_attention.py",
+        WEIGHT,
+        "    weight = tl.exp(score)\n    shrink = tl.exp(base - base)\n",
+        "exp(score) overflows or is 0 unless the greatest score is subtracted",
+    ),
 }
 
 

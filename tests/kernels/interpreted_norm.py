@@ -46,8 +46,16 @@ def test_the_sum_is_written_back_and_is_what_is_normalized():
     assert_close(y, expected, "y")
 
 
-def test_the_arithmetic_is_float32_and_the_sum_is_rounded_before_it_is_normalized():
-    """100² · 80 overflows float16. And later layers read the rounded sum, so the norm is of that."""
+def test_the_rounded_sum_is_what_is_normalized():
+    """float16 rounds 2048 + 1 to 2048 and 2050 + 1 to 2052. Later layers read these, so the norm is of these."""
+    x = torch.tensor([2048.0, 2050.0], dtype=torch.float16).repeat(1, 40)
+    y = norm.add_rms_norm(x, torch.ones_like(x), torch.ones(80), 1e-5)
+    found = [f"{value:.4f}" for value in y[0, :2].tolist()]
+    assert found == ["0.9990", "1.0010"], f"of the rounded sums 2048 and 2052, y is 0.9990 and 1.0010; yours: {found}"
+
+
+def test_the_arithmetic_is_float32():
+    """100² · 80 overflows float16."""
     x, delta = rows(dtype=torch.float16)
     x = x * 100
     weight, mine, theirs = torch.randn(80), x.clone(), x.clone()

@@ -86,7 +86,16 @@ def test_scores_far_from_zero_neither_overflow_nor_vanish(shift):
     step.keys += shift / step.head_dim
     step.q = step.q.abs() + 10
     error = off_by(attend(paged_attention, step), step.expected())
-    assert error <= 1e-4, f"off by {error:.1e}"
+    assert error <= 1e-4, f"exp(score) overflows or is 0 unless the greatest score is subtracted: off by {error:.1e}"
+
+
+def test_a_row_that_sees_none_of_the_first_keys_is_not_nan():
+    """With a window of 7, the last of 48 rows see none of the first 32 keys that their tile takes in."""
+    step = Step([(48, 60)], heads=1, group=1, head_dim=16, window=7)
+    found = attend(paged_attention, step)
+    assert not found.isnan().any(), "a row that has seen no key has a peak of -inf, and -inf - -inf is NaN"
+    error = off_by(found, step.expected())
+    assert error <= 1e-5, f"off by {error:.1e}"
 
 
 def test_the_backend_attends_as_the_torch_backend_does():
