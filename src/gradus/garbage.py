@@ -1,12 +1,13 @@
-"""Python's garbage collector, kept from pausing the engine. For processes of our own: the server, the command line and
+"""Python's garbage collector, kept from pausing the engine. For our own processes: the server, the command line and
 the benchmarks. A program that imports `LLM` decides for itself, and may call `spare_what_stays` once it has loaded.
 
 From time to time the collector looks through everything that is alive. With torch loaded that takes longer than a dozen
 decodes: the GPU runs dry and every request waits. What is alive when an engine has been built stays alive as long as
 the process, so there is no need to look through it again.
 
-The collector also looks through young objects whenever 700 more were made than freed. A step of 256 decodes makes a
-thousand, which are freed when it is committed: they would be looked through in every step, for nothing.
+The collector also looks through young objects whenever 700 more were made than freed. As a step of hundreds of decodes
+becomes text, it makes hundreds of objects, which are freed soon: they would be looked through again and again, for
+nothing.
 """
 
 import gc

@@ -47,4 +47,4 @@ class CacheManager(Protocol):
         """Forget the sequence and free its room. A sequence never seen is no mistake."""
 
     def check(self) -> None:
-        """Assert that the books balance: tests call it after every step, the server when it is idle."""
+        """Assert the invariants: tests call it after every step, the server when it is idle."""

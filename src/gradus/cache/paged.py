@@ -298,7 +298,7 @@ class PagedCache:
         )
 
     def check(self) -> None:
-        """Assert that the books balance: pool, index and tables tell the same story."""
+        """Assert the invariants: pool, index and tables agree."""
         self.pool.check()
         references = [0] * (self.pool.count + 1)
         for resident in self.residents.values():

@@ -72,7 +72,7 @@ class SpanView:
 
 @dataclass(slots=True)
 class Step:
-    """One plan, and the engine's books as they were when it had been made.
+    """One plan, and the state of the engine when it had been made.
 
     number: counts plans from 0. running: the sequences that have a place, in the order they started.
     admitted: sequences that start with this plan, new or resumed. preempted: those that lost their place while it was
@@ -129,7 +129,7 @@ class Probe(Protocol):
         """The tensors of all keys and all values."""
 
     def check(self) -> None:
-        """Assert that the engine's books balance."""
+        """Assert the engine's invariants."""
 
     def record(self) -> None:
         """Keep one Step per plan from now on, in `steps`."""

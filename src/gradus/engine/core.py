@@ -46,4 +46,4 @@ class Core(Protocol):
         """Totals and the queue now, as a snapshot."""
 
     def check(self) -> None:
-        """Assert that the books of queue and cache balance. Costs more than a step: for tests and idle servers."""
+        """Assert the invariants of queue and cache. Costs more than a step: for tests and idle servers."""

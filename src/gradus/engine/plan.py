@@ -5,7 +5,7 @@ at position n is (n, 1), and the baseline without a cache recomputes (0, n) ever
 decode mode: a step is a list of spans, mixed freely.
 
 Most spans of a busy engine are decodes, and all they differ in is a few numbers. The final engine writes those as
-columns (`Decodes`), one row per span; a `Span` then describes what is more than that.
+columns (`Decodes`), one row per span; a `Span` then describes whatever takes more.
 """
 
 from collections.abc import Iterable, Iterator
@@ -148,10 +148,10 @@ NOT_FINITE = "the model gave no finite logit to choose from"
 class Sampled:
     """What a step sampled: a row per logits row, in the order of the flat batch, so the decodes' rows come first.
 
-    tokens: int64 [R], negative where there is none. counts: the rows of each span that is no column.
+    tokens: int64 [R], negative where there is none. counts: the rows of each span outside the columns.
     logprobs: by row, where the request asks for them. errors: by row, what went wrong where that was not the logits.
 
-    Iterating gives a SpanResult per span that is no column, as `zip(plan.spans, result.get())` wants them.
+    Iterating gives a SpanResult per span outside the columns, as `zip(plan.spans, result.get())` wants them.
     """
 
     tokens: Column
@@ -161,7 +161,7 @@ class Sampled:
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":
-        """Out of a result per span of `plan.expanded()`: for runners that are no model."""
+        """Made from a result per span of `plan.expanded()`: for runners without a model."""
         results = list(results)
         sampled = cls(np.empty(0, np.int64), [span.logits for span in plan.spans])
         tokens: list[int] = []

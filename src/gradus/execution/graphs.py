@@ -3,13 +3,14 @@
 A decode step computes the same operations with the same shapes every time; only numbers in tensors differ. A CUDA graph
 is such a step recorded once: the kernels, their arguments, the addresses they read and write. Replaying it costs the
 host one call, and the GPU a microsecond per kernel. So a graph must find everything at fixed addresses: slots and
-lengths, block tables, what was sampled last. All of it lies in tables on the device, one row per slot; what the host
-sends for a step are three numbers per sequence.
+lengths, block tables, what was sampled last. All of it lies in tables on the device, one row per slot; for a
+step, the host sends three numbers per sequence.
 
 In the graph: the newest tokens are read from their slots, the attention's work is divided, the model runs, its logits
 are sampled, and the tokens written back to their slots, where the next step finds them before the host has seen them.
 
-Batches are padded to the next captured size with rows of no sequence: a slot of their own, page 0, length 0.
+Batches are padded to the next captured size with rows that belong to no sequence: a slot of their own, page 0,
+length 0.
 """
 
 import logging
@@ -224,7 +225,7 @@ class DecodeGraphs:
         """Send what each row is, and padding up to `size`."""
         turn, self.turn = self.turn, (self.turn + 1) % BUFFERS
         if (arrival := self.arrivals[turn]) is not None:
-            arrival.wait()  # the step before the last ones has read its numbers: true long since
+            arrival.wait()  # for the step that used this buffer to have read it, as it nearly always has
         numbers = self.buffers[turn].numpy()
         for row, (values, padding) in enumerate(((slots, self.padding), (lengths, 0), (token_ids, 0))):
             numbers[row, : len(values)] = values

@@ -34,7 +34,7 @@ PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may
 # What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
 # all in float32, and its noise, which is made of 64-bit integers.
 SAMPLING_BYTES = 48
-MOST_PAGES = 1 << 18  # that memory alone decides on: each is an entry in the books, which are gone through now and then
+MOST_PAGES = 1 << 18  # that memory alone decides on: each has entries in tables, which are searched now and then
 GRAPH_BYTES = 16 << 20  # set aside for what the driver keeps of a captured graph beside its tensors
 
 

@@ -71,7 +71,7 @@ class LatestTokens:
     def record(self, slots: list[int], tokens: Tensor) -> None:
         """tokens: int64 [len(slots)], just sampled, one per slot; negative where there is none.
 
-        Then the next step, planned already, runs on any token, in vain: the sequence has ended.
+        A negative one is kept as 0: the next step, planned already, runs on it in vain, for the sequence has ended.
         """
         self.tokens[upload(slots, torch.int64, self.tokens.device)] = tokens.clamp(min=0)
 

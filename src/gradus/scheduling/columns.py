@@ -18,7 +18,7 @@ NO_TOKEN = -2  # pads rows of stop tokens: no token, and not what stands for a m
 
 
 class Columns:
-    """The state of up to `slots` decoding sequences. A row without an owner holds nothing of meaning.
+    """The state of up to `slots` decoding sequences. A row without an owner holds nothing meaningful.
 
     active: the slots that have an owner, ascending.
     planned: the length that the sequence has once every step planned so far has run. room: the positions that its pages
@@ -41,7 +41,7 @@ class Columns:
     # -- a sequence comes and goes -------------------------------------------------------------------------------------
 
     def join(self, sequence: Sequence, room: int) -> None:
-        """From the next step on it decodes: a step that is planned will sample the token after those it has."""
+        """It decodes from the next step on: a step that is planned samples the token after those it has."""
         slot = sequence.slot
         self._set(slot, sequence)
         self.planned[slot], self.room[slot], self.longest[slot] = len(sequence.tokens) + 1, room, sequence.longest
@@ -57,7 +57,7 @@ class Columns:
         self.stops[slot, : len(tokens)] = list(tokens)
 
     def leave(self, sequence: Sequence) -> None:
-        """It decodes no more; its list has all its tokens."""
+        """It no longer decodes; its list has all its tokens."""
         slot = sequence.slot
         sequence.tokens  # noqa: B018  # reading takes over what is unread
         sequence.unread = None
@@ -98,7 +98,7 @@ class Columns:
         return self.owners[going[full]].tolist() if full.any() else []
 
     def extend(self, slots: list[int], positions: int) -> None:
-        """These have pages for so many positions more."""
+        """These slots have pages for that many more positions."""
         self.room[slots] += positions
 
     def advance(self, *, known: bool) -> Decodes:
@@ -142,7 +142,7 @@ class Columns:
         self.newest[sequence.slot], self.seen[sequence.slot] = token, stored
 
     def with_new_pages(self, indexed: int, page_size: int) -> list[Sequence]:
-        """Sequences of which the prefix index was told so many pages, and that have filled more."""
+        """Sequences that have filled more pages than the `indexed` ones that the prefix index was told of."""
         slots = self.active[self.indexed[self.active] == indexed]
         return self.owners[slots[self.seen[slots] // page_size > indexed]].tolist()
 

@@ -60,7 +60,7 @@ class Scheduler:
         self.times = TimeLimits() if times is None else times
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
-        self.prefilling: list[Sequence] = []  # running, and their prompts are not planned to the end
+        self.prefilling: list[Sequence] = []  # running, with prompts that are not planned to their end
         self.columns = Columns(max_sequences)  # running, and decoding
         self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
@@ -144,7 +144,7 @@ class Scheduler:
         self._moved += entered
 
     def enter_page(self, sequence: Sequence) -> bool:
-        """One of them. False if it had to give way itself, or has for the sake of one before it."""
+        """Have a page for one of them. False if it had to give way, now or for one before it."""
         end = self.cache.stored(sequence.id) + self.cache.page_size
         return self.columns.holds(sequence) and self.make_room(sequence, end)
 
@@ -202,11 +202,11 @@ class Scheduler:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back into the queue, to where it was before it started: so it is among the first to resume.
+        """Send a running sequence back to its old place in the queue, so that it is among the first to resume.
 
-        It is recomputed from what it knows, prompt and output; pages still in the prefix index are reused. If this step
-        was to advance it, that is off. Steps under way go on: their tokens reach it in the queue, and it resumes when
-        it has them all.
+        It is recomputed from its prompt and output; pages still in the prefix index are reused. Its span leaves the
+        plan that is being made. Steps under way go on: their tokens reach it in the queue, and it resumes once it has
+        them all.
         """
         self.release(sequence)
         self.waiting.push(sequence)
@@ -215,7 +215,7 @@ class Scheduler:
         self.plan.spans[:] = [span for span in self.plan.spans if span.sequence is not sequence]
 
     def release(self, sequence: Sequence, poisoned: bool = False) -> None:
-        """It runs no more: its slot and its pages are free for the next."""
+        """Take a sequence out of the running set: its slot and its pages become free."""
         if not self.columns.holds(sequence):
             self.prefilling.remove(sequence)
         else:
@@ -231,14 +231,14 @@ class Scheduler:
     def admit(self) -> None:
         """Start waiting sequences, best first, until one finds no slot, no pages or no tokens left: none overtakes it.
 
-        Nor one that is too late: the engine ends it before the next step.
+        A sequence that is too late stops the round as well: the engine ends it before the next step.
         """
         while self.left > 0 and (sequence := self.waiting.head()) is not None:
             if self.times.too_late(sequence) or not self.start_next(sequence):
                 return
 
     def start_next(self, sequence: Sequence) -> bool:
-        """Start the head of the queue, under "priority" in the place of worse ones if need be. False: it must wait."""
+        """Start the head of the queue, under "priority" if need be in place of worse ones. False: it must wait."""
         if self.committed < sequence.resumes:
             return False
         while not self.enter(sequence):
@@ -377,7 +377,7 @@ class Scheduler:
         return outputs
 
     def retire(self, sequence: Sequence, poisoned: bool = False) -> None:
-        """It has ended: it leaves its slot, or the line in which it waits.
+        """Forget a sequence that has ended: it leaves its slot, or the line in which it waits.
 
         If its siblings were waiting for its prompt, the next of them computes it.
         """

@@ -288,7 +288,7 @@ class EngineClient:
         self._close(stream, error)
 
     def _close(self, stream: Stream, error: Exception | None) -> None:
-        """Drop the books on a stream; with an error, its reader gets that."""
+        """Forget a stream; with an error, its reader gets that."""
         self._streams.pop(stream.id, None)
         self._front_end.close(stream.id)
         if not self._streams:

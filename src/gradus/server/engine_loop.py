@@ -133,7 +133,7 @@ class EngineLoop:
         return commands
 
     def _sleep(self) -> Command:
-        """Wait for the next command. Before it falls asleep the books are checked once, at most every second."""
+        """Wait for the next command. Before it falls asleep the invariants are checked once, at most every second."""
         if self._unchecked:
             try:
                 return self._commands.get(timeout=max(0.0, self._next_check - time.monotonic()))

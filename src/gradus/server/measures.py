@@ -32,7 +32,7 @@ class Counts:
 
     Requests: rejected: no room in the queue. abandoned: their client left. stalled: their client did not read.
     Samples: timed_out: their time was up.
-    self_checks: how often the idle engine looked through its books; failed_self_checks: how often they did not balance,
+    self_checks: how often the idle engine checked its invariants; failed_self_checks: how often one did not hold,
     which is a defect of ours, described in the log.
     """
 

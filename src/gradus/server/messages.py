@@ -138,7 +138,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class SelfChecked:
-    """The idle engine has looked through its books. Not `passed` is a defect of ours: the log has it."""
+    """The idle engine has checked its invariants. Not `passed` is a defect of ours: the log has it."""
 
     passed: bool
 

@@ -147,7 +147,7 @@ class LLM:
         return self.core.metrics()
 
     def check(self) -> None:
-        """Assert that the books of queue and cache balance. Costs more than a step: for tests, and for idle servers."""
+        """Assert the invariants of queue and cache. Costs more than a step: for tests, and for idle servers."""
         self.core.check()
 
     # -- how it is done -----------------------------------------------------------------------------------------------
