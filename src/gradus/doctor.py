@@ -160,7 +160,7 @@ def _torch() -> str:
 
 
 def _matmul_gflops(dtype: "torch.dtype", size: int = 256) -> float:
-    """Billions of floating-point operations a second of a square product. Raises if the product is wrong."""
+    """Billions of floating-point operations per second, in a square product. Raises if the product is wrong."""
     import torch
 
     identity, matrix = torch.eye(size, dtype=dtype), torch.rand(size, size).to(dtype)
