@@ -144,6 +144,20 @@ def test_pages_enter_the_index_only_when_the_step_that_filled_them_was_seen():
         world.drain()
 
 
+def test_a_newcomer_finds_what_another_sequence_of_the_same_path_has_not_told_yet():
+    """The index knows more of the path than "b" has told, since "a" says the same and ended earlier."""
+    world = World(pages=64, shared=True)
+    short, long = ask("a", [1, 2, 3], 6), ask("b", [1, 2, 3], 20)
+    for request in (short, long):
+        world.add(request)
+    while len(world.tokens["b", 0]) < 14:  # 16 positions stored, of which the index knows those of "a": 8
+        world.step()
+    world.add(ask("c", [1, 2, 3, *expected(long)[:13]], 2))
+    world.step()
+    assert world.reasons["a", 0] == "length" and world.engine.metrics().cached_tokens == 12
+    world.drain()
+
+
 @pytest.mark.parametrize("lag", [1, 2])
 def test_numbers_that_are_not_finite_end_their_sequence_alone(lag):
     world = ahead(lag, shared=True)

@@ -141,10 +141,10 @@ class Columns:
         """The step that ended its prompt was committed: it sampled `token`, and `stored` positions are there."""
         self.newest[sequence.slot], self.seen[sequence.slot] = token, stored
 
-    def with_new_pages(self, indexed: int, page_size: int) -> list[Sequence]:
-        """Sequences that have filled more pages than the `indexed` ones that the prefix index was told of."""
-        slots = self.active[self.indexed[self.active] == indexed]
-        return self.owners[slots[self.seen[slots] // page_size > indexed]].tolist()
+    def with_untold(self, page: int, page_size: int) -> list[Sequence]:
+        """Sequences that have filled their page number `page`, of which the prefix index has not been told."""
+        slots = self.active[self.indexed[self.active] <= page]
+        return self.owners[slots[self.seen[slots] // page_size > page]].tolist()
 
     def reserved_ahead(self) -> int:
         """Positions that are reserved and not planned yet: the unfilled ends of last pages."""

@@ -295,12 +295,12 @@ class Scheduler:
     def find_prefix(self, sequence: Sequence) -> int:
         """Begin a newcomer with the pages that others have of its tokens. Returns the positions hit.
 
-        Pages that decodes fill are told to the index only where it matters: a hit that ends where the index's knowledge
-        of a running sequence ends might go on in there.
+        Pages that decodes fill are told to the index only where it matters: where the hit ends, a running sequence may
+        have the page that comes next, and the index not know it.
         """
         while True:
             hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
-            untold = self.columns.with_new_pages(hit // self.cache.page_size, self.cache.page_size)
+            untold = self.columns.with_untold(hit // self.cache.page_size, self.cache.page_size)
             if self.cache.index is None or not untold:
                 return hit
             self.cache.release(sequence.id)
