@@ -56,11 +56,18 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
 # -- processes that need not import torch ------------------------------------------------------------------------------
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"])
+PRELOADED = ["torch.nn.attention.bias", "pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
+SERVER.set_forkserver_preload(PRELOADED)
+RUN = subprocess.run
 
 
 def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_) -> subprocess.CompletedProcess:
-    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds."""
+    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds.
+
+    Among that is Triton, which decides at its import whether it interprets: what it shall interpret starts afresh.
+    """
+    if "TRITON_INTERPRET" in env:
+        return RUN(command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True)
     with tempfile.NamedTemporaryFile("w+") as output:
         child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, output.name))
         child.start()

@@ -125,7 +125,7 @@ WRONG = {
         "scheduler.py",
         "        self.left -= end - start\n",
         "",
-        "the budget is 8 tokens per step; yours planned",
+        "a takes all 8 tokens of the budget, and b starts in the next step",
     ),
     "p06: the budget is given once and for all": (
         "p06",
