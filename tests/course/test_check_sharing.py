@@ -37,7 +37,7 @@ WRONG = {
         "cache.py",
         "        self.pool.share(*pages)\n",
         "",
-        "has no references",
+        "page 1 would be evicted before page 8, which is behind it",
     ),
     "p05: two copies of a page are kept": ("p05", "cache.py", SWAP, "                pass\n", "hold"),
     "p05: the copy is not given back": (
