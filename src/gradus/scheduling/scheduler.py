@@ -116,8 +116,9 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step's work, or None when there is none."""
         self.plan, preempted = Plan(), self.preemptions
-        self.enter_pages(self.columns.at_page_end())
-        self.left = (self.token_budget or sys.maxsize) - len(self.columns.going())
+        going = self.columns.going()
+        self.enter_pages(self.columns.at_page_end(going))
+        self.left = (self.token_budget or sys.maxsize) - len(going)
         for sequence in sorted(self.prefilling, key=BY_ORDER):
             self.continue_prompt(sequence)
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
