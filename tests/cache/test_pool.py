@@ -92,12 +92,15 @@ def test_the_longest_free_run_counts_neighbors():
 
 
 def test_looking_for_the_longest_run_costs_a_step_nothing():
-    """A server asks once per second, on the engine's thread. The two extremes: all free, and every other page."""
+    """A server asks once per second, on the engine's thread. The two extremes: all free, and every other page.
+
+    Judged by the walk over all free pages that it must not be, since machines and their moments differ.
+    """
     pool = PagePool(262_144)
     taken = pool.take(262_144)
     for free in (taken[::2], taken[1::2]):
         pool.drop(*free)
-        assert fastest(pool.longest_free_run) < 0.5e-3
+        assert fastest(pool.longest_free_run) < fastest(lambda: [page for page in pool.free if page], runs=5) / 3
     assert pool.longest_free_run() == 262_144
 
 
