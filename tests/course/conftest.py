@@ -56,7 +56,7 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
 # -- processes that need not import torch ------------------------------------------------------------------------------
 
 SERVER = multiprocessing.get_context("forkserver")
-PRELOADED = ["torch.nn.attention.bias", "pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
+PRELOADED = ["pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
 SERVER.set_forkserver_preload(PRELOADED)
 RUN = subprocess.run
 

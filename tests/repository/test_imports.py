@@ -183,6 +183,24 @@ def test_every_cache_module_imports_without_torch():
     )
 
 
+def test_a_model_is_built_and_run_on_a_cpu_without_torchs_compiler():
+    """torch imports its compiler by itself, in two seconds, when certain functions are first called or imported."""
+    code = """
+import importlib, sys
+def light(what):
+    assert "torch._dynamo" not in sys.modules, f"{what} imports torch's compiler"
+for name in ("gradus", "gradus.attention.reference", "gradus.text.llm"):
+    importlib.import_module(name)
+    light(name)
+from gradus import LLM, SamplingParams
+llm = LLM("random:tiny-llama", device="cpu")
+light("building an engine")
+llm.generate("text", SamplingParams(max_tokens=2))
+light("a step")
+"""
+    run_python(code)
+
+
 def best_seconds(command: list[str], runs: int = 5) -> float:
     """The fastest of several runs: what the command costs, without what else the machine was doing."""
     times = []

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 
 def attend_causal(
@@ -49,6 +48,8 @@ def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) ->
     Given the same mask as a tensor, torch falls back to writing all scores out, and a long prompt that comes in chunks
     takes many times as long as whole.
     """
+    from torch.nn.attention.bias import causal_lower_right  # with it comes torch's compiler: two seconds
+
     group = q.shape[1] // keys.shape[0]
     if group > 1 and q.dtype == torch.float32:  # its kernel for float32 wants a key head for each query head
         keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)

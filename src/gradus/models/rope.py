@@ -35,9 +35,12 @@ class RotaryTable(nn.Module):
         self, rope: Rope, head_dim: int, context_length: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        positions = torch.arange(context_length, dtype=torch.float32, device=device)
-        angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
-        self.register_buffer("table", torch.cat((angles.cos(), angles.sin()), dim=-1).to(dtype), persistent=False)
+        table = torch.empty(context_length, head_dim, dtype=dtype, device=device)
+        if not table.is_meta:  # a shape alone is not computed with: torch would load its compiler for that, two seconds
+            positions = torch.arange(context_length, dtype=torch.float32, device=device)
+            angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
+            table.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, positions: Tensor) -> Rotation:
         """[N] → the rotation of each of these tokens, in the layout that `rotate` takes."""
