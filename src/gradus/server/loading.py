@@ -1,7 +1,7 @@
 """From a configuration to the two sides of a server: the front end's tokenizer, and the engine.
 
-Either side may be made in a process of its own. `EngineClient` is given this module's name; another module with the
-same two functions can stand in for it.
+Either side may be made in a process of its own; where one process makes both, the model's files are opened once.
+`EngineClient` is given this module's name; another module with the same two functions can stand in for it.
 """
 
 from typing import TYPE_CHECKING
@@ -13,15 +13,18 @@ from gradus.server.config import ServerConfig
 from gradus.server.messages import ModelInfo
 
 if TYPE_CHECKING:
-    from gradus.loading import Tokenizer
+    from gradus.loading import Checkpoint, Tokenizer
     from gradus.text.llm import LLM
+
+_opened: dict[str, "Checkpoint"] = {}  # by the model's name, from `open_tokenizer` until `load_engine`
 
 
 def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "Tokenizer | None":
     """The model's tokenizer; None where it came without one. Downloads a hub's model if it is not there yet."""
     from gradus.loading import open_checkpoint
 
-    return open_checkpoint(config.model, progress=progress).tokenizer
+    checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
+    return checkpoint.tokenizer
 
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
@@ -29,7 +32,8 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
     from gradus.garbage import spare_what_stays
     from gradus.text.llm import LLM  # torch comes with it
 
-    llm = LLM(**config.keywords(), progress=progress)
+    checkpoint = _opened.pop(config.model, None)  # not kept: with it, the weights' files would stay open
+    llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
     spare_what_stays()
     return llm.core, described(llm)
 
