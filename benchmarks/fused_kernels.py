@@ -4,7 +4,7 @@
     PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the file
 
 Times are of launches inside a CUDA graph, over buffers that together exceed the L2 cache: as in a decode step, where
-nothing but activations is found in the cache. Each is the median of several replays, in microseconds a launch. The
+nothing but activations is found in the cache. Each is the median of several replays, in microseconds per launch. The
 floor is the bytes that must move over `--bandwidth`.
 """
 
@@ -241,7 +241,7 @@ def torch_rope_store(
     table: Tensor | None = None, positions: Tensor | None = None,
     norms: tuple[Tensor, Tensor] | None = None, eps: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """As the models and the torch backend do it; the look-up of the angles is once a step there, and left out here."""
+    """As the models and the torch backend do it; the angles are looked up once per step there, and left out here."""
     q_heads, kv_heads = heads
     q, k, v = qkv.view(qkv.shape[0], -1, keys.shape[-1]).split((q_heads, kv_heads, kv_heads), 1)
     if norms is not None:
@@ -348,7 +348,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
     parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,steps")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes a second of a large read on this GPU")
+    parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
     options = parser.parse_args()

@@ -163,7 +163,7 @@ def microseconds(layer: Callable[[int], Any], layers: int, replays: int = 5) -> 
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of a large copy on the device. (Not in a graph: there it is slower.)"""
+    """Bytes per second, read and written, of a large copy on the device. (Not in a graph: there it is slower.)"""
     source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda").normal_()
     target, times = torch.empty_like(source), []
     for _ in range(8):

@@ -123,7 +123,7 @@ def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple
         submit(1, scene.arrives, "arrives ")
     steps(scene.after)
     timeline.leave(engine)
-    assert timeline.records[-1].decodes >= scene.decodes, "somebody ended before the scene did"
+    assert timeline.records[-1].decodes >= scene.decodes, "a sequence ended before the scene did"
     for name in answering | {"arrives 0"}:
         engine.cancel(name)
     while engine.has_work:
@@ -141,7 +141,7 @@ def kernel_microseconds(work: Callable[[], None], device: torch.device) -> float
 
 
 def rows(records: Sequence[StepRecord]) -> list[list[float | int | None]]:
-    """A list a step, in the order of FIELDS."""
+    """One list per step, in the order of FIELDS."""
     steps = list(records)
     origin = steps[0].schedule[0]
 
@@ -161,7 +161,7 @@ def rows(records: Sequence[StepRecord]) -> list[list[float | int | None]]:
 
 
 def written(found: dict[str, Any]) -> str:
-    """JSON with a step a line."""
+    """JSON with one step per line."""
     text = json.dumps(found, ensure_ascii=False)
     return text.replace(", [", ",\n[").replace('"steps": [[', '"steps": [\n[').replace('{"scene"', '\n{"scene"') + "\n"
 

@@ -15,9 +15,9 @@ BENCHMARK = Benchmark(
     question="How does the time of an answer grow with its length when nothing is kept between two tokens?",
     prediction=(
         "Every token costs a forward pass over all tokens so far, so the rows grow with the square of the answer's "
-        "length. Where arithmetic is the limit, time grows with the rows: the longer the answer, the fewer tokens a "
-        "second. Where the weights' bytes or the launches are the limit, the extra rows cost little, and the tokens a "
-        "second stay almost level."
+        "length. Where arithmetic is the limit, time grows with the rows: the longer the answer, the fewer tokens per "
+        "second. Where the weights' bytes or the launches are the limit, the extra rows cost little, and the tokens "
+        "per second stay almost level."
     ),
     policy=recompute,
     tables=(

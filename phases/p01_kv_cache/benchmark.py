@@ -85,8 +85,8 @@ BENCHMARK = Benchmark(
             ),
             loses=(
                 "Against the bytes: {output-length/500/p01/times_floor} times the prediction. The prediction is "
-                "the weights' way through memory; a step also asks torch for some dozens of small operations a layer, "
-                "which find the processor's caches swept by those weights."
+                "the weights' way through memory; a step also asks torch for some dozens of small operations per "
+                "layer, which find the processor's caches swept by those weights."
             ),
         ),
     },

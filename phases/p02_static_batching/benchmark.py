@@ -15,7 +15,7 @@ def _batch(count: int) -> Row:
 
 
 BENCHMARK = Benchmark(
-    question="Sequences of equal length, started together: how many tokens a second as the batch doubles?",
+    question="Sequences of equal length, started together: how many tokens per second as the batch doubles?",
     prediction=(
         "A step reads the weights once for all its sequences, so until arithmetic or the reading of the caches takes "
         "longer than that, twice the batch is twice the tokens in the same time. The knee comes where the operations "
@@ -25,7 +25,7 @@ BENCHMARK = Benchmark(
     tables=(
         Table(
             name="batch-size",
-            title="Tokens a second against batch size",
+            title="Tokens per second against batch size",
             axis="sequences at once",
             rows=tuple(_batch(count) for count in BATCHES),
             contenders=("p02",),
@@ -53,7 +53,7 @@ BENCHMARK = Benchmark(
     accounts={
         "cpu": Account(
             explains=(
-                "Twice the batch is far from twice the tokens a second here: {batch-size/2/p02/speedup} times with "
+                "Twice the batch is far from twice the tokens per second here: {batch-size/2/p02/speedup} times with "
                 "two, {batch-size/8/p02/speedup} with eight, {batch-size/32/p02/speedup} with thirty-two. The weights "
                 "are kept in bfloat16, which this processor can multiply only row by row: each row costs about as "
                 "much again, so up to a handful of sequences a step grows with its rows "
@@ -64,7 +64,7 @@ BENCHMARK = Benchmark(
             ),
             loses=(
                 "In between: a batch of four has each of its users wait {batch-size/4/p02/itl_ms} ms for a token, for "
-                "{batch-size/4/p02/speedup} times the tokens a second. Filler costs what rows cost on a CPU, so with "
+                "{batch-size/4/p02/speedup} times the tokens per second. Filler costs what rows cost on a CPU, so with "
                 "mixed lengths static batching gains {padding/mixed/p02/speedup} times over one after the other, with "
                 "{padding/mixed/p02/padding} of the rows empty."
             ),
@@ -73,7 +73,7 @@ BENCHMARK = Benchmark(
             explains=(
                 "While the step is a string of launches, another sequence is free: from one to sixteen the time "
                 "between tokens stays near {batch-size/1/p02/itl_ms} ms ({batch-size/16/p02/itl_ms} at sixteen), and "
-                "the tokens a second go up {batch-size/16/p02/speedup} times. That is a different reason than the "
+                "the tokens per second go up {batch-size/16/p02/speedup} times. That is a different reason than the "
                 "predicted one, the weights' bytes, which would allow steps many times as short: the ratio begins at "
                 "{batch-size/1/p02/times_floor}. From {batch-size/128/p02/itl_ms} ms at a batch of a hundred and "
                 "twenty-eight on, the GPU's own work shows, and the ratio falls to {batch-size/512/p02/times_floor}: "
@@ -97,8 +97,8 @@ BENCHMARK = Benchmark(
     rungs={
         "cpu": Account(
             explains=(
-                "{ladder/all/p02/speedup} times the baseline, and twice p01's tokens a second: the weights are widened "
-                "once for sixteen sequences. {ladder/all/p02/padding} of the rows are filler."
+                "{ladder/all/p02/speedup} times the baseline, and twice p01's tokens per second: the weights are "
+                "widened once for sixteen sequences. {ladder/all/p02/padding} of the rows are filler."
             ),
             loses=(
                 "A token comes every {ladder/all/p02/itl_ms} ms instead of every {ladder/all/p01/itl_ms}: each user "
@@ -112,8 +112,8 @@ BENCHMARK = Benchmark(
                 "and on this GPU they cost next to nothing."
             ),
             loses=(
-                "Where rows have a price, the filler does too; and nobody may come late. Here all were there from the "
-                "start, the kindest case for it: the next rung does not beat it."
+                "Where rows have a price, the filler does too; and no request may come late. Here all were there from "
+                "the start, the kindest case for it: the next rung does not beat it."
             ),
         ),
     },

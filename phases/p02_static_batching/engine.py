@@ -1,4 +1,4 @@
-"""p02: several sequences a step, as one padded rectangle."""
+"""p02: several sequences per step, as one padded rectangle."""
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""What is gained when nobody waits for the longest answer of a batch?"""
+"""What is gained when no sequence waits for the longest answer of its batch?"""
 
 from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import continuous
@@ -26,16 +26,16 @@ BENCHMARK = Benchmark(
     question="Answers of all lengths, and requests that come when they like: what does choosing the batch anew bring?",
     prediction=(
         "A static batch computes a row for each of its sequences until the longest is done, so with evenly mixed "
-        "lengths nearly half of the decode rows are filler, and whoever comes meanwhile waits for all of it. Chosen "
-        "anew at every step, no row is filler and a newcomer waits one step: more tokens a second when everybody is "
-        "there from the start, and above all an earlier first token when they are not. The price: a newcomer's prompt "
-        "lengthens that one step for everybody, which shows in the slowest gaps between tokens."
+        "lengths nearly half of the decode rows are filler, and a request that comes meanwhile waits for all of it. "
+        "Chosen anew at every step, no row is filler and a newcomer waits one step: more tokens per second when all "
+        "requests are there from the start, and above all an earlier first token when they are not. The price: a "
+        "newcomer's prompt lengthens that one step for all sequences, which shows in the slowest gaps between tokens."
     ),
     policy=continuous,
     tables=(
         Table(
             name="mixed-lengths",
-            title="Everybody at once, mixed lengths, eight at a time",
+            title="All at once, mixed lengths, eight at a time",
             axis="workload",
             rows=(
                 Row(
@@ -52,7 +52,7 @@ BENCHMARK = Benchmark(
         Table(
             name="arrivals",
             title="Requests that arrive by chance, up to sixteen at a time",
-            axis="requests a second",
+            axis="requests per second",
             rows=tuple(_arrivals(rate) for rate in sorted({*RATES["cpu"], *RATES["cuda"]})),
             contenders=("p02", "p03", "transformers-batch"),
             metric="ttft_ms",
@@ -76,50 +76,49 @@ BENCHMARK = Benchmark(
     accounts={
         "h200": Account(
             explains=(
-                "With everybody there from the start and eight slots, {mixed-lengths/mixed/p03/speedup} times the "
-                "tokens a second: a slot that comes free is taken in the next step, so there are fewer steps, and "
+                "With all requests there from the start and eight slots, {mixed-lengths/mixed/p03/speedup} times the "
+                "tokens per second: a slot that comes free is taken in the next step, so there are fewer steps, and "
                 "{mixed-lengths/mixed/p03/padding} of the rows are filler, not {mixed-lengths/mixed/p02/padding}. "
                 "Predicted was more, for the prediction counts bytes and operations; a step of this phase takes the "
                 "host longer ({mixed-lengths/mixed/p03/itl_ms} against {mixed-lengths/mixed/p02/itl_ms} ms between "
                 "tokens), since prompts and decodes are attended to apart. Where requests come one by one the gain is "
-                "of another kind. With sixteen a second a newcomer waits {arrivals/16/s/p02/ttft_ms} ms for its first "
-                "token while a static batch runs to its end, and {arrivals/16/s/p03/ttft_ms} ms here, "
-                "{arrivals/16/s/p03/speedup} times less, for about as many tokens a second: the arrivals set those, "
+                "of another kind. With sixteen per second a newcomer waits {arrivals/16/s/p02/ttft_ms} ms for its "
+                "first token while a static batch runs to its end, and {arrivals/16/s/p03/ttft_ms} ms here, "
+                "{arrivals/16/s/p03/speedup} times less, for about as many tokens per second: the arrivals set those, "
                 "not the engine. What is left of the wait is a step or two, {arrivals/16/s/p03/times_floor} times the "
                 "prediction, which is again the host's share. The published runs say the same of a larger model: with "
-                "six requests a second, most of them long, the first token comes after "
-                "{random:llama-3.2-1b, bfloat16: published/48 at 6/s, 75 % long/p03/ttft_ms} ms instead of "
-                "{random:llama-3.2-1b, bfloat16: published/48 at 6/s, 75 % long/p02/ttft_ms}, at much the same tokens "
-                "a second."
+                "six requests per second, most of them long, the first token comes after {random:llama-3.2-1b, "
+                "bfloat16: published/48 at 6/s, 75 % long/p03/ttft_ms} ms instead of {random:llama-3.2-1b, bfloat16: "
+                "published/48 at 6/s, 75 % long/p02/ttft_ms}, at much the same tokens per second."
             ),
             loses=(
                 "The slowest gaps between tokens grow, from {mixed-lengths/mixed/p02/itl_ms_p99} to "
-                "{mixed-lengths/mixed/p03/itl_ms_p99} ms: a newcomer's prompt is in everybody's step. A single decode "
-                "costs more than p01's, for it asks who is where. And where all answers are equally long, as in the "
-                "published burst, static batches have hardly any filler to save, and what choosing anew costs the "
-                "host is left: {random:llama-3.2-1b, bfloat16: published/burst of 48/p03/speedup} times."
+                "{mixed-lengths/mixed/p03/itl_ms_p99} ms: a newcomer's prompt is in every sequence's step. A single "
+                "decode costs more than p01's, for its slot must be looked up. And where all answers are equally long, "
+                "as in the published burst, static batches have hardly any filler to save, and what choosing anew "
+                "costs the host is left: {random:llama-3.2-1b, bfloat16: published/burst of 48/p03/speedup} times."
             ),
         ),
         "cpu": Account(
             explains=(
-                "With everybody there from the start, {mixed-lengths/mixed/p03/speedup} times the tokens a second: "
-                "{mixed-lengths/mixed/p03/rows} rows instead of {mixed-lengths/mixed/p02/rows}, of which "
+                "With all requests there from the start, {mixed-lengths/mixed/p03/speedup} times the tokens per "
+                "second: {mixed-lengths/mixed/p03/rows} rows instead of {mixed-lengths/mixed/p02/rows}, of which "
                 "{mixed-lengths/mixed/p02/padding} were filler. Requests that come one by one gain in waiting: at the "
                 "higher rate the first token comes after {arrivals/0.6/s/p03/ttft_ms} ms instead of "
-                "{arrivals/0.6/s/p02/ttft_ms}, at the same tokens a second, for it is the arrivals that set those."
+                "{arrivals/0.6/s/p02/ttft_ms}, at the same tokens per second, for it is the arrivals that set those."
             ),
             loses=(
                 "The slowest gaps between tokens: {mixed-lengths/mixed/p03/itl_ms_p99} ms against "
-                "{mixed-lengths/mixed/p02/itl_ms_p99}. A newcomer's prompt is in everybody's step, and here its rows "
-                "are not free. And with more sequences alive at a time, each of them waits longer for its next token "
-                "({arrivals/0.6/s/p03/itl_ms} against {arrivals/0.6/s/p02/itl_ms} ms)."
+                "{mixed-lengths/mixed/p02/itl_ms_p99}. A newcomer's prompt is in every sequence's step, and here its "
+                "rows are not free. And with more sequences alive at a time, each of them waits longer for its next "
+                "token ({arrivals/0.6/s/p03/itl_ms} against {arrivals/0.6/s/p02/itl_ms} ms)."
             ),
         ),
     },
     rungs={
         "cpu": Account(
             explains=(
-                "Sixteen requests that fit one batch leave nobody to take a free slot, so there is nothing to gain "
+                "Sixteen requests that fit one batch leave none to take a free slot, so there is nothing to gain "
                 "over p02 but the filler, and the steps lose their one shape: {ladder/all/p03/speedup} times the "
                 "baseline against {ladder/all/p02/speedup}, within the spread of either."
             ),
@@ -129,7 +128,7 @@ BENCHMARK = Benchmark(
             explains=(
                 "No filler, and yet {ladder/all/p03/speedup} times the baseline against p02's "
                 "{ladder/all/p02/speedup}: sixteen requests that are all there from the start fill one batch, so there "
-                "is nobody to take the slots that come free. What choosing anew costs the host is all that shows."
+                "is none left to take the slots that come free. What choosing anew costs the host is all that shows."
             ),
             loses=(
                 "On just this workload, against static batching. Its own is the one where requests come and go: see "

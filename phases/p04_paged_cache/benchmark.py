@@ -40,7 +40,7 @@ BENCHMARK = Benchmark(
     prediction=(
         "A slot holds the longest sequence that may come, a page sixteen positions: what a sequence wastes falls from "
         "the context's length less its own to half a page. So at the same memory as many more sequences run at once as "
-        "the context is longer than they are on average, and where memory was the limit of the batch, the tokens a "
+        "the context is longer than they are on average, and where memory was the limit of the batch, the tokens per "
         "second grow with it. The price is a detour: where attention reads a contiguous copy of the pages, the "
         "cache's bytes are read, written and read again in every step. That costs little while the weights' bytes or "
         "the launches set the time, and up to three times attention's share when it is large."
@@ -104,7 +104,7 @@ BENCHMARK = Benchmark(
                 "hundred and twenty-eight sequences it is {gather/128/p04/itl_ms} ms against {gather/128/p03/itl_ms}. "
                 "The peak of the device's memory is the same for both ({memory/256/p03/peak_mb} and "
                 "{memory/256/p04/peak_mb} MB), because both allocate their whole cache when they are built. Pages "
-                "leave it to others only if somebody uses the room: more sequences at once."
+                "save memory only where the room is used: by more sequences at once."
             ),
         ),
         "cpu": Account(
@@ -124,7 +124,7 @@ BENCHMARK = Benchmark(
             loses=(
                 "At thirty-two equal sequences slots are ahead ({gather/32/p04/speedup} times), with repeats far "
                 "apart: a rectangle without gaps is the best case there is for them. The host has more to do, too: "
-                "{gather/32/p04/host_us} µs a step against {gather/32/p03/host_us}."
+                "{gather/32/p04/host_us} µs per step against {gather/32/p03/host_us}."
             ),
         ),
     },

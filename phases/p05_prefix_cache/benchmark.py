@@ -24,9 +24,9 @@ BENCHMARK = Benchmark(
     question="Requests that begin alike: what is gained when their common beginning is computed only once?",
     prediction=(
         "A prompt's first token waits for the prompt's rows, so where nine tenths of the rows are found in the cache, "
-        "the wait shrinks towards a single step's; and for many requests at once, towards a tenth. Tokens a second "
+        "the wait shrinks towards a single step's; and for many requests at once, towards a tenth. Tokens per second "
         "grow by the prompts' share of the work. The time between tokens stays as it is: decodes read the same keys "
-        "and values, found or computed. Where nothing is shared, looking costs microseconds a prompt."
+        "and values, found or computed. Where nothing is shared, looking costs microseconds per prompt."
     ),
     policy=reusing,
     tables=(
@@ -111,7 +111,7 @@ BENCHMARK = Benchmark(
                 "Few-shot tasks that all arrive at once gain little, {few-shot/few-shot/p05/speedup} times, though "
                 "{few-shot/few-shot/p05/hit} is found: eight at a time, a request mostly waits for those before it to "
                 "decode. The time between tokens is no shorter anywhere. Where nothing is shared the cache costs what "
-                "cannot be told from noise: {nothing-shared/nothing shared/p05/speedup} times the tokens a second."
+                "cannot be told from noise: {nothing-shared/nothing shared/p05/speedup} times the tokens per second."
             ),
         ),
         "cpu": Account(
@@ -126,7 +126,7 @@ BENCHMARK = Benchmark(
                 "Tasks whose first questions arrive together find nothing for those: {few-shot/few-shot/p05/hit} of "
                 "the tokens are hit, and the median first token does not come earlier "
                 "({few-shot/few-shot/p05/speedup} times). Where nothing is shared, "
-                "{nothing-shared/nothing shared/p05/speedup} times the tokens a second is within the spread of the "
+                "{nothing-shared/nothing shared/p05/speedup} times the tokens per second is within the spread of the "
                 "repeats."
             ),
         ),

@@ -1,4 +1,4 @@
-"""What becomes of everybody's next token when a long prompt arrives, and what does it cost to protect it?"""
+"""How long do decodes wait for their next token when a long prompt arrives, and what does it cost to protect them?"""
 
 from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import reusing
@@ -17,7 +17,7 @@ def _budget(budget: int) -> Row:
 
 
 BENCHMARK = Benchmark(
-    question="A long prompt falls among steady decodes: who waits, and for how long?",
+    question="A long prompt falls among steady decodes: which of them wait, and for how long?",
     prediction=(
         "Computed whole, a prompt makes one step as long as its rows take, and every decode waits for it: the slowest "
         "gaps between tokens are the prompt's own time. Cut into chunks of what the budget leaves, each step is as "
@@ -41,7 +41,7 @@ BENCHMARK = Benchmark(
         Table(
             name="budget",
             title="The same with different budgets",
-            axis="tokens a step at most",
+            axis="tokens per step at most",
             rows=tuple(_budget(budget) for budget in sorted({*BUDGETS["cuda"], *BUDGETS["cpu"]})),
             contenders=("p06",),
             metric="itl_ms_p99",
@@ -51,7 +51,7 @@ BENCHMARK = Benchmark(
         Table(
             name="arrivals",
             title="Requests that arrive by chance, up to sixteen at a time",
-            axis="requests a second",
+            axis="requests per second",
             rows=(Row("8/s", 8, {"cuda": poisson(48, 8, (32, 1000), (32, 256))}, batch=16),),
             contenders=("p03", "p05", "p06"),
             metric="ttft_ms",
@@ -83,7 +83,7 @@ BENCHMARK = Benchmark(
                 "Whole, a prompt of eight thousand tokens takes a step of {interference/long prompts/p05/itl_ms_p99} "
                 "ms, and every decode waits for it; in chunks of two thousand the slowest gaps are "
                 "{interference/long prompts/p06/itl_ms_p99} ms, {interference/long prompts/p06/speedup} times shorter, "
-                "at the same tokens a second. Who pays is the prompt: its first token comes after "
+                "at the same tokens per second. The prompt pays for it: its first token comes after "
                 "{interference/long prompts/p06/ttft_ms_longest} ms instead of "
                 "{interference/long prompts/p05/ttft_ms_longest}. The budget is the knob between the two. At half of "
                 "the usual one the gaps are shortest, {budget/1,024/p06/itl_ms_p99} ms. Below it there is nothing more "
@@ -93,7 +93,7 @@ BENCHMARK = Benchmark(
                 "the smallest."
             ),
             loses=(
-                "Where nothing is long it brings nothing ({concurrent/concurrent/p06/speedup} times p03's tokens a "
+                "Where nothing is long it brings nothing ({concurrent/concurrent/p06/speedup} times p03's tokens per "
                 "second), and the sequences that share a first step wait for the last chunk of each other: the slowest "
                 "first token of thirty-two comes a step later. And a gap with a chunk in it is still longer than the "
                 "usual one ({interference/long prompts/p06/itl_ms_p99} against "
@@ -123,11 +123,11 @@ BENCHMARK = Benchmark(
                 "No prompt here is long, but all sixteen together are more than a step's budget. So the first of them "
                 "have their token after one step, and the others after two: the median first token comes after "
                 "{ladder/all/p06/ttft_ms} ms instead of {ladder/all/p05/ttft_ms}. Otherwise there is nothing to "
-                "protect anybody from: {ladder/all/p06/speedup} times the baseline against {ladder/all/p05/speedup}."
+                "protect decodes from: {ladder/all/p06/speedup} times the baseline against {ladder/all/p05/speedup}."
             ),
             loses=(
-                "Whoever was first decodes beside the rest of the prompts: the slowest gaps between tokens grow from "
-                "{ladder/all/p05/itl_ms_p99} ms to {ladder/all/p06/itl_ms_p99}."
+                "The sequences that were first decode beside the rest of the prompts: the slowest gaps between tokens "
+                "grow from {ladder/all/p05/itl_ms_p99} ms to {ladder/all/p06/itl_ms_p99}."
             ),
         ),
         "cpu": Account(

@@ -64,7 +64,7 @@ BENCHMARK = Benchmark(
         Table(
             name="arrivals",
             title="Requests that arrive by chance, up to thirty-two at a time",
-            axis="requests a second",
+            axis="requests per second",
             rows=(Row("16/s", 16, {"cuda": poisson(96, 16, (32, 1000), (32, 256))}, batch=32),),
             contenders=("p06", "p09"),
             metric="ttft_ms",
@@ -80,7 +80,7 @@ BENCHMARK = Benchmark(
             explains=(
                 "These runs are of p09 as it was then, with the final engine's kernels. With Llama-3.2-1B and up to "
                 "four thousand tokens of prompt neither phase notices the context: p06 "
-                "takes {random:llama-3.2-1b, bfloat16: context/4,096/p06/itl_ms} ms a step and p09 "
+                "takes {random:llama-3.2-1b, bfloat16: context/4,096/p06/itl_ms} ms per step and p09 "
                 "{random:llama-3.2-1b, bfloat16: context/4,096/p09/itl_ms}, nearly all of it the host's ("
                 "{random:llama-3.2-1b, bfloat16: context/4,096/p09/host_us} µs). So what shows there is the number of "
                 "launches alone, {random:llama-3.2-1b, bfloat16: context/1,024/p09/speedup} times. At sixteen thousand "
@@ -103,7 +103,7 @@ BENCHMARK = Benchmark(
                 "at {context/1,024/p09/times_floor} with Qwen3-0.6B: the GPU waits for the host. A third of the "
                 "launches does not make a third of the time, for Python takes longer to start one of Triton's than one "
                 "of torch's. Eight sequences take more host than one ("
-                "{random:llama-3.2-1b, bfloat16: batch/8/p09/host_us} µs a step against "
+                "{random:llama-3.2-1b, bfloat16: batch/8/p09/host_us} µs per step against "
                 "{random:llama-3.2-1b, bfloat16: batch/1/p09/host_us})."
             ),
         ),

@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
         Table(
             name="arrivals",
             title="Requests that arrive by chance, up to thirty-two at a time",
-            axis="requests a second",
+            axis="requests per second",
             rows=(
                 Row(
                     "16/s",

@@ -1,6 +1,6 @@
 """Every mistake that a user can make, as one line: what, where, the limit, what to do.
 
-Whoever faces the user (the command line, the HTTP server) prints `str(error)` and nothing else; anything that is not
+What faces the user (the command line, the HTTP server) prints `str(error)` and nothing else; anything that is not
 a `GradusError` is a defect of ours and keeps its traceback.
 """
 

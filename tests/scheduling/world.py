@@ -122,7 +122,7 @@ class World:
                     assert self.tokens[sample] == whole
 
     def drain(self) -> None:
-        """Everybody ends within as many steps as their work can take; then nothing is left anywhere."""
+        """Every sequence ends within as many steps as their work can take; then nothing is left anywhere."""
         left = 20 + 4 * (self.slots + 1) * self.work
         while self.engine.has_work:
             left -= 1

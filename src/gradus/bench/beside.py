@@ -32,7 +32,7 @@ IN, OUT = "prompt_tok_s", "output_tok_s"
 class Target:
     """What is asked for. must, aim: how many times vLLM's rate, measured beside it. floor_percent: aimed at as well.
 
-    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens a second. Hosts differ, and a slow one slows vLLM
+    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens per second. Hosts differ, and a slow one slows vLLM
     more than us where a step is short; so what is reached counts against the better of this and what is beside us.
     """
 
@@ -120,7 +120,7 @@ def vllm_config(config: ModelConfig) -> dict[str, Any]:
 def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Benchmark:
     """A table for each model, and one for each that is asked for prompts' tokens."""
     return Benchmark(
-        question="The final engine and vLLM, on the same GPU and the same token ids: who is faster, and by how much?",
+        question="The final engine and vLLM, on the same GPU and the same token ids: which is faster, and by how much?",
         prediction=(
             "Both read the same weights and the same keys and values, and both replay graphs; what differs is what a "
             "step takes beyond its bytes. The smaller the model and the batch, the more of a step that is, so a single "
@@ -138,7 +138,7 @@ def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
         prefill = of_it[0].metric == IN
         yield Table(
             name=name,
-            title=f"{of_it[0].shape}: {'prompts alone' if prefill else 'tokens a second'}",
+            title=f"{of_it[0].shape}: {'prompts alone' if prefill else 'tokens per second'}",
             axis="workload",
             rows=tuple(Row(case.label, x, case.workload) for x, case in enumerate(of_it)),
             contenders=(THEIRS, OURS),
@@ -193,8 +193,8 @@ BENCHMARK = benchmark_of(CASES, ACCOUNTS)
 
 HOW_IT_IS_MEASURED = (
     "Three blocks, each a process of its own on the same GPU: Gradus (A1), vLLM, Gradus again (A2); each is built once "
-    "for all of a model's workloads, warmed up with them whole, then timed {repeats} times a workload. The same token "
-    "ids and output lengths on both sides; one request is greedy, many are sampled at temperature {temperature}; "
+    "for all of a model's workloads, warmed up with them whole, then timed {repeats} times per workload. The same "
+    "token ids and output lengths on both sides; one request is greedy, many are sampled at temperature {temperature}; "
     "end-of-sequence ignored, prefix cache off. vLLM has its own best settings for throughput: CUDA graphs and "
     "torch.compile on, {memory} of the memory. *GPU idle* is how long the GPU waits for the host at most before a full "
     "step of decodes, on average: at {most} sequences at most {must} µs are asked for, {aim} are the aim. *vLLM's "

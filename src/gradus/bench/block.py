@@ -6,7 +6,7 @@ ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
     repeats        how often each case is timed, after a whole run that is not
     thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
     quick          a rehearsal
-    cases          label, prompts (token ids), max_tokens (one a prompt), temperature
+    cases          label, prompts (token ids), max_tokens (one per prompt), temperature
 
 FOUND is written after every case, so what was measured before a failure is there: hardware, fingerprint, dtype,
 precision, and for each case its samples and prediction, or why there are none.

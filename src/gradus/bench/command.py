@@ -159,7 +159,7 @@ def _can_draw() -> bool:
 
 
 def watcher() -> "AbstractContextManager[Any]":
-    """Bars on a terminal where rich is installed, else one line a cell; both on stderr."""
+    """Bars on a terminal where rich is installed, else one line per cell; both on stderr."""
     try:
         from gradus.bench.progress import Bars
 

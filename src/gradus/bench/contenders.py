@@ -100,7 +100,7 @@ class Room:
     """What a contender is built for: sequences of up to `context` tokens, `batch` at a time.
 
     cache_tokens: positions of cache that it gets; None is as many as `batch` sequences of `context` can fill.
-    token_budget: most tokens a step, where prompts are cut; None is the phase's own choice.
+    token_budget: most tokens per step, where prompts are cut; None is the phase's own choice.
     """
 
     context: int

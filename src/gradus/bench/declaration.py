@@ -38,7 +38,7 @@ class Row:
     workload: the same everywhere, or by device ("cpu", "cuda"); a device that is not named leaves the row out.
     context: tokens that a sequence may have (None: as many as the workload's longest). cache_tokens: positions of cache
     that every contender gets; one that reserves a whole context for each sequence then runs as many as that holds.
-    token_budget: most tokens a step, for contenders that cut prompts. These three may be given by device as well.
+    token_budget: most tokens per step, for contenders that cut prompts. These three may be given by device as well.
     """
 
     label: str

@@ -1,7 +1,7 @@
 """What machine a number comes from, and what that machine reaches: the two ceilings that every prediction stands on.
 
 Data sheets promise; here the ceilings are measured, on random data (a GPU multiplies zeros faster), over more memory
-than any cache holds, and the best of several runs counts: a ceiling is what can be had when nobody disturbs.
+than any cache holds, and the best of several runs counts: a ceiling is what can be had undisturbed.
 """
 
 import platform

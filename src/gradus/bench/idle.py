@@ -35,7 +35,7 @@ class Step:
 
 
 class IdleWatch:
-    """Stands before an engine's runner, on a GPU. Costs some microseconds a step: for runs that are not timed."""
+    """Stands before an engine's runner, on a GPU. Costs some microseconds per step: for runs that are not timed."""
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner

@@ -36,7 +36,7 @@ class Run:
     """One workload, run once. Times in seconds from the start; token_times[i] are those of arrival i.
 
     arrivals: as they really came; a conversation's next turn has its whole prompt, and the time that it came at.
-    rows, padding_rows: what the model computed, and what of it nobody had asked for; None where it is not known.
+    rows, padding_rows: what the model computed, and what of it no sequence asked for; None where it is not known.
     cached_tokens: positions of prompts that were found in a cache. preemptions: how often a sequence had to give way.
     host_s: time that steps took beside the model's work (see `Stopwatch`). peak_bytes: the contender's own memory.
     cache_bytes: the most that sequences held of the cache. cache_waste: percent of what they held that stored nothing.
@@ -115,7 +115,7 @@ def _meets(goal: Goal, arrival: Arrival, times: Sequence[float]) -> bool:
 
 @dataclass
 class Stopwatch:
-    """Stands before an engine's runner and adds up where the host's time goes. Costs about a microsecond a step.
+    """Stands before an engine's runner and adds up where the host's time goes. Costs about a microsecond per step.
 
     run_s: inside `run`, which on a GPU only launches. wait_s: inside `get`, waiting for the device.
     """
@@ -200,9 +200,9 @@ def drive(
 
 
 class _Audience:
-    """Those who ask: when each asks what, what came back when, and what is asked next because of it.
+    """The users: when each asks what, what came back when, and what is asked next because of it.
 
-    due: (time, index, request) of those who have not asked yet, a heap; a conversation's next turn comes into it when
+    due: (time, index, request) of users that have not asked yet, a heap; a conversation's next turn comes into it when
     the one before has ended.
     """
 

@@ -59,12 +59,12 @@ def positions_held(cache: CacheManager) -> tuple[int, int]:
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes that tensors hold on a GPU now; 0 on a CPU, where nobody counts."""
+    """Bytes that tensors hold on a GPU now; 0 on a CPU, where they are not counted."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def release(device: torch.device) -> None:
-    """Let go of what nobody holds any more, so that the next contender finds the memory as this one did."""
+    """Let go of what is no longer used, so that the next contender finds the memory as this one did."""
     gc.collect()
     if device.type == "cuda":
         synchronize(device)

@@ -26,7 +26,7 @@ class Clock:
     widths: Widths
     machine: Machine
     times: list[list[float]]
-    budget: int | None = None  # most tokens a step, for a schedule that cuts prompts
+    budget: int | None = None  # most tokens per step, for a schedule that cuts prompts
     now: float = 0.0
     steps: int = 0
     rows: int = 0
@@ -61,7 +61,7 @@ def recompute(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
 
 
 def cached(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p01: one at a time; the prompt once, then a row a token. Spans (0, P), then (n, 1)."""
+    """p01: one at a time; the prompt once, then one row per token. Spans (0, P), then (n, 1)."""
     for index, job in enumerate(jobs):
         clock.wait_until(job.at)
         clock.step([SpanShape(0, job.prompt)])

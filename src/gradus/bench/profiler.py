@@ -28,7 +28,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Decode steps of a contender, on average. Times in milliseconds a step.
+    """Decode steps of a contender, on average. Times in milliseconds per step.
 
     context, batch: tokens already there, and sequences. step_ms: unprofiled, on the host's clock. device_ms: the sum
     of all kernels (on a GPU; on a CPU of all operations' own time). kernels: launched in a step (on a CPU: operations).

@@ -124,7 +124,7 @@ def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> st
 
 
 def _beside(found: Results) -> list[str]:
-    """Gradus and vLLM, all models in one table; and who could not run what."""
+    """Gradus and vLLM, all models in one table; and what either could not run."""
     return [markdown(*beside.summary(found)), *beside.skipped(found)]
 
 

@@ -1,8 +1,8 @@
 """results.json: what was measured, on what, with which settings. Everything else in reports/ is made from it.
 
     reports/<hardware>/<benchmark>/results.json
-      runs        one a model and precision: the fingerprint of the machine and the settings, with commit and seed
-        cells     one a row of a table: the workload, and for each contender the prediction and every repeat's sample
+      runs        one per model and precision: the fingerprint of the machine and the settings, with commit and seed
+        cells     one per row of a table: the workload, and for each contender the prediction and every repeat's sample
         profiles  where a decode step's time went
 
 A file is replaced as a whole, so an interrupted run leaves the cells before it. No torch here.

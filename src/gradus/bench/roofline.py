@@ -39,7 +39,7 @@ class Widths:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured of it: bytes a second when reading memory, operations a second in a large product."""
+    """What was measured of it: bytes per second when reading memory, operations per second in a large product."""
 
     bandwidth: float
     rate: float
@@ -71,7 +71,7 @@ class Cost:
         return self.matrix_flops + self.attention_flops
 
     def seconds(self, machine: Machine) -> float:
-        """The floor of one step. (Of a sum of steps it is the floor of their fusion, which nobody runs.)"""
+        """The floor of one step. (Of a sum of steps it is the floor of their fusion, which no engine runs.)"""
         matrices = max(self.weight_bytes / machine.bandwidth, self.matrix_flops / machine.rate)
         attention = max(self.kv_bytes / machine.bandwidth, self.attention_flops / machine.rate)
         return matrices + attention

@@ -90,7 +90,7 @@ def _settings(quick: bool, commit: str | None) -> dict[str, Any]:
         "quick": quick,
         "seed": SEED,
         "token budget": simulation.TOKEN_BUDGET,
-        "cache": f"{simulation.POSITIONS_EACH} positions a sequence of the batch",
+        "cache": f"{simulation.POSITIONS_EACH} positions per sequence of the batch",
     }
 
 
@@ -103,8 +103,8 @@ OPENING = (
     "How many requests could the scheduler serve, if the model took no time?",
     "Simulated: the scheduler, the page pool and the prefix index are the real ones; the model is a formula, and its "
     "time is virtual: the roofline's for {model} on a published H200. So latencies and waits, in virtual seconds, "
-    "follow from the schedule alone; requests and tokens a second, and microseconds, are the scheduler's own wall time "
-    "(`add`, `schedule` and `commit`) on this machine, with the garbage collector frozen.",
+    "follow from the schedule alone; requests and tokens per second, and microseconds, are the scheduler's own wall "
+    "time (`add`, `schedule` and `commit`) on this machine, with the garbage collector frozen.",
 )
 LOSES = (
     "The requests of a run come faster than the machine serves them, so waits grow with the length of the run: they "
@@ -142,7 +142,7 @@ Served = list[tuple[Cell, dict[str, Any]]]
 
 
 def _wall(served: Served) -> Rows:
-    header = ["batch", "requests", "requests/s", "tok/s", "step µs p50", "p95", "p99", "sequences a step"]
+    header = ["batch", "requests", "requests/s", "tok/s", "step µs p50", "p95", "p99", "sequences per step"]
     return header, [
         [
             cell.row,

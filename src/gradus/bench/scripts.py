@@ -61,7 +61,7 @@ SIDES = {"python": "Python", "http": "HTTP"}
 
 
 def _rate(measured: list[dict[str, Any]]) -> float:
-    """Tokens a second, the median of the repeats."""
+    """Tokens per second, the median of the repeats."""
     return median([sample["output_tokens"] / sample["seconds"] for sample in measured])
 
 

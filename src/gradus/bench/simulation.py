@@ -37,7 +37,7 @@ from gradus.scheduling.scheduler import Scheduler
 
 SHAPE = "llama-3.1-8b"
 H200 = Machine(bandwidth=4.8e12, rate=989e12)
-"""As published for the H200: HBM3e bytes a second, dense bfloat16 operations a second."""
+"""As published for the H200: HBM3e bytes per second, dense bfloat16 operations per second."""
 BFLOAT16 = Widths(weight=2, kv=2)
 VOCABULARY = 32_000
 PREFIX, PROMPTS, ANSWERS = 256, (32, 512), (16, 256)
@@ -108,7 +108,7 @@ class Stopwatch:
     batches: list[int] = field(default_factory=list)
 
     def sample(self) -> dict[str, Any]:
-        """Quantiles: microseconds of an `add`, of a schedule, a commit and both, and sequences a step."""
+        """Quantiles: microseconds of an `add`, of a schedule, a commit and both, and sequences per step."""
         both = [schedule + commit for schedule, commit in zip(self.schedules, self.commits, strict=True)]
         each = [seconds / batch for seconds, batch in zip(both, self.batches, strict=True)]
         return {

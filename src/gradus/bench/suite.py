@@ -32,7 +32,7 @@ CPU_BATCH_WARM_UP = 8  # output tokens
 
 
 class Watcher(Protocol):
-    """Who is told how far it is: progress bars, or nobody."""
+    """Where progress is shown: as bars, or not at all."""
 
     def cell(self, title: str, runs: int) -> None: ...
     def run_done(self) -> None: ...

@@ -242,7 +242,7 @@ def matrix() -> Benchmark:
             ),
             _kind(
                 "burst",
-                "Everybody at once",
+                "All at once",
                 Row("burst", 0, {"cuda": burst(64, 256, 64), "cpu": burst(6, 48, 8)}),
                 "output_tok_s",
                 ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "peak_mb"),
@@ -270,7 +270,7 @@ def matrix() -> Benchmark:
             ),
             _kind(
                 "memory-pressure",
-                "More than the cache holds, which is the same size for everyone",
+                "More than the cache holds, which is the same size for all",
                 Row("pressure", 0, PRESSURE, context={"cuda": 1024, "cpu": 256}, cache_tokens=POOL),
                 "output_tok_s",
                 ("ttft_ms", "e2e_ms_p99", "waste", "preemptions", "cache_mb"),
@@ -300,7 +300,7 @@ MATRIX_ACCOUNTS = {
             "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
             "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
             "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
-            "everybody: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
+            "all: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
             "medians: a shared prompt's first token ({shared-prefix/shared/final/ttft_ms} against "
             "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts "
             "({long-prompts/long prompts/final/itl_ms_p99} against {long-prompts/long "

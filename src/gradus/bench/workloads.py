@@ -158,14 +158,14 @@ def single_stream(prompt: int, output: int, count: int = 1, seed: int = SEED) ->
 
 
 def burst(count: int, prompt: int | Range, output: int | Range, seed: int = SEED) -> Workload:
-    """Everybody at once. Lengths are fixed, or drawn uniformly between two bounds, both included."""
+    """All at once. Lengths are fixed, or drawn uniformly between two bounds, both included."""
     draw = Random(f"{seed} lengths")
     jobs = tuple(Job(0.0, _length(draw, prompt), _length(draw, output)) for _ in range(count))
     return Workload("burst", f"{count} requests at once, {_said(prompt)} tokens in, {_said(output)} out", jobs, seed)
 
 
 def poisson(count: int, rate: float, prompt: int | Range, output: int | Range, seed: int = SEED) -> Workload:
-    """Independent users: `rate` requests a second on average, the gaps between them exponential."""
+    """Independent users: `rate` requests per second on average, the gaps between them exponential."""
     draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
     jobs = tuple(Job(at, _length(draw, prompt), _length(draw, output)) for at in _poisson_times(clock, count, rate))
     what = f"{count} requests at {rate:g}/s (Poisson), {_said(prompt)} tokens in, {_said(output)} out"
@@ -230,7 +230,7 @@ def conversations(
 
 
 def conversational(count: int, seed: int = SEED, prompt: int = 202, output: int = 179, longest: int = 1024) -> Workload:
-    """Lengths as people's chats have them, everybody at once: log-normal with the means of ShareGPT's conversations as
+    """Lengths as people's chats have them, all at once: log-normal with the means of ShareGPT's conversations as
     serving benchmarks sample them (202 tokens in, 179 out), and a standard deviation of the logarithm of 1."""
     draw = Random(f"{seed} lengths")
 

@@ -160,7 +160,7 @@ class PrefixIndex:
                     yield group, depth, there
 
     def _grow(self, cursor: Cursor, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
-        """Nobody has had what comes next: it lengthens the node if that is a path's end, and forks off otherwise."""
+        """What comes next is new: it lengthens the node if that is a path's end, and forks off otherwise."""
         node, depth, size = cursor.node, cursor.depth, self.page_size
         run, pages = tokens[depth * size : end * size], [table[depth:end] for table in tables]
         if depth < node.end:

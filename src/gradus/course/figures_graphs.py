@@ -19,7 +19,7 @@ from gradus.scheduling.scheduler import Scheduler
 
 QWEN = SHAPES["qwen3-0.6b"]
 BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200, as measured and rounded
-LAUNCH, SHORTEST, GAP = 10.0, 1.0, 1.0  # µs: the host's a launch; of a kernel at least; between two of a graph
+LAUNCH, SHORTEST, GAP = 10.0, 1.0, 1.0  # µs: the host's, per launch; of a kernel at least; between two of a graph
 POSITIONS = 512  # of context
 
 

@@ -72,7 +72,7 @@ def _pool(drawing: Drawing, left: float, held: int, pages: int) -> None:
 
 # -- a block table -----------------------------------------------------------------------------------------------------
 
-SMALL, POOL = 4, 12  # positions a page, pages
+SMALL, POOL = 4, 12  # positions per page, pages
 COLORS: dict[str, Kind] = {"a": NEW, "b": BOX}
 
 

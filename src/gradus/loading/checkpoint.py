@@ -4,7 +4,7 @@ smollm2-135m              a model of the catalogue, once it is pulled
 ./folder                  safetensors with config.json and tokenizer.json, as Hugging Face saves them
 ./model.gguf              a file of llama.cpp
 org/name                  the same folder, from the hub
-random:llama-3.2-1b       real shapes, random weights, one token a byte
+random:llama-3.2-1b       real shapes, random weights, one token per byte
 """
 
 import difflib

@@ -17,7 +17,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Nobody is watching."""
+    """Shows nothing."""
 
     def begin(self, task: str, total: int | None) -> None:
         pass

@@ -62,7 +62,7 @@ class Tokenizer:
 
     @classmethod
     def of_bytes(cls) -> "Tokenizer":
-        """One token a byte, for models that were never trained: text works, and its length is easy to reason about."""
+        """One token per byte, for models that were never trained: text works, and its length is easy to tell."""
         alphabet = _byte_alphabet()
         backend = tokenizers.Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
