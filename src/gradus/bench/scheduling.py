@@ -127,9 +127,7 @@ def report_parts(found: Results) -> Iterator[str | Rows]:
         yield _wall(served)
         yield "What a request sees, in virtual seconds (p50 / p95 / p99):"
         yield _virtual(served)
-        yield "The pages, over the run:"
-        yield _pages(served)
-        yield "### A step of 256"
+        yield "### A step of 256 sequences"
         yield _steps([(cell, cell.entries[0].samples[0]) for cell in run.of("steps")])
     yield "## Where it loses"
     yield LOSES
@@ -157,39 +155,22 @@ def _wall(served: Served) -> Rows:
 
 
 def _virtual(served: Served) -> Rows:
-    header = ["batch", "latency", "queue wait", "longest queue", "deadlines missed"]
+    header = ["batch", "latency", "queue wait", "longest queue", "preemptions", "deadlines missed"]
     return header, [
         [
             cell.row,
             _quantiles(sample["latency_s"]),
             _quantiles(sample["wait_s"]),
             shown(sample["queue"]["p100"]),
+            f"{sample['preemptions']:,}",
             str(sample["deadline_misses"]),
         ]
         for cell, sample in served
     ]
 
 
-def _pages(served: Served) -> Rows:
-    header = ["batch", "held p50", "held most", "unfilled in held pages", "free pages scattered", "preemptions"]
-    header += ["evictions", "prompt positions found"]
-    return header, [
-        [
-            cell.row,
-            _percent(sample["utilization"]["p50"]),
-            _percent(sample["utilization"]["p100"]),
-            _percent(sample["internal_fragmentation"]["mean"]),
-            _percent(sample["external_fragmentation"]["mean"]),
-            f"{sample['preemptions']:,}",
-            f"{sample['evictions']:,}",
-            f"{sample['cached_tokens']:,}",
-        ]
-        for cell, sample in served
-    ]
-
-
 def _steps(measured: Served) -> Rows:
-    header = ["", "schedule µs", "commit µs", "both µs p50", "p95", "p99", "a sequence µs", "add µs"]
+    header = ["", "schedule µs", "commit µs", "both µs p50", "p95", "p99", "µs per sequence", "add µs"]
     return header, [
         [
             cell.row,
@@ -205,10 +186,6 @@ def _steps(measured: Served) -> Rows:
 
 def _quantiles(values: dict[str, float]) -> str:
     return " / ".join(shown(values[key]) for key in ("p50", "p95", "p99"))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _facts(run: Run) -> str:

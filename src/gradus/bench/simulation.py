@@ -46,7 +46,7 @@ POSITIONS_EACH = 320
 """Room in the cache, times the batch: less than a sequence of mean length takes, so that pages run out."""
 OVERLOAD = 1.5
 """Requests arrive this many times as fast as the machine can serve them, so a queue builds up."""
-USAGE_EVERY = 20
+QUEUE_EVERY = 20  # steps between two looks at the queue
 
 
 class VirtualClock:
@@ -220,7 +220,7 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
     simulation = Simulation(batch, batch * POSITIONS_EACH // DEFAULT_PAGE_SIZE, policy)
     pending = deque(zip((job.at for job in workload.jobs), made, strict=True))
     arrived: dict[str, float] = {}
-    waits, latencies, usages, tokens, missed = [], [], [], 0, 0
+    waits, latencies, tokens, missed = [], [], 0, 0
     queue, started = [], time.perf_counter()
     with frozen():
         while pending or simulation.has_work:
@@ -239,8 +239,7 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
                 missed += output.finish_reason == "deadline"
                 latencies.append(latency)
                 waits.append(latency - output.timings.total_s + output.timings.queued_s)
-            if len(simulation.watch.batches) % USAGE_EVERY == 0:
-                usages.append(simulation.scheduler.measure_usage())
+            if len(simulation.watch.batches) % QUEUE_EVERY == 0:
                 queue.append(simulation.scheduler.waiting_count)
     wall, watch, scheduler = time.perf_counter() - started, simulation.watch, simulation.scheduler
     scheduler.check()
@@ -256,12 +255,7 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
         "wait_s": distribution(waits),
         "queue": distribution(queue),
         **watch.sample(),
-        "utilization": distribution(usage.utilization for usage in usages),
-        "internal_fragmentation": distribution(usage.internal_fragmentation for usage in usages),
-        "external_fragmentation": distribution(usage.external_fragmentation for usage in usages),
         "preemptions": scheduler.preemptions,
-        "cached_tokens": scheduler.cached_tokens,
-        "evictions": simulation.cache.evictions,
         "deadline_misses": missed,
     }
 
