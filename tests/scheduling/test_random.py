@@ -175,8 +175,7 @@ class CommitsWhatHasEnded(Scheduler):
 
 class ReservesNoPage(Scheduler):
     def enter_page(self, sequence):
-        if self.columns.holds(sequence):
-            self.columns.room[sequence.slot] += 1
+        return self.columns.holds(sequence)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ class ReservesNoPage(Scheduler):
         (PreemptsTheBest, "the best sequence lost its place"),
         (LeaksSlots, "a slot is lost, or taken twice"),
         (LeaksPages, "pages of a sequence not running"),
-        (SamplesFromChunks, "it has stored what no committed step has run"),
+        (SamplesFromChunks, "a wrong token"),
         (IgnoresTheBudget, "more tokens than the budget"),
         (LetsOthersOvertake, "somebody overtook the head of the queue"),
         (ForgetsSiblings, "there is work, and nothing is done"),
@@ -209,13 +208,13 @@ def test_a_broken_scheduler_is_noticed(broken, noticed):
 # -- broken columns ----------------------------------------------------------------------------------------------------
 
 
-def gives_a_late_token_to_the_next_owner(self, decodes, tokens, record=Columns.record):
-    decodes.epochs = self.epochs[decodes.slots]
-    return record(self, decodes, tokens)
+def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=Columns.exceptions):
+    decodes.departures = self.departures
+    return exceptions(self, decodes, tokens)
 
 
 def plans_past_the_end(self):
-    return self.active
+    return (self._last >= 0).nonzero()[0]
 
 
 def forgets_what_is_unread(self, slot, take=Columns.take):
@@ -226,20 +225,24 @@ def takes_a_token_under_way_for_known(self, *, known, advance=Columns.advance):
     return advance(self, known=True)
 
 
-def counts_unstored_positions(self, decodes, tokens, record=Columns.record):
-    found = record(self, decodes, tokens)
-    self.seen[decodes.slots] += 1
-    return found
+def counts_unstored_positions(self, sequence):
+    return len(sequence.tokens)
+
+
+def loses_what_is_unread_when_there_is_no_room(self, decodes, tokens, record=Columns.record):
+    members, self.members = self.members, list
+    record(self, decodes, tokens)
+    self.members = members
 
 
 @pytest.mark.parametrize(
     ("name", "broken"),
     [
-        ("record", gives_a_late_token_to_the_next_owner),
+        ("exceptions", gives_a_late_token_to_the_next_owner),
         ("going", plans_past_the_end),
         ("take", forgets_what_is_unread),
         ("advance", takes_a_token_under_way_for_known),
-        ("record", counts_unstored_positions),
+        ("stored", counts_unstored_positions),
     ],
 )
 def test_broken_columns_are_noticed(monkeypatch, name, broken):

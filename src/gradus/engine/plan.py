@@ -51,8 +51,8 @@ class Span:
 class Decodes:
     """Spans of one token with logits, in columns: row i runs tokens[i] at position starts[i] of slot slots[i].
 
-    pages: (slot, change) of the slots whose block tables have changed. owners, epochs: for commit alone; an unpacked
-    plan has none. An epoch tells whether the slot has changed hands since.
+    pages: (slot, change) of the slots whose block tables have changed. owners, departures: for commit alone; an
+    unpacked plan has none. departures: how many sequences had left their slots before; see `Columns`.
     """
 
     slots: Column = field(default_factory=lambda: np.empty(0, np.int64))
@@ -60,7 +60,7 @@ class Decodes:
     tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
     pages: Ordered[tuple[int, TableChange]] = ()
     owners: NDArray[np.object_] | None = None
-    epochs: Column | None = None
+    departures: int = 0
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -1,7 +1,7 @@
 """Plans as bytes: for workers in other processes, and for recordings that are played back later. No torch here.
 
 A plan is mostly columns of numbers, and those go as they are. What is rare and has names (an admission's parameters) is
-JSON. What only commit reads (sequences, epochs) stays behind: a plan that was unpacked can be run, not committed.
+JSON. What only commit reads (sequences) stays behind: a plan that was unpacked can be run, not committed.
 """
 
 import json

@@ -61,7 +61,7 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
         self.prefilling: list[Sequence] = []  # running, with prompts that are not planned to their end
-        self.columns = Columns(max_sequences)  # running, and decoding
+        self.columns = Columns(max_sequences, cache.page_size)  # running, and decoding
         self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
         self.plan = Plan()  # being made
@@ -141,7 +141,6 @@ class Scheduler:
             entered = sequences
         else:
             entered = [sequence for sequence in sequences if self.enter_page(sequence)]
-        self.columns.extend([sequence.slot for sequence in entered if sequence.slot >= 0], self.cache.page_size)
         self._moved += entered
 
     def enter_page(self, sequence: Sequence) -> bool:
@@ -180,7 +179,7 @@ class Scheduler:
             fits = self.cache.reserve(sequence.id, room)
             assert fits, "the rest of its last page is its own"
             self.prefilling.remove(sequence)
-            self.columns.join(sequence, room)
+            self.columns.join(sequence)
 
     def _changes(self) -> list[tuple[int, TableChange]]:
         """What the plan has to tell of decodes' block tables."""
@@ -221,7 +220,7 @@ class Scheduler:
             self.prefilling.remove(sequence)
         else:
             if not poisoned:
-                self.publish(sequence, int(self.columns.seen[sequence.slot]))
+                self.publish(sequence, self.columns.stored(sequence))
             self.columns.leave(sequence)
         self.cache.release(sequence.id, poisoned)
         heapq.heappush(self.free_slots, sequence.slot)
@@ -290,7 +289,6 @@ class Scheduler:
         """Committed steps have stored positions [0, end) of a running sequence: others may share its full pages."""
         self.cache.publish(sequence.id, sequence.tokens, end)
         if self.columns.holds(sequence):
-            self.columns.indexed[sequence.slot] = end // self.cache.page_size
             self._moved.append(sequence)  # the index may have had such a page already: then that one is used
 
     def find_prefix(self, sequence: Sequence) -> int:
@@ -301,12 +299,13 @@ class Scheduler:
         """
         while True:
             hit = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
-            untold = self.columns.with_untold(hit // self.cache.page_size, self.cache.page_size)
+            untold = self.columns.with_untold(hit // self.cache.page_size)
             if self.cache.index is None or not untold:
                 return hit
             self.cache.release(sequence.id)
             for other in untold:
-                self.publish(other, int(self.columns.seen[other.slot]))
+                self.publish(other, self.columns.stored(other))
+                self.columns.told(other)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -320,15 +319,16 @@ class Scheduler:
         return outputs
 
     def _commit_decodes(self, plan: Plan, sampled: Sampled) -> Outputs:
-        """The columns take in plain tokens; the others are decided one by one."""
-        decodes = plan.decodes
+        """Exceptions are decided one by one; the columns take in the plain tokens of all others."""
+        decodes, tokens = plan.decodes, sampled.decoded
         if not len(decodes):
             return Outputs()
         assert decodes.owners is not None
-        plain, others = self.columns.record(decodes, sampled.decoded)
-        outputs = Outputs(decodes.owners, sampled.decoded, plain, sampled.logprobs)
-        for row in others.tolist():
+        exceptional = self.columns.exceptions(decodes, tokens)
+        outputs = Outputs(decodes.owners, tokens, (~exceptional).nonzero()[0], sampled.logprobs)
+        for row in exceptional.nonzero()[0].tolist():
             outputs.others += self.commit_exception(decodes.owners[row], sampled.result(row))
+        self.columns.record(decodes, tokens)
         return outputs
 
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
@@ -354,7 +354,7 @@ class Scheduler:
         elif sampled.error is None:
             self.publish(sequence, end)
             if span.logits:
-                self.columns.begin(sequence, sampled.tokens[-1], end)
+                self.columns.begin(sequence, sampled.tokens[-1])
         if sampled.error is None:
             self._refused = None, 0  # what found no room may find a part of its prompt now
             if span.logits:
@@ -437,6 +437,8 @@ class Scheduler:
         for sequence in running:
             stored = self.cache.stored(sequence.id)
             if self.columns.holds(sequence):
-                assert stored == self.columns.room[sequence.slot], "cache and columns disagree on the room"
+                size = self.cache.page_size
+                room = -(-self.columns.stored_ahead(sequence) // size) * size
+                assert stored == room, "cache and columns disagree on the room"
             else:
                 assert 1 <= stored < len(sequence.tokens), "its prompt is not stored to the end, and it does not run"
