@@ -20,6 +20,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable
 from operator import attrgetter
+from typing import NamedTuple
 
 from gradus.cache import TableChange
 from gradus.cache.paged import PagedCache
@@ -34,6 +35,22 @@ from gradus.scheduling.columns import Columns
 from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
 
 BY_ORDER = attrgetter("order")
+
+
+class Refusal(NamedTuple):
+    """A newcomer that found no room: the positions that it hit, and the pages that it could have started with.
+
+    pages: those of its first span, and those hit that no running sequence held.
+    """
+
+    sequence: Sequence
+    hit: int
+    pages: int
+
+    def outdated_by(self, published: Sequence, page_size: int) -> bool:
+        """Whether the newcomer may hit more, now that this one's pages are in the index: the next page is the same."""
+        page = slice(self.hit, self.hit + page_size)
+        return published.tokens[page] == self.sequence.tokens[page]
 
 
 class Scheduler:
@@ -71,7 +88,7 @@ class Scheduler:
         self._moved: list[Sequence] = []  # decoding sequences whose next plan must tell their block tables
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
-        self._refused: tuple[Sequence | None, int] = (None, 0)  # what found no room, and the pages that it wanted
+        self._refusal: Refusal | None = None  # of the head of the queue
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
     # -- a request comes -----------------------------------------------------------------------------------------------
@@ -252,17 +269,18 @@ class Scheduler:
 
     def enter(self, sequence: Sequence) -> bool:
         """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
-        spare = self.cache.available - self.active_count * self._growth
-        if not self.free_slots or (self.active_count and not self._may_suffice(spare, sequence)):
+        if not self.free_slots or not self._may_suffice(sequence):
             return False
+        available, tokens = self.cache.available, len(sequence.tokens)
         hit = self.find_prefix(sequence)
+        first = -(-min(tokens - hit, self.left) // self.cache.page_size)  # pages of its first span, per group
+        self._refusal = Refusal(sequence, hit, available - self.cache.available + first * self._growth)
         admission = admit(sequence, self.free_slots[0])
         if not self.place(sequence, self.squeeze_in):
             self.cache.release(sequence.id)
             sequence.slot = -1
-            first = min(len(sequence.tokens) - hit, self.left)  # tokens of the span that found no room
-            self._refused = sequence, first // self.cache.page_size * self._growth
             return False
+        self._refusal = None
         self.waiting.popleft()
         heapq.heappop(self.free_slots)
         self.prefilling.append(sequence)
@@ -272,10 +290,11 @@ class Scheduler:
             self.cached_tokens += hit
         return True
 
-    def _may_suffice(self, spare: int, sequence: Sequence) -> bool:
-        """Whether it is worth looking: a newcomer needs a page at least, and what it wanted when it found no room."""
-        refused, wanted = self._refused
-        return spare >= max(self._growth, wanted if sequence is refused else 0)
+    def _may_suffice(self, sequence: Sequence) -> bool:
+        """Whether it is worth looking: a newcomer needs a page at least, and one that found no room what it lacked."""
+        refusal = self._refusal
+        pages = refusal.pages if refusal is not None and refusal.sequence is sequence else self._growth
+        return not self.active_count or self.cache.available >= pages + self.active_count * self._growth
 
     def squeeze_in(self, sequence: Sequence, end: int) -> bool:
         """Have [0, end) of a newcomer stored, if that leaves each running sequence a page (per group) to grow into."""
@@ -290,6 +309,8 @@ class Scheduler:
         self.cache.publish(sequence.id, sequence.tokens, end)
         if self.columns.holds(sequence):
             self._moved.append(sequence)  # the index may have had such a page already: then that one is used
+        if self._refusal is not None and self._refusal.outdated_by(sequence, self.cache.page_size):
+            self._refusal = None
 
     def find_prefix(self, sequence: Sequence) -> int:
         """Begin a newcomer with the pages that others have of its tokens. Returns the positions hit.
@@ -355,10 +376,8 @@ class Scheduler:
             self.publish(sequence, end)
             if span.logits:
                 self.columns.begin(sequence, sampled.tokens[-1])
-        if sampled.error is None:
-            self._refused = None, 0  # what found no room may find a part of its prompt now
-            if span.logits:
-                self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
+        if sampled.error is None and span.logits:
+            self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
         if sequence.finish_reason is not None:
             self.retire(sequence, sampled.poisoned)
         return outputs
