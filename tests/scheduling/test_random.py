@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from gradus.scheduling.columns import Columns
+from gradus.scheduling.columns import NEVER, Columns
 from gradus.scheduling.scheduler import BY_ORDER, Scheduler
 from tests.scheduling.world import World, random_request, random_world
 
@@ -213,8 +213,9 @@ def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=Colum
     return exceptions(self, decodes, tokens)
 
 
-def plans_past_the_end(self):
-    return (self._last >= 0).nonzero()[0]
+def plans_past_the_end(self, going=Columns.going):
+    self._last[self._last >= 0] = NEVER
+    return going(self)
 
 
 def forgets_what_is_unread(self, slot, take=Columns.take):

@@ -16,22 +16,28 @@ from gradus.engine.sequence import Output, TokenLogprob
 class Outputs(Ordered[Output]):
     """One token for each decoding sequence, in columns, and an `Output` for all that is more. Reads like a list.
 
-    owners, tokens: of the decodes of a plan. rows: those that sampled a plain token. logprobs: by row.
+    owners, tokens: of the decodes of a plan. exceptional: the rows that did not just sample a plain token, ascending;
+    what they did is in others. logprobs: by row.
     others: endings, first tokens, and tokens of sequences that have left their slot.
     """
 
     owners: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, object))
     tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
-    rows: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    exceptional: list[int] = field(default_factory=list)
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     others: list[Output] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.rows) + len(self.others)
+        return self.plain + len(self.others)
+
+    @property
+    def plain(self) -> int:
+        """How many rows sampled a plain token."""
+        return len(self.owners) - len(self.exceptional)
 
     def __iter__(self) -> Iterator[Output]:
-        rows = zip(self.rows.tolist(), self.owners[self.rows], self.tokens[self.rows].tolist(), strict=True)
-        for row, owner, token in rows:
+        rows = np.delete(np.arange(len(self.owners)), self.exceptional)
+        for row, owner, token in zip(rows.tolist(), self.owners[rows], self.tokens[rows].tolist(), strict=True):
             logprobs = (self.logprobs[row],) if row in self.logprobs else ()
             yield Output(owner.request_id, owner.index, (token,), logprobs)
         yield from self.others
@@ -57,5 +63,5 @@ def endings(outputs: Ordered[Output]) -> list[str]:
 
 def token_count(outputs: Ordered[Output]) -> int:
     if isinstance(outputs, Outputs):
-        return len(outputs.rows) + sum([len(output.tokens) for output in outputs.others])
+        return outputs.plain + sum([len(output.tokens) for output in outputs.others])
     return sum([len(output.tokens) for output in outputs])

@@ -51,8 +51,11 @@ class Span:
 class Decodes:
     """Spans of one token with logits, in columns: row i runs tokens[i] at position starts[i] of slot slots[i].
 
-    pages: (slot, change) of the slots whose block tables have changed. owners, departures: for commit alone; an
-    unpacked plan has none. departures: how many sequences had left their slots before; see `Columns`.
+    pages: (slot, change) of the slots whose block tables have changed.
+
+    For commit alone; an unpacked plan has none of them:
+    owners: the sequences. departures: how many had left their slots before. last: whether a sequence is planned to its
+    end with this step. See `gradus.scheduling.columns`.
     """
 
     slots: Column = field(default_factory=lambda: np.empty(0, np.int64))
@@ -61,6 +64,7 @@ class Decodes:
     pages: Ordered[tuple[int, TableChange]] = ()
     owners: NDArray[np.object_] | None = None
     departures: int = 0
+    last: bool = False
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -10,6 +10,7 @@ comes and when it goes, and never in between: where it stands follows from its r
 """
 
 import sys
+from typing import NamedTuple
 
 import numpy as np
 from numpy import count_nonzero  # on short columns far quicker than any()
@@ -22,6 +23,19 @@ RECENT = 64  # steps whose tokens are kept before the sequences' lists take them
 NO_TOKEN = -2  # pads rows of stop tokens: no token, and not what stands for a missing one
 NO_STEP = -1
 NEVER = sys.maxsize
+
+
+class Cohort(NamedTuple):
+    """Sequences that decode together: the same ones, step after step, until one comes or goes.
+
+    Their slots, ascending; the rest by row, as in `Columns`. until: the first step that is the last of one of them.
+    """
+
+    slots: Column
+    owners: NDArray[np.object_]
+    offsets: Column
+    turns: Column
+    until: int
 
 
 class Columns:
@@ -46,6 +60,7 @@ class Columns:
         self._offset, self._turn, self._left = np.zeros((3, slots), np.int64)
         self._last, self._indexed = np.full(slots, NO_STEP), np.full(slots, NEVER)
         self._unread = [0] * slots
+        self._cohort: Cohort | None = None  # as `going` found it, and no sequence has come or gone since
         self._stops = np.full((0, slots), NO_TOKEN)
         self._recent = np.zeros((RECENT, slots), np.int64)
 
@@ -60,6 +75,7 @@ class Columns:
         self._stop_at(slot, sequence.stop_ids)
         self.owners[slot], self._unread[slot], sequence.unread = sequence, first, self
         self.count += 1
+        self._cohort = None
 
     def _stop_at(self, slot: int, tokens: frozenset[int]) -> None:
         if missing := max(0, len(tokens) - len(self._stops)):
@@ -78,6 +94,7 @@ class Columns:
         self.owners[slot] = sequence.unread = None
         self._last[slot], self._indexed[slot] = NO_STEP, NEVER
         self.count -= 1
+        self._cohort = None
         self.departures += 1
         self._left[slot] = self.departures
 
@@ -97,38 +114,44 @@ class Columns:
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
-    def going(self) -> Column:
-        """Slots that have a token to run. A sequence is never planned past the length at which it ends."""
-        return (self._last > self.planned).nonzero()[0]
+    def going(self) -> Cohort:
+        """Those that have a token to run. A sequence is never planned past the length at which it ends."""
+        if self._cohort is None or self._cohort.until <= self.planned:
+            slots = (self._last > self.planned).nonzero()[0]
+            until = int(self._last[slots].min(initial=NEVER))
+            self._cohort = Cohort(slots, self.owners[slots], self._offset[slots], self._turn[slots], until)
+        return self._cohort
 
-    def at_page_end(self, going: Column) -> list[Sequence]:
-        """Those of these slots' sequences whose next token needs a page that they do not have."""
-        full = self._turn[going] == (self.planned + 1) % self.page_size
-        return self.owners[going[full]].tolist()
+    def at_page_end(self) -> list[Sequence]:
+        """Those going whose next token needs a page that they do not have."""
+        going = self.going()
+        full = going.turns == (self.planned + 1) % self.page_size
+        return going.owners[full].tolist() if count_nonzero(full) else []
 
     def advance(self, *, known: bool) -> Decodes:
         """A token for each that has one to run. known: no step is under way, so the newest tokens are here."""
-        going = self.going()
-        if not len(going):
+        slots, owners, offsets, _, until = self.going()
+        if not len(slots):
             return Decodes()
         self.planned += 1
-        tokens = self._recent[self.recorded % RECENT, going] if known else np.full(len(going), UNKNOWN)
-        return Decodes(going, self._offset[going] + self.planned, tokens, (), self.owners[going], self.departures)
+        tokens = self._recent[self.recorded % RECENT, slots] if known else np.full(len(slots), UNKNOWN)
+        return Decodes(slots, offsets + self.planned, tokens, (), owners, self.departures, until == self.planned)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
-    def exceptions(self, decodes: Decodes, tokens: Column) -> NDArray[np.bool_]:
-        """Which rows of the step that is done need a decision.
+    def exceptions(self, decodes: Decodes, tokens: Column) -> list[int]:
+        """The rows of the step that is done that need a decision.
 
         The token ends the sequence, there is none, or the sequence has left its slot.
         """
-        slots = decodes.slots
-        found = (self._last[slots] == self.recorded + 1) | (tokens < 0)
+        found, slots = tokens < 0, decodes.slots
+        if decodes.last:
+            found |= self._last[slots] == self.recorded + 1
         for stops in self._stops:
             found |= stops[slots] == tokens
         if decodes.departures != self.departures:
             found |= self._left[slots] > decodes.departures
-        return found
+        return found.nonzero()[0].tolist() if count_nonzero(found) else []
 
     def record(self, decodes: Decodes, tokens: Column) -> None:
         """Take in what the step sampled. Sequences that it ended have left; in their slots nothing is read of it."""

@@ -133,9 +133,8 @@ class Scheduler:
     def schedule(self) -> Plan | None:
         """The next step's work, or None when there is none."""
         self.plan, preempted = Plan(), self.preemptions
-        going = self.columns.going()
-        self.enter_pages(self.columns.at_page_end(going))
-        self.left = (self.token_budget or sys.maxsize) - len(going)
+        self.enter_pages(self.columns.at_page_end())
+        self.left = (self.token_budget or sys.maxsize) - len(self.columns.going().slots)
         for sequence in sorted(self.prefilling, key=BY_ORDER):
             self.continue_prompt(sequence)
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
@@ -346,8 +345,8 @@ class Scheduler:
             return Outputs()
         assert decodes.owners is not None
         exceptional = self.columns.exceptions(decodes, tokens)
-        outputs = Outputs(decodes.owners, tokens, (~exceptional).nonzero()[0], sampled.logprobs)
-        for row in exceptional.nonzero()[0].tolist():
+        outputs = Outputs(decodes.owners, tokens, exceptional, sampled.logprobs)
+        for row in exceptional:
             outputs.others += self.commit_exception(decodes.owners[row], sampled.result(row))
         self.columns.record(decodes, tokens)
         return outputs
