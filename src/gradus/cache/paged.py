@@ -44,16 +44,12 @@ class Resident:
     publish_at: int
     told: int = 0
 
-    @property
-    def changed(self) -> bool:
-        """Whether there is something to tell."""
-        return self.told < len(self.tables[0])
-
     def change(self) -> TableChange | None:
         """What is new in the block tables since this was last asked; None if nothing is."""
-        if not self.changed:
+        kept, entries = self.told, len(self.tables[0])
+        if kept == entries:
             return None
-        kept, self.told = self.told, len(self.tables[0])
+        self.told = entries
         return TableChange(kept, tuple([tuple(table[kept:]) for table in self.tables]))
 
 
@@ -193,8 +189,9 @@ class PagedCache:
         self.evictions += len(evicted)
 
     def table_change(self, id: Hashable) -> TableChange | None:
-        """What is new in the block tables since this was last asked; None if nothing is."""
-        return self.residents[id].change()
+        """What is new in the block tables since this was last asked; None if nothing is, or it has no pages."""
+        resident = self.residents.get(id)
+        return None if resident is None else resident.change()
 
     # -- others may share --------------------------------------------------------------------------------------------
 

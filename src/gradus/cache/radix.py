@@ -326,9 +326,11 @@ class PrefixIndex:
 def agreeing_pages(left: list[int], right: list[int], page_size: int) -> int:
     """How many whole pages two lists of tokens have in common at their beginnings.
 
-    By halves: comparing slices is a loop in C, and nearly always one comparison finds them equal to the end.
+    Comparing slices is a loop in C, and most often they are equal to the end of one. If not, it is found by halves.
     """
     agree, most = 0, min(len(left), len(right)) // page_size
+    if left[: most * page_size] == right[: most * page_size]:
+        return most
     while agree < most:
         middle = (agree + most + 1) // 2
         pages = slice(agree * page_size, middle * page_size)

@@ -198,9 +198,9 @@ class Scheduler:
             self.columns.join(sequence)
 
     def _changes(self) -> list[tuple[int, TableChange]]:
-        """What the plan has to tell of decodes' block tables."""
+        """What the plan has to tell of decodes' block tables. Those that have left meanwhile have none."""
         moved, self._moved = self._moved, []
-        told = [(each.slot, self.cache.table_change(each.id)) for each in moved if self.columns.holds(each)]
+        told = [(each.slot, self.cache.table_change(each.id)) for each in moved]
         return [(slot, change) for slot, change in told if change is not None]
 
     # -- room ----------------------------------------------------------------------------------------------------------
