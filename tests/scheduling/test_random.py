@@ -117,17 +117,16 @@ class LeaksPages(Scheduler):
 
 
 class SamplesFromChunks(Scheduler):
-    def place(self, sequence, find_room):
-        found = super().place(sequence, find_room)
-        if found:
-            self.plan.spans[-1].logits = 1
-        return found
+    def place(self, sequence):
+        super().place(sequence)
+        for span in self.plan.spans:
+            span.logits = 1
 
 
 class IgnoresTheBudget(Scheduler):
-    def place(self, sequence, find_room):
+    def place(self, sequence):
         self.left = len(sequence.tokens)
-        return super().place(sequence, find_room)
+        super().place(sequence)
 
 
 class LetsOthersOvertake(Scheduler):

@@ -184,13 +184,14 @@ class Sampled:
 
     def result(self, first: int, count: int = 1) -> SpanResult:
         """What a span with these rows sampled; an error in one of them is the span's."""
-        for row in range(first, first + count):
+        tokens = self.tokens[first : first + count].tolist()
+        for row, token in enumerate(tokens, first):
             if row in self.errors:
                 return SpanResult(error=self.errors[row])
-            if self.tokens[row] < 0:
+            if token < 0:
                 return SpanResult(error=NOT_FINITE, poisoned=True)
         logprobs = [self.logprobs[row] for row in range(first, first + count) if row in self.logprobs]
-        return SpanResult(tuple(self.tokens[first : first + count].tolist()), tuple(logprobs))
+        return SpanResult(tuple(tokens), tuple(logprobs))
 
     def __iter__(self) -> Iterator[SpanResult]:
         row = len(self.decoded)

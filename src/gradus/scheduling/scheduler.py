@@ -18,7 +18,7 @@ layer groups with windows, and sequences that end with numbers that are not fini
 import heapq
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -167,23 +167,21 @@ class Scheduler:
     def continue_prompt(self, sequence: Sequence) -> None:
         """The next chunk of a prompt under way, as far as the budget goes."""
         if self.left > 0 and sequence.slot >= 0:  # not sent back for the sake of one before it
-            self.place(sequence, self.make_room)
+            self.place(sequence)
 
-    def place(self, sequence: Sequence, find_room: Callable[[Sequence, int], bool]) -> bool:
+    def place(self, sequence: Sequence) -> None:
         """Plan the next span: what the sequence knows and has not stored, as far as the step's budget goes.
 
-        find_room(sequence, end) has positions [0, end) stored after this step, or returns False; then so does this.
-        Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
+        It has no span if it had to give way itself to make room. Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
         """
         tokens, start = sequence.tokens, self.cache.stored(sequence.id)
         end = min(len(tokens), start + self.left)
-        if not find_room(sequence, end):
-            return False
+        if not self.make_room(sequence, end):
+            return
         logits = 1 if end == len(tokens) else 0
         pages = self.cache.table_change(sequence.id)
         self.plan.spans.append(Span(sequence, sequence.slot, start, tokens[start:end], logits, pages))
         self.left -= end - start
-        return True
 
     def begin_decoding(self, span: Span) -> None:
         """A sequence whose prompt ends with this plan has a place in the columns from the next one on."""
@@ -268,38 +266,34 @@ class Scheduler:
 
     def enter(self, sequence: Sequence) -> bool:
         """Give it a slot, what the prefix index has of it, and pages for its first span; or nothing, and False."""
-        if not self.free_slots or not self._may_suffice(sequence):
+        if not self.free_slots or self._spare < self._wanted(sequence):
             return False
         available, tokens = self.cache.available, len(sequence.tokens)
         hit = self.find_prefix(sequence)
-        first = -(-min(tokens - hit, self.left) // self.cache.page_size)  # pages of its first span, per group
-        self._refusal = Refusal(sequence, hit, available - self.cache.available + first * self._growth)
-        admission = admit(sequence, self.free_slots[0])
-        if not self.place(sequence, self.squeeze_in):
+        pages = -(-min(tokens - hit, self.left) // self.cache.page_size) * self._growth
+        if self._spare < pages:
+            self._refusal = Refusal(sequence, hit, pages + available - self.cache.available)
             self.cache.release(sequence.id)
-            sequence.slot = -1
             return False
         self._refusal = None
         self.waiting.popleft()
-        heapq.heappop(self.free_slots)
+        self.plan.admissions.append(admit(sequence, heapq.heappop(self.free_slots)))
+        self.place(sequence)
         self.prefilling.append(sequence)
-        self.plan.admissions.append(admission)
         if not sequence.generated:
             sequence.cached_tokens = hit
             self.cached_tokens += hit
         return True
 
-    def _may_suffice(self, sequence: Sequence) -> bool:
-        """Whether it is worth looking: a newcomer needs a page at least, and one that found no room what it lacked."""
-        refusal = self._refusal
-        pages = refusal.pages if refusal is not None and refusal.sequence is sequence else self._growth
-        return not self.active_count or self.cache.available >= pages + self.active_count * self._growth
+    @property
+    def _spare(self) -> int:
+        """Pages that newcomers may take: each running sequence keeps one (per group) to grow into."""
+        return self.cache.available - self.active_count * self._growth
 
-    def squeeze_in(self, sequence: Sequence, end: int) -> bool:
-        """Have [0, end) of a newcomer stored, if that leaves each running sequence a page (per group) to grow into."""
-        if not self.cache.reserve(sequence.id, end):
-            return False
-        return not self.active_count or self.cache.available >= self.active_count * self._growth
+    def _wanted(self, sequence: Sequence) -> int:
+        """Spare pages without which it is not worth looking: one (per group), or what it lacked when it was refused."""
+        refused = self._refusal is not None and self._refusal.sequence is sequence
+        return self._refusal.pages if refused else self._growth
 
     # -- the prefix index ----------------------------------------------------------------------------------------------
 
