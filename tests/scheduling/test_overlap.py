@@ -4,6 +4,7 @@ import pytest
 
 from gradus.engine.plan import UNKNOWN
 from gradus.engine.sequence import Sequence
+from gradus.scheduling.columns import RECENT
 from gradus.scheduling.queue import WaitingQueue
 from tests.scheduling.replica import LIMITS, ask, expected
 from tests.scheduling.world import World
@@ -49,6 +50,22 @@ def test_nobody_is_planned_past_its_last_token(lag):
     world.drain()
     metrics = world.engine.metrics()
     assert (metrics.batch_total, metrics.generated_tokens, metrics.steps) == (9, 9, 5)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_tokens_that_nothing_reads_for_many_steps_are_all_there(lag):
+    """Columns keep the tokens of the last steps; then the sequences' lists take them over. `check` would read them."""
+    world = ahead(lag, pages=200)
+    requests = [ask(name, 3, RECENT + extra) for name, extra in (("a", -2), ("b", 1), ("c", RECENT + 9))]
+    lists = {}
+    for request in requests:
+        world.engine.submit(request)
+        lists[request.id] = world.scheduler.head()
+        world.engine.step()  # they join at different steps
+    while world.engine.has_work:
+        world.engine.step()
+    for request in requests:
+        assert lists[request.id].tokens == [*request.prompt, *expected(request)]
 
 
 @pytest.mark.parametrize("lag", [1, 2])

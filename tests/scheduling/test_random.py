@@ -229,12 +229,6 @@ def counts_unstored_positions(self, sequence):
     return len(sequence.tokens)
 
 
-def loses_what_is_unread_when_there_is_no_room(self, decodes, tokens, record=Columns.record):
-    members, self.members = self.members, list
-    record(self, decodes, tokens)
-    self.members = members
-
-
 @pytest.mark.parametrize(
     ("name", "broken"),
     [

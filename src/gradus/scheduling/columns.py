@@ -42,11 +42,11 @@ class Columns:
     """The state of up to `slots` decoding sequences, on pages of `page_size` positions.
 
     planned, recorded: the numbers of the last step that was planned, and of the last that was committed.
-    departures: how many sequences have left.
+    count, departures: how many sequences are here, and how many have left.
 
-    By slot; one without an owner has no last step, and has told the index of everything:
+    By slot; one without an owner has no last step, and nothing to tell the prefix index:
     owners: the sequences. offset: in step s it runs the token at position s + offset. last: its last step.
-    turn: its pages are full before each step with this remainder by page_size.
+    turn: its pages are full before each step s with s % page_size == turn.
     indexed: how many of its pages the prefix index has been told of; NEVER before its prompt is stored to the end.
     unread: the first step whose token its sequence's list does not have. left: `departures` when its last owner left.
     stops: [tokens, slots], the tokens that end it, padded with NO_TOKEN.
@@ -83,7 +83,7 @@ class Columns:
         self._stops[:, slot] = [*tokens, *[NO_TOKEN] * (len(self._stops) - len(tokens))]
 
     def begin(self, sequence: Sequence, token: int) -> None:
-        """The step that ended its prompt was committed, and sampled `token`; the prefix index was told of the rest."""
+        """The step that ended its prompt was committed, and sampled `token`; the prefix index knows its prompt."""
         self._recent[self.recorded % RECENT, sequence.slot] = token
         self.told(sequence)
 
@@ -190,8 +190,10 @@ class Columns:
     def check(self, under_way: int) -> None:
         """Rows belong to their owners, and no sequence is planned further than its steps go."""
         there = [slot for slot, owner in enumerate(self.owners) if owner is not None]
-        assert (self._last > NO_STEP).nonzero()[0].tolist() == there, "a slot has an owner and no last step, or no owner"
+        assert (self._last > NO_STEP).nonzero()[0].tolist() == there, "a slot has an owner or a last step, not both"
         assert self.count == len(there), "the columns lost count"
+        going = (self._last > self.planned).nonzero()[0]
+        assert self.going().slots.tolist() == going.tolist(), "others decode together than are known to"
         assert 0 <= self.planned - self.recorded <= under_way, "a step is lost"
         for slot in there:
             sequence: Sequence = self.owners[slot]

@@ -172,7 +172,8 @@ class Scheduler:
     def place(self, sequence: Sequence) -> None:
         """Plan the next span: what the sequence knows and has not stored, as far as the step's budget goes.
 
-        It has no span if it had to give way itself to make room. Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
+        It has no span if it had to give way itself to make room.
+        Only the span that reaches the newest token is sampled from: a chunk before it has no logits.
         """
         tokens, start = sequence.tokens, self.cache.stored(sequence.id)
         end = min(len(tokens), start + self.left)
@@ -292,8 +293,8 @@ class Scheduler:
 
     def _wanted(self, sequence: Sequence) -> int:
         """Spare pages without which it is not worth looking: one (per group), or what it lacked when it was refused."""
-        refused = self._refusal is not None and self._refusal.sequence is sequence
-        return self._refusal.pages if refused else self._growth
+        refusal = self._refusal
+        return refusal.pages if refusal is not None and refusal.sequence is sequence else self._growth
 
     # -- the prefix index ----------------------------------------------------------------------------------------------
 
