@@ -7,12 +7,16 @@ an event says when it is done. On a CPU there is nothing to move, and nothing to
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+Numbers = Sequence[int] | Sequence[float] | NDArray[Any]
 
-def upload(values: Sequence[int] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+
+def upload(values: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers of the host as a tensor on the device: [len(values)]."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)

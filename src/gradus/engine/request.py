@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from gradus.errors import RequestError
+from gradus.errors import ConfigError, RequestError
 
 MAX_N = 16
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 64
+MAX_EOS_TOKENS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**63 - 1
 MAX_PRIORITY = 1000
@@ -148,11 +149,20 @@ class SchedulingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a request must respect: token ids in [0, vocab_size), prompt and output within context_length tokens."""
+    """What a request must respect: token ids in [0, vocab_size), prompt and output within context_length tokens.
+
+    Raises ConfigError for more end-of-sequence tokens than sampling has room to ban.
+    """
 
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.eos_token_ids) > MAX_EOS_TOKENS:
+            raise ConfigError(
+                f"eos_token_ids: at most {MAX_EOS_TOKENS} end-of-sequence tokens, got {len(self.eos_token_ids)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

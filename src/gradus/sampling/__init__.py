@@ -2,6 +2,7 @@
 
 Read in this order:
 
+    slots.py            what a slot's owner asks for, in tables on the device
     sampler.py          the reference, on any device
     kernel_sampler.py   the same draw in one kernel
 """

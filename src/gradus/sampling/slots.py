@@ -1,0 +1,256 @@
+"""What sampling needs of each slot's owner, as tables on the device: one row per slot, written when the owner changes.
+
+A step then sends no parameters: a row of logits finds its own by its slot, whatever mixture the batch is. Tables that
+stay where they are can be read by a CUDA graph. Admissions cost a few launches and one copy per dtype, however many
+come in a step.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradus.device.transfer import upload
+from gradus.engine.plan import Admission, Column
+from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+
+MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
+
+SEEN_IN_PROMPT = 1 << 30
+LISTED = 1 << 29  # the token has an entry in its slot's list of biases
+COUNT = (1 << 24) - 1  # the bits that count a token's occurrences in the output
+
+ALWAYS = 2**31 - 1  # no position is as large: a bias until here is always added
+NO_MASS = math.inf  # a mass that is never reached: top-p is off, and rounding cannot make it drop a token
+COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a device may take such a number for 0
+
+NOTHING = np.empty(0, np.int64)
+
+
+class SlotTable:
+    """How each slot's owner samples, and the tokens that it has seen.
+
+    slots: rows to allocate; the tables then stay where they are. None lets them grow with the slots that appear.
+
+    On the device, with S rows (at least `slots`), a vocabulary of V and B = MAX_ENTRIES; rows start as "off":
+
+        seeds           int64 [S]       64 bits, as torch's signed integer
+        temperatures    float32 [S]     0 is greedy (off)
+        top_k           int32 [S]       V is off
+        top_p           float32 [S]     below 1; infinity is off
+        min_p           float32 [S]     0 is off
+        repetition, frequency, presence float32 [S]     1, 0 and 0 are off
+        adjusts         int32 [S]       1 if penalties, a bias or a ban may change the logits
+        reports         int32 [S]       how many likeliest tokens are reported beside the sampled one; -1: nothing is
+        entries         int32 [S]       how many of the B entries are the owner's
+        bias_tokens, bias_until int32 [S, B]; bias_values float32 [S, B]
+                                        the value is added to the token's logit where the new token's position is below
+                                        `until`; the ban of a stop token has the value -inf
+        seen            int32 [S, V]    the token's COUNT in the output, SEEN_IN_PROMPT, LISTED. Kept for slots that
+                                        adjust; others hold anything. None until there is one (see `allocate`)
+
+    On the host, to plan a step by: adjusting, drawing (not greedy), narrowing (drawing by top-k, top-p or min-p): bool
+    [S]; reporting: int64 [S], as `reports`.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self.seen: Tensor | None = None
+        self._fixed = slots is not None
+        self._make(1 if slots is None else slots)
+
+    @property
+    def rows(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def plain(self) -> NDArray[np.bool_]:
+        """Slots of which temperature and seed say all: bool [S]."""
+        return ~(self.adjusting | self.narrowing | (self.reporting >= 0))
+
+    def allocate(self) -> Tensor:
+        """Have `seen`, whether or not a slot needs it yet. Returns it."""
+        if self.seen is None:
+            self.seen = torch.zeros(self.rows, self.vocab_size, dtype=torch.int32, device=self.device)
+        return self.seen
+
+    def _make(self, slots: int) -> None:
+        """Tables of as many rows, all off. Columns of one dtype are parts of one tensor: one launch writes them."""
+        rows = -(-slots // 4) * 4  # columns begin at multiples of 16 bytes
+        self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        self._ints = _filled([self.vocab_size, 0, -1, 0], rows, torch.int32, self.device)
+        self.top_k, self.adjusts, self.reports, self.entries = self._ints
+        self._floats = _filled([0, NO_MASS, 0, 1, 0, 0], rows, torch.float32, self.device)
+        self.temperatures, self.top_p, self.min_p, self.repetition, self.frequency, self.presence = self._floats
+        self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
+        self.bias_tokens, self.bias_until = self._lists
+        self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
+        self.adjusting, self.drawing, self.narrowing = np.zeros((3, rows), np.bool_)
+        self.reporting = np.full(rows, -1)
+
+    def _grow(self, slots: int) -> None:
+        """Move to tables of twice the rows, or more: so moving costs little however many slots appear."""
+        if self._fixed:
+            raise IndexError(f"slot {slots - 1} is beyond a table of {self.rows} rows")
+        old, rows = dict(vars(self)), self.rows
+        self._make(max(slots, 2 * rows))
+        for name in ("seeds", "bias_values", "adjusting", "drawing", "narrowing", "reporting"):
+            getattr(self, name)[:rows] = old[name]
+        for name in ("_ints", "_floats", "_lists"):
+            getattr(self, name)[:, :rows] = old[name]
+        if self.seen is not None:
+            self.seen = None
+            self.allocate()[:rows] = old["seen"]
+
+    # -- slots change owners -------------------------------------------------------------------------------------------
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Nothing of the slots' earlier owners remains; tokens that are known already (after a preemption) count.
+
+        Raises IndexError for a slot beyond tables that may not grow.
+        """
+        if not admissions:
+            return
+        last = {admission.slot: admission for admission in admissions}  # a slot may change hands twice in a plan
+        new = Newcomers.of(list(last.values()), self.vocab_size)
+        if new.slots.max() >= self.rows:
+            self._grow(int(new.slots.max()) + 1)
+        self._admit_on_host(new)
+        numbers = new.slots, new.seeds, new.ints.ravel(), new.places, new.tokens, new.until, *new.seen
+        slots, seeds, ints, places, tokens, until, *seen = self._upload(numbers, torch.int64)
+        floats, values = self._upload((new.floats.ravel(), new.values), torch.float32)
+        self.seeds[slots] = seeds
+        self._ints[:, slots] = ints.view(-1, len(slots)).int()
+        self._floats[:, slots] = floats.view(-1, len(slots))
+        if len(places):
+            self._lists.flatten(1)[:, places] = torch.stack([tokens, until]).int()
+            self.bias_values.flatten()[places] = values
+        if len(new.seen[0]):
+            self._recall(*seen)
+
+    def _admit_on_host(self, new: "Newcomers") -> None:
+        top_k, adjusts, reports, _ = new.ints
+        temperatures, top_p, min_p, *_ = new.floats
+        self.adjusting[new.slots] = adjusts > 0
+        self.drawing[new.slots] = temperatures > 0
+        narrows = (top_k < self.vocab_size) | (top_p < 1) | (min_p > 0)
+        self.narrowing[new.slots] = narrows & (temperatures > 0)
+        self.reporting[new.slots] = reports
+
+    def _upload(self, parts: Sequence[NDArray[Any]], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """All of them in one copy."""
+        return upload(np.concatenate(parts), dtype, self.device).split([len(part) for part in parts])
+
+    def _recall(self, slots: Tensor, prompts: Tensor, listed: Tensor, outputs: Tensor) -> None:
+        """Build rows of `seen` anew: see Newcomers.seen."""
+        seen = self.allocate()
+        seen[slots] = 0
+        flat = seen.flatten()
+        flat[prompts] = SEEN_IN_PROMPT  # a token that comes twice is the same number stored twice
+        flat[listed] |= LISTED
+        flat.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
+
+    # -- every step ----------------------------------------------------------------------------------------------------
+
+    def record(self, slots: Tensor, tokens: Tensor) -> None:
+        """Count tokens that were sampled in slots that adjust: int64 [R] each. A token of -1 is none."""
+        places = slots * self.vocab_size + tokens.clamp(min=0)
+        self.allocate().flatten().index_add_(0, places, (tokens >= 0).int())
+
+
+@dataclass(slots=True)
+class Newcomers:
+    """The admissions of a step as columns on the host.
+
+    slots, seeds: [n]. ints, floats: [columns, n], in the order of SlotTable._ints and _floats.
+    places, tokens, until, values: the entries of all lists, and where they go in the tables [S, B], flat.
+    seen: of the slots that adjust, their numbers; then places in the table [S, V], flat: of the tokens of their
+        prompts, of tokens with an entry, and of the tokens of their outputs, one per occurrence.
+    """
+
+    slots: Column
+    seeds: Column
+    ints: Column
+    floats: NDArray[np.float32]
+    places: Column
+    tokens: Column
+    until: Column
+    values: NDArray[np.float32]
+    seen: tuple[Column, Column, Column, Column]
+
+    @classmethod
+    def of(cls, admissions: Sequence[Admission], vocab_size: int) -> "Newcomers":
+        slots = np.array([admission.slot for admission in admissions])
+        seeds = np.array([admission.request.seed_of(admission.index) for admission in admissions], np.uint64)
+        entries = [list(_entries(admission)) for admission in admissions]
+        lengths = np.array([len(each) for each in entries])
+        tokens, until, values = zip(*chain(*entries), strict=True) if lengths.any() else ((), (), ())
+        owners = np.repeat(slots, lengths)
+        places = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        ints = _ints(admissions, lengths, vocab_size)
+        adjusting = [admission for admission, adjusts in zip(admissions, ints[1], strict=True) if adjusts]
+        prompts, outputs = _histories(adjusting, vocab_size)
+        return cls(
+            slots=slots,
+            seeds=seeds.view(np.int64),
+            ints=ints,
+            floats=_floats(admissions),
+            places=owners * MAX_ENTRIES + places,
+            tokens=np.array(tokens, np.int64),
+            until=np.array(until, np.int64),
+            values=np.array(values, np.float32),
+            seen=(slots[ints[1] > 0], prompts, owners * vocab_size + np.array(tokens, np.int64), outputs),
+        )
+
+
+def _entries(admission: Admission) -> Iterator[tuple[int, int, float]]:
+    """(token, until, value) of each: the request's biases, and the ban of its stop tokens before min_tokens."""
+    request = admission.request
+    for token, value in request.params.logit_bias.items():
+        yield token, ALWAYS, value
+    if request.params.min_tokens > 0:
+        for token in sorted(request.stop_ids):
+            yield token, admission.prompt_length + request.params.min_tokens, -math.inf
+
+
+def _ints(admissions: Sequence[Admission], entries: Column, vocab_size: int) -> Column:
+    """top_k, adjusts, reports, entries."""
+    params = [admission.request.params for admission in admissions]
+    top_k = [each.top_k if 0 < each.top_k < vocab_size else vocab_size for each in params]
+    adjusts = np.array([each.penalized for each in params]) | (entries > 0)
+    reports = [-1 if each.logprobs is None else each.logprobs for each in params]
+    return np.array([top_k, adjusts, reports, entries], np.int64)
+
+
+def _floats(admissions: Sequence[Admission]) -> NDArray[np.float32]:
+    """temperatures, top_p, min_p, repetition, frequency, presence."""
+    rows = [
+        (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
+        for p in (admission.request.params for admission in admissions)
+    ]
+    columns = np.array(rows, np.float32).T
+    temperatures, top_p = columns[:2]
+    temperatures[temperatures < COLDEST] = 0
+    top_p[top_p >= 1] = NO_MASS  # also what only rounding makes 1
+    return columns
+
+
+def _histories(admissions: Sequence[Admission], vocab_size: int) -> tuple[Column, Column]:
+    """Places in the flat table of the tokens of all prompts, and of all outputs."""
+    known = [np.array(admission.tokens, np.int64) + admission.slot * vocab_size for admission in admissions]
+    lengths = [admission.prompt_length for admission in admissions]
+    prompts = [each[:length] for each, length in zip(known, lengths, strict=True)]
+    outputs = [each[length:] for each, length in zip(known, lengths, strict=True)]
+    return np.concatenate([*prompts, NOTHING]), np.concatenate([*outputs, NOTHING])
+
+
+def _filled(values: Sequence[float], rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[len(values), rows]: each row filled with its value."""
+    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1).repeat(1, rows)
