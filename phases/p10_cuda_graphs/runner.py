@@ -6,7 +6,7 @@ from torch import Tensor
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import upload
-from gradus.engine.plan import UNKNOWN, Plan
+from gradus.engine.plan import UNKNOWN, Column, Plan
 from gradus.execution.runner import ModelRunner, sampled_rows
 from gradus.execution.step import StepResult
 from gradus.models import Model
@@ -19,7 +19,7 @@ class NewestTokens:
     def __init__(self, slots: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
 
-    def record(self, slots: list[int], sampled: Tensor) -> None:
+    def record(self, slots: Column, sampled: Tensor) -> None:
         """sampled: int64 [len(slots)], the i-th token being slots[i]'s.
 
         It is -1 where no logit was finite. That sequence ends, but its next step is under way and needs some token.
@@ -53,8 +53,8 @@ class AheadRunner(ModelRunner):
         hidden = self.forward(batch)
         rows = sampled_rows(batch)
         drawn = self.sampler.sample(self.model.logits(hidden[batch.logits_rows]), rows)
-        if rows:
-            self.newest.record([row.slot for row in rows], drawn.tokens.clamp(min=0))  # -1: none, it ends
+        if len(rows):
+            self.newest.record(rows.slots, drawn.tokens.clamp(min=0))  # -1: none, it ends
         return StepResult(plan, len(hidden), drawn, self.model.device)
 
     def forward(self, batch: Batch) -> Tensor:

@@ -57,7 +57,11 @@ def test_an_engine_runs_by_the_protocol_alone_and_only_data_crosses(engine):
     ended = {(output.request_id, output.index): output.finish_reason for output in outputs if output.finish_reason}
     assert ended == {("a", 0): "length", ("a", 1): "length", ("b", 0): "timeout"}
     assert all(isinstance(output, Output) for output in outputs)
-    json.dumps([dataclasses.asdict(output) for output in outputs])  # numbers and texts, nothing else
+    assert [len(output.logprobs) for output in outputs] == [
+        len(output.tokens) * (output.request_id == "a") for output in outputs
+    ]
+    plain = [dataclasses.replace(output, logprobs=tuple(output.logprobs)) for output in outputs]
+    json.dumps([dataclasses.asdict(output) for output in plain])  # numbers and texts, nothing else
     assert core.metrics().completed == 2 and core.metrics().cancelled == 1
 
 

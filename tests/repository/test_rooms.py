@@ -65,7 +65,7 @@ def test_every_room_has_its_place():
     [
         "import gradus.attention.backend",
         "from gradus.execution.runner import ModelRunner",
-        "def late():\n    from gradus.sampling.sampler import Row",
+        "def late():\n    from gradus.sampling.sampler import Rows",
         "if TYPE_CHECKING:\n    from gradus.attention.batch import Batch",
         "from gradus import server",
         "from gradus import __version__",

@@ -109,7 +109,7 @@ class Replica:
         if not logits:
             return SpanResult()
         if self.owners[slot].id in self.broken:
-            return SpanResult(error="the model gave no finite logit to choose from", poisoned=True)
+            return SpanResult(error="the model gave no finite logit to choose from")
         read = [self._read(slot, group, window, length) for group, window in enumerate(self.windows)]
         whole = max(read, key=len)
         assert all(whole[len(whole) - len(seen) :] == seen for seen in read), "two groups store different tokens"

@@ -6,9 +6,10 @@ import pytest
 
 from gradus import errors
 from gradus.cache.usage import CacheUsage
+from gradus.engine.logprobs import PAIR, Logprobs
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
-from gradus.engine.sequence import Output, Timings, TokenLogprob
+from gradus.engine.sequence import Output, Timings
 from gradus.errors import CapacityError, CheckpointError, ConfigError, GradusError, RequestError
 from gradus.server.body import BodyError
 from gradus.server.engine_loop import shortened
@@ -30,7 +31,8 @@ LIMITS = ModelLimits(100, 64, (2,))
 REQUEST = Request.create(
     "r", [1, 2], SamplingParams(n=2, logit_bias={5: 1.0}, stop=["a"]), LIMITS, SchedulingParams(timeout=3, deadline=9)
 )
-OUTPUT = Output("r", 1, (3,), (TokenLogprob(3, -0.5, ((3, -0.5),)),), "stop", 3, None, Timings(0.1, 0.2, 0.3, 1), 4)
+LOGPROBS = Logprobs((PAIR.pack(3, -0.5) * 2,))
+OUTPUT = Output("r", 1, (3,), LOGPROBS, "stop", 3, None, Timings(0.1, 0.2, 0.3, 1), 4)
 REPORT = Report(
     Metrics(completed=1, cache=CacheUsage(8, 16, 2, 1, 5, 20, 5, 3, 1, 0, 0)),
     commands_taken=3,

@@ -8,8 +8,9 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.plan import Column
-from gradus.engine.sequence import Output, TokenLogprob
+from gradus.engine.sequence import Output
 
 
 @dataclass(slots=True, eq=False)
@@ -17,14 +18,14 @@ class Outputs(Ordered[Output]):
     """One token for each decoding sequence, in columns, and an `Output` for all that is more. Reads like a list.
 
     owners, tokens: of the decodes of a plan. exceptional: the rows that did not just sample a plain token, ascending;
-    what they did is in others. logprobs: by row.
+    what they did is in others. logprobs: as in Sampled.
     others: endings, first tokens, and tokens of sequences that have left their slot.
     """
 
     owners: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, object))
     tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
     exceptional: list[int] = field(default_factory=list)
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    logprobs: Ordered[bytes] = ()
     others: list[Output] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -38,8 +39,8 @@ class Outputs(Ordered[Output]):
     def __iter__(self) -> Iterator[Output]:
         rows = np.delete(np.arange(len(self.owners)), self.exceptional)
         for row, owner, token in zip(rows.tolist(), self.owners[rows], self.tokens[rows].tolist(), strict=True):
-            logprobs = (self.logprobs[row],) if row in self.logprobs else ()
-            yield Output(owner.request_id, owner.index, (token,), logprobs)
+            packed = self.logprobs[row] if self.logprobs else b""
+            yield Output(owner.request_id, owner.index, (token,), Logprobs((packed,)) if packed else NO_LOGPROBS)
         yield from self.others
 
     @overload

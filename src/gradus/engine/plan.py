@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradus.cache import TableChange
+from gradus.engine.logprobs import Logprobs
 from gradus.engine.request import Request
-from gradus.engine.sequence import Sequence, SpanResult, TokenLogprob
+from gradus.engine.sequence import Sequence, SpanResult
 
 UNKNOWN = -1
 """Stands for a token id that is only on the device yet."""
@@ -153,29 +154,22 @@ class Sampled:
     """What a step sampled: a row per logits row, in the order of the flat batch, so the decodes' rows come first.
 
     tokens: int64 [R], negative where there is none. counts: the rows of each span outside the columns.
-    logprobs: by row, where the request asks for them. errors: by row, what went wrong where that was not the logits.
+    logprobs: of each row, packed as in gradus.engine.logprobs, b"" where the request asks for none; () if none does.
 
     Iterating gives a SpanResult per span outside the columns, as `zip(plan.spans, result.get())` wants them.
     """
 
     tokens: Column
     counts: Ordered[int]
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
+    logprobs: Ordered[bytes] = ()
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":
-        """Made from a result per span of `plan.expanded()`: for runners without a model."""
-        results = list(results)
-        sampled = cls(np.empty(0, np.int64), [span.logits for span in plan.spans])
+        """Made from a result per span of `plan.expanded()`, without log-probabilities: for runners without a model."""
         tokens: list[int] = []
         for span, result in zip(plan.expanded(), results, strict=True):
-            if result.error is not None and not result.poisoned:
-                sampled.errors[len(tokens)] = result.error
-            sampled.logprobs |= dict(enumerate(result.logprobs, len(tokens)))
             tokens += (-1,) * span.logits if result.error is not None else result.tokens
-        sampled.tokens = np.array(tokens, np.int64)
-        return sampled
+        return cls(np.array(tokens, np.int64), [span.logits for span in plan.spans])
 
     @property
     def decoded(self) -> Column:
@@ -183,15 +177,12 @@ class Sampled:
         return self.tokens[: len(self.tokens) - sum(self.counts)]
 
     def result(self, first: int, count: int = 1) -> SpanResult:
-        """What a span with these rows sampled; an error in one of them is the span's."""
-        tokens = self.tokens[first : first + count].tolist()
-        for row, token in enumerate(tokens, first):
-            if row in self.errors:
-                return SpanResult(error=self.errors[row])
-            if token < 0:
-                return SpanResult(error=NOT_FINITE, poisoned=True)
-        logprobs = [self.logprobs[row] for row in range(first, first + count) if row in self.logprobs]
-        return SpanResult(tuple(tokens), tuple(logprobs))
+        """What a span with these rows sampled; one without a token makes an error of all."""
+        tokens = tuple(self.tokens[first : first + count].tolist())
+        if tokens and min(tokens) < 0:
+            return SpanResult(error=NOT_FINITE)
+        packed = tuple(self.logprobs[first : first + count])
+        return SpanResult(tokens, Logprobs(packed)) if any(packed) else SpanResult(tokens)
 
     def __iter__(self) -> Iterator[SpanResult]:
         row = len(self.decoded)

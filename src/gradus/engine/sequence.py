@@ -6,29 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.request import Request
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The log-probability of a sampled token, and the likeliest tokens at its position, best first."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True)
 class SpanResult:
-    """What a span sampled: nothing for a chunk, one token for a prompt's end or a decode. `error` ends the sequence.
+    """What a span sampled: nothing for a chunk, one token for a prompt's end or a decode.
 
-    poisoned: the error is numbers that are not finite, so what the sequence has stored may hold more of them.
+    error: why there is none though there are logits; it ends the sequence. They were not finite, so what the sequence
+    has stored may hold more such numbers.
     """
 
     tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Logprobs = NO_LOGPROBS
     error: str | None = None
-    poisoned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class Output:
     request_id: str
     index: int
     tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: Logprobs = NO_LOGPROBS
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -154,7 +146,7 @@ class Sequence:
         self,
         reason: str,
         tokens: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] = (),
+        logprobs: Logprobs = NO_LOGPROBS,
         stop_reason: int | None = None,
         error: str | None = None,
     ) -> Output:

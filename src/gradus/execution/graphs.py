@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from gradus.kernels.decode_inputs import newest
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
-from gradus.sampling.sampler import Drawn, Row
+from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows
 
 log = logging.getLogger(__name__)
 
@@ -98,18 +99,15 @@ class GraphRunner:
     def _draw_special(self, decodes: Decodes, captured: Captured) -> Drawn:
         """The graph's tokens. For requests that ask for more than it draws, logits are computed once again."""
         graphs, tokens = self.graphs, captured.tokens[: len(decodes)]
-        asking = graphs.sampler.special
-        slots = decodes.slots.tolist() if asking else []
-        special = [row for row, slot in enumerate(slots) if slot in asking]
-        if not special:
+        special = np.flatnonzero(~graphs.sampler.table.plain[decodes.slots])
+        if not len(special):
             return Drawn(tokens)
         where = upload(special, torch.int64, graphs.device)
-        rows = [Row(slots[row], int(decodes.starts[row]) + 1) for row in special]
+        rows = Rows(decodes.slots[special], decodes.starts[special] + 1)
         drawn = graphs.sampler.sample(graphs.model.logits(captured.hidden[where]), rows)
-        graphs.latest.record([row.slot for row in rows], drawn.tokens)
+        graphs.latest.record(rows.slots, drawn.tokens)
         tokens[where] = drawn.tokens
-        logprobs = {special[i]: parts for i, parts in drawn.logprobs.items()}
-        return Drawn(tokens, logprobs, {special[i]: error for i, error in drawn.errors.items()})
+        return Drawn(tokens, _spread(drawn.logprobs, special, where, len(tokens)))
 
 
 class DecodeGraphs:
@@ -232,6 +230,17 @@ class DecodeGraphs:
             numbers[row, len(values) : size] = padding
         self.inputs.copy_(self.buffers[turn], non_blocking=True)
         self.arrivals[turn] = Arrival(self.device)
+
+
+def _spread(logprobs: DrawnLogprobs | None, rows: Column, where: Tensor, count: int) -> DrawnLogprobs | None:
+    """Log-probabilities of some rows as those of all `count`. where: the rows, on the device."""
+    if logprobs is None:
+        return None
+    parts = logprobs.chosen, logprobs.values, logprobs.ids
+    chosen, values, ids = (part.new_zeros(count, *part.shape[1:]).index_copy_(0, where, part) for part in parts)
+    counts = np.full(count, -1)
+    counts[rows] = logprobs.counts
+    return DrawnLogprobs(chosen, values, ids, counts)
 
 
 def fastest(candidates: Sequence[Captured]) -> Captured:

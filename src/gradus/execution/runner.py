@@ -2,16 +2,17 @@
 
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.device.transfer import current, upload
-from gradus.engine.plan import UNKNOWN, Plan
+from gradus.engine.plan import UNKNOWN, Column, Plan
 from gradus.execution.step import StepResult
 from gradus.models import Model
-from gradus.sampling.sampler import Row, Sampler
+from gradus.sampling.sampler import Rows, Sampler
 
 
 class ModelRunner:
@@ -43,8 +44,8 @@ class ModelRunner:
         logits = self.model.logits(hidden[batch.logits_rows])
         rows = sampled_rows(batch)
         drawn = self.sampler.sample(logits, rows)
-        if self.latest is not None and rows:
-            self.latest.record([row.slot for row in rows], drawn.tokens)
+        if self.latest is not None and len(rows):
+            self.latest.record(rows.slots, drawn.tokens)
         return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
 
     def prepare(self, plan: Plan) -> Batch:
@@ -68,7 +69,7 @@ class LatestTokens:
             rows, slots = upload(places, torch.int64, self.tokens.device).chunk(2)
             batch.token_ids[rows] = self.tokens[slots]
 
-    def record(self, slots: list[int], tokens: Tensor) -> None:
+    def record(self, slots: Column, tokens: Tensor) -> None:
         """tokens: int64 [len(slots)], just sampled, one per slot; negative where there is none.
 
         A negative one is kept as 0: the next step, planned already, runs on it in vain, for the sequence has ended.
@@ -113,14 +114,10 @@ def _positions(starts: list[int], counts: list[int]) -> list[int]:
     return [position for start, count in spans for position in range(start, start + count)]
 
 
-def sampled_rows(batch: Batch) -> list[Row]:
+def sampled_rows(batch: Batch) -> Rows:
     """Of each row with logits: its slot, the position of the token that follows it, and the drafts before it."""
-    counts = [0] * len(batch.slots)
-    for span in batch.row_spans:
-        counts[span] += 1
-    rows, done = [], [0] * len(batch.slots)
-    for span in batch.row_spans:
-        position = batch.lengths[span] - counts[span] + 1 + done[span]
-        rows.append(Row(batch.slots[span], position, drafts=done[span]))
-        done[span] += 1
-    return rows
+    spans = np.array(batch.row_spans, np.int64)  # in their order: the rows of a span stand together
+    counts = np.bincount(spans, minlength=len(batch.slots))
+    drafts = np.arange(len(spans)) - (counts.cumsum() - counts)[spans]
+    positions = np.array(batch.lengths)[spans] - counts[spans] + 1 + drafts
+    return Rows(np.array(batch.slots)[spans], positions, drafts)

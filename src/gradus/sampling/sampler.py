@@ -1,205 +1,190 @@
-"""Logits to tokens: penalties, bias, temperature, top-k, top-p, min-p, and a draw that depends on no other sequence.
+"""Logits to tokens, in torch: the reference, which runs anywhere.
 
-Each row of logits is sampled as if it were alone: its noise comes from (seed, position), and no reduction here runs
-across rows. So a request's tokens are the same in any batch, after preemption, and on any later phase.
+Each row of logits is sampled as if it were alone: its parameters come from its slot, its noise from (seed, position),
+and no reduction runs across rows. So a request's tokens are the same in any batch, after preemption, and on any later
+phase.
+
+The order of operations, from a row of raw logits (float32) to a token:
+
+     1. Log-probabilities are reported from the raw logits: they are the model's own.
+     2. Repetition penalty r, for tokens of prompt or output: x / r where x > 0, else x * r.
+     3. Minus frequency * (times in the output), minus presence where that is not 0.
+     4. Plus the logit bias; and stop tokens are banned (-inf) until min_tokens.
+     5. A row whose largest logit is not finite (NaN, infinite, everything banned) has no token: -1.
+     6. Temperature 0 takes the largest logit, of equal ones the lowest token id, and is done.
+     7. Otherwise: minus the largest, divided by the temperature.
+     8. Top-k drops what is below the k-th largest value. Ties with it are kept.
+     9. Top-p drops what is below the highest value t such that tokens at t or above have p of the probability that
+        top-k has left. Ties are kept.
+    10. Min-p drops what has less than min_p of the likeliest token's probability.
+    11. Of the rest, the token with the smallest Exp(1) noise / probability: see `race`.
+
+`docs/design/sampling.md` says why. The kernels follow the same order and are tested against this file.
 """
 
-import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from gradus.device.transfer import upload
-from gradus.engine.plan import Admission
-from gradus.engine.request import SamplingParams
+from gradus.device.transfer import to_host, upload, upload_parts
+from gradus.engine.plan import Admission, Column
 from gradus.kernels.noise import exponential
+from gradus.sampling.slots import COUNT, SEEN_IN_PROMPT, SlotTable
 
-log = logging.getLogger(__name__)
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of logits: the slot it samples for, the position that the new token will have, and how many drafts of the
-    same span come before it (0 but in a verification)."""
+class Rows:
+    """Of each row of logits: the slot it samples for, the position that the new token will have, and how many drafts of
+    the same span come before it (None: none, as everywhere but in a verification). int64 [R]."""
 
-    slot: int
-    position: int
-    drafts: int = 0
+    slots: Column
+    positions: Column
+    drafts: Column | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnLogprobs:
+    """Log-probabilities of a step's R rows, on the device; rows that do not ask for them hold anything.
+
+    chosen: float32 [R], the sampled tokens'. values: float32 [R, K], the largest, in falling order; ids: integers
+    [R, K], their tokens. counts: int64 [R], on the host: how many of those K a row asks for; -1: not even `chosen`.
+    """
+
+    chosen: Tensor
+    values: Tensor
+    ids: Tensor
+    counts: Column
+
+    def to_host(self) -> "DrawnLogprobs":
+        """A copy on the host, which is there when an `Arrival` made after it says so."""
+        return DrawnLogprobs(to_host(self.chosen), to_host(self.values), to_host(self.ids), self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rows sampled together. tokens: int64 [R] on the device, -1 where there is none. logprobs: None if no row asks."""
+
+    tokens: Tensor
+    logprobs: DrawnLogprobs | None = None
 
 
 class Sampler:
-    """Keeps, for each slot, how its owner samples and which tokens it has seen. Knows no sequence and no schedule."""
+    """Keeps, for each slot, how its owner samples and which tokens it has seen. Knows no sequence and no schedule.
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.vocab_size = vocab_size
+    slots: how many there are; None where the number is not known beforehand.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
         self.device = device
-        self._slots: dict[int, _Slot] = {}
+        self.table = SlotTable(vocab_size, device, slots)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Slots change owners: nothing of those before may remain."""
-        for admission in admissions:
-            self._slots[admission.slot] = _Slot(admission, self.vocab_size, self.device)
+        self.table.admit(admissions)
 
-    def sample(self, logits: Tensor, rows: Sequence[Row]) -> "Drawn":
-        """Draw one token for each row of `logits`, float32 [R, V]. Does not wait for the device.
+    def sample(self, logits: Tensor, rows: Rows) -> Drawn:
+        """Draw one token for each row of `logits`, float32 [R, V], which stays as it is.
 
-        A row that fails alone (its own settings, its own logits) fails only itself: `Drawn.errors` says why.
+        Rows of one kind are computed together. What a kind is, the host knows; so nothing here waits for the device.
         """
-        if len(rows) > 1:
-            try:
-                return self._sample(logits, rows)
-            except Exception:
-                log.exception("sampling %d rows together failed; sampling them one by one", len(rows))
-        alone = [self._sample_alone(logits[i : i + 1], row) for i, row in enumerate(rows)]
-        return Drawn.joined(alone) if alone else Drawn(torch.empty(0, dtype=torch.int64, device=self.device))
+        slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
+        adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]
+        adjusted = logits
+        if adjusting.any():
+            some, adjusted = self._where(adjusting), logits.clone()
+            adjusted[some] = self.adjust(logits[some], slots[some], positions[some])
+        best, tokens = adjusted.max(dim=-1)  # NaN anywhere in a row makes its maximum NaN
+        if drawing.any():
+            some = self._where(drawing)
+            scaled = self._scale(adjusted[some], best[some], slots[some], self.table.narrowing[rows.slots[drawing]])
+            tokens[some] = race(scaled, self.table.seeds[slots[some]], positions[some])
+        tokens = torch.where(best.isfinite(), tokens, -1)
+        if adjusting.any():
+            some = self._where(adjusting)
+            self.table.record(slots[some], tokens[some])
+        return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
 
-    def _sample_alone(self, logits: Tensor, row: Row) -> "Drawn":
-        try:
-            return self._sample(logits, [row])
-        except Exception as error:
-            log.exception("sampling failed for slot %d", row.slot)
-            nothing = torch.full((1,), -1, dtype=torch.int64, device=self.device)
-            return Drawn(nothing, errors={0: f"sampling failed: {type(error).__name__}"})
+    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Penalties, bias, and the ban of early stops: logits [R, V] of these slots and positions [R], made anew."""
+        table = self.table
+        repetition, frequency, presence = (
+            column[slots].unsqueeze(1) for column in (table.repetition, table.frequency, table.presence)
+        )
+        seen = table.allocate()[slots]
+        count = seen & COUNT
+        known = (seen & (COUNT | SEEN_IN_PROMPT)) != 0
+        logits = torch.where(known, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+        logits -= frequency * count
+        logits -= presence * (count > 0)
+        entry = torch.arange(table.bias_tokens.shape[1], device=self.device)
+        holds = (entry < table.entries[slots].unsqueeze(1)) & (positions.unsqueeze(1) < table.bias_until[slots])
+        bias = table.bias_values[slots].where(holds, 0.0)
+        return logits.scatter_add_(1, table.bias_tokens[slots].long(), bias)
 
-    def _sample(self, logits: Tensor, rows: Sequence[Row]) -> "Drawn":
-        slots = [self._slots[row.slot] for row in rows]
-        raw = {i: logits[i].log_softmax(-1) for i, slot in enumerate(slots) if slot.params.logprobs is not None}
-        if any(slot.adjusts for slot in slots):
-            logits = logits.clone()  # the caller's rows stay whole: if this fails, they are sampled again, one by one
-            for i, (slot, row) in enumerate(zip(slots, rows, strict=True)):
-                slot.adjust(logits[i], row.position)
-        best, tokens = logits.max(dim=-1)  # NaN anywhere in a row makes its maximum NaN
-        drawn = [i for i, slot in enumerate(slots) if not slot.params.greedy]
-        if drawn:
-            params = [slots[i].params for i in drawn]
-            seeds = upload([slots[i].signed_seed for i in drawn], torch.int64, self.device)
-            positions = upload([rows[i].position for i in drawn], torch.int64, self.device)
-            where = upload(drawn, torch.int64, self.device)
-            tokens[where] = draw(logits[where], params, seeds, positions)
-        for i, slot in enumerate(slots):
-            slot.record(tokens[i : i + 1])
-        logprobs = {i: _report(raw[i], tokens[i], slots[i].params.logprobs or 0) for i in raw}
-        return Drawn(finite_only(tokens, best), logprobs)
+    def _scale(self, logits: Tensor, best: Tensor, slots: Tensor, narrowing: Mask) -> Tensor:
+        """What is drawn from: logarithms of probabilities but for a constant, -inf for the tokens that are dropped."""
+        table = self.table
+        # the likeliest token is at 0, so no temperature overflows
+        scaled = (logits - best.unsqueeze(1)) / table.temperatures[slots].unsqueeze(1)
+        if narrowing.any():
+            some = self._where(narrowing)
+            columns = (column[slots[some]] for column in (table.top_k, table.top_p, table.min_p))
+            scaled[some] = narrowed(scaled[some], *columns)
+        return scaled
+
+    def _report(self, logits: Tensor, tokens: Tensor, counts: Column) -> DrawnLogprobs | None:
+        asking = counts >= 0
+        if not asking.any():
+            return None
+        some, most = self._where(asking), int(counts.max())
+        chosen = logits.new_zeros(len(tokens))
+        values, ids = logits.new_zeros(len(tokens), most), tokens.new_zeros(len(tokens), most)
+        logprobs = logits[some].log_softmax(-1)
+        chosen[some] = logprobs.gather(1, tokens[some].clamp(min=0).unsqueeze(1)).squeeze(1)
+        values[some], ids[some] = logprobs.topk(most)
+        return DrawnLogprobs(chosen, values, ids, counts)
+
+    def _where(self, rows: Mask) -> Tensor | slice:
+        """An index of these rows; of all of them one that copies nothing."""
+        return slice(None) if rows.all() else upload(np.flatnonzero(rows), torch.int64, self.device)
 
 
-def draw(logits: Tensor, params: Sequence[SamplingParams], seeds: Tensor, positions: Tensor) -> Tensor:
-    """Sample each row of `logits` [R, V] at its own temperature, among the tokens that its top-k, top-p, min-p leave.
+def narrowed(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """-inf for the tokens that top-k, top-p and min-p drop. scaled: [R, V], each row's largest being 0; the others [R].
 
-    seeds, positions: int64 [R]. Returns int64 [R]. Rows of one top-k share a sort no wider than that k.
+    Cuts by value, not by rank: a token as likely as the last one kept is kept too, so no tie depends on a sort's order.
     """
-    temperature = upload([p.temperature for p in params], torch.float32, logits.device).unsqueeze(1)
-    best = logits.max(dim=-1, keepdim=True).values
-    scaled = (logits - best) / temperature  # the likeliest token is at 0, so no temperature overflows
-    for width in {_sort_width(p, logits.shape[1]) for p in params} - {0}:
-        members = [i for i, p in enumerate(params) if _sort_width(p, logits.shape[1]) == width]
-        where = upload(members, torch.int64, logits.device)
-        # a sum of all probabilities may round to a little under 1: off must keep every token
-        bounds = [params[i].top_p if params[i].top_p < 1 else math.inf for i in members]
-        top_p = upload(bounds, torch.float32, logits.device).unsqueeze(1)
-        scaled[where] = keep_likeliest(scaled[where], width, top_p)
-    min_p = upload([p.min_p for p in params], torch.float32, logits.device).unsqueeze(1)
-    scaled = scaled.masked_fill(scaled < min_p.log(), float("-inf"))  # p >= min_p * p_best, and p_best is at 0
-    # argmax(p / Exp(1)) draws from p (the exponential race): no cumulative sum, no host sync, and a seed per row
-    return (scaled.softmax(-1) / exponential(seeds, positions, logits.shape[1])).argmax(-1)
+    ranked = descending(scaled)
+    kth = ranked.gather(1, top_k.long().unsqueeze(1) - 1)
+    mass = ranked.exp().where(ranked >= kth, 0.0).cumsum(-1)  # of each token and all likelier ones
+    # the first to reach top-p; where that is off, none does
+    last = (mass < top_p.unsqueeze(1) * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=scaled.shape[1] - 1)
+    cut = torch.maximum(kth, ranked.gather(1, last)).maximum(min_p.log().unsqueeze(1))
+    return scaled.masked_fill(scaled < cut, float("-inf"))
 
 
-def keep_likeliest(logits: Tensor, width: int, top_p: Tensor) -> Tensor:
-    """Mask all but the `width` likeliest tokens of each row, then all but the fewest of those that reach top_p [R, 1].
+def descending(values: Tensor) -> Tensor:
+    """The values of each row, [R, V], largest first.
 
-    Cuts by value, not by rank: tokens as likely as the last one kept are kept too, so no tie depends on a sort's order.
+    numpy sorts values without their places, which takes a twentieth of the time of torch's sort on a CPU.
     """
-    best = logits.topk(width, dim=-1).values  # [R, width], descending
-    probabilities = best.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # what the likelier tokens reach already; 0 for the first
-    last = (before < top_p).sum(-1, keepdim=True) - 1
-    return logits.masked_fill(logits < best.gather(-1, last), float("-inf"))
+    if values.device.type != "cpu":
+        return values.sort(dim=-1, descending=True).values
+    return torch.from_numpy(-np.sort(-values.numpy(), axis=-1))
 
 
-def _sort_width(params: SamplingParams, vocab_size: int) -> int:
-    """How many of the likeliest tokens must be sorted out: top-k's k, all for top-p alone, none for neither."""
-    if params.top_k > 0:
-        return min(params.top_k, vocab_size)
-    return vocab_size if params.top_p < 1 else 0
+def race(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Draw from softmax(scaled), [R, V], with the noise of (seed, position), int64 [R] each. Returns int64 [R].
 
-
-class _Slot:
-    """How one slot's owner samples, and the tokens it has seen, counted only if a penalty asks for them.
-
-    adjusts: whether its logits are changed before anything else. plain: whether logits and temperature are all that its
-    tokens follow from.
+    argmax(p / Exp(1)) draws from p (the exponential race): no cumulative sum, no host sync, and a seed per row.
     """
-
-    def __init__(self, admission: Admission, vocab_size: int, device: torch.device) -> None:
-        request = admission.request
-        self.params = request.params
-        self.prompt_length = admission.prompt_length
-        seed = request.seed_of(admission.index)
-        self.signed_seed = seed - 2**64 if seed >= 2**63 else seed  # the same 64 bits as torch's signed integer
-        params = self.params
-        self.adjusts = params.penalized or bool(params.logit_bias) or params.min_tokens > 0
-        narrows = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-        self.plain = not (self.adjusts or narrows or params.logprobs is not None)
-        self.output_counts: Tensor | None = None
-        if params.logit_bias:
-            self.bias_ids = upload(list(params.logit_bias), torch.int64, device)
-            self.bias = upload(list(params.logit_bias.values()), torch.float32, device)
-        if params.min_tokens > 0:
-            self.stop_ids = upload(sorted(request.stop_ids), torch.int64, device)
-        if params.penalized:
-            known = upload(admission.tokens, torch.int64, device)
-            self.prompt_counts = torch.bincount(known[: self.prompt_length], minlength=vocab_size)
-            self.output_counts = torch.bincount(known[self.prompt_length :], minlength=vocab_size)
-
-    def adjust(self, logits: Tensor, position: int) -> None:
-        """Penalties, bias and the ban on early stops, in place on one row [V]."""
-        if self.output_counts is not None:
-            self._penalize(logits, self.output_counts)
-        if self.params.logit_bias:
-            logits.index_add_(0, self.bias_ids, self.bias)
-        if position - self.prompt_length < self.params.min_tokens:
-            logits[self.stop_ids] = float("-inf")
-
-    def _penalize(self, logits: Tensor, output_counts: Tensor) -> None:
-        seen = (self.prompt_counts + output_counts) > 0
-        penalty = self.params.repetition_penalty
-        logits.copy_(torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits))
-        logits -= self.params.frequency_penalty * output_counts
-        logits -= self.params.presence_penalty * (output_counts > 0)
-
-    def record(self, token: Tensor) -> None:
-        if self.output_counts is not None:
-            self.output_counts.index_add_(0, token, torch.ones_like(token))
-
-
-def _report(raw: Tensor, token: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The sampled token's log-probability, and the `count` best with their ids; still on the device."""
-    values, ids = raw.topk(count)
-    return raw[token], values, ids
-
-
-def finite_only(tokens: Tensor, best: Tensor) -> Tensor:
-    """-1 in the place of tokens whose row's largest logit is not finite: there was nothing to choose from."""
-    return torch.where(best.isfinite(), tokens, -1)
-
-
-@dataclass(slots=True)
-class Drawn:
-    """Rows sampled together, on the device.
-
-    tokens: int64 [R], negative where there is none. logprobs: by row, for those that asked: the token's, and the best
-    ones with their ids. errors: by row, why sampling failed.
-    """
-
-    tokens: Tensor
-    logprobs: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    errors: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def joined(cls, rows: Sequence["Drawn"]) -> "Drawn":
-        """One after the other, a row each."""
-        logprobs = {i: row.logprobs[0] for i, row in enumerate(rows) if row.logprobs}
-        errors = {i: row.errors[0] for i, row in enumerate(rows) if row.errors}
-        return cls(torch.cat([row.tokens for row in rows]), logprobs, errors)
+    return (scaled.softmax(-1) / exponential(seeds, positions, scaled.shape[1])).argmax(-1)

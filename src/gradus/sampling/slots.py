@@ -225,7 +225,7 @@ def _ints(admissions: Sequence[Admission], entries: Column, vocab_size: int) -> 
     params = [admission.request.params for admission in admissions]
     top_k = [each.top_k if 0 < each.top_k < vocab_size else vocab_size for each in params]
     adjusts = np.array([each.penalized for each in params]) | (entries > 0)
-    reports = [-1 if each.logprobs is None else each.logprobs for each in params]
+    reports = [-1 if each.logprobs is None else min(each.logprobs, vocab_size) for each in params]
     return np.array([top_k, adjusts, reports, entries], np.int64)
 
 

@@ -354,7 +354,7 @@ class Scheduler:
         if sequence.slot < 0:
             self.waiting.learn(sequence, len(sampled.tokens))
         if sequence.finish_reason is not None:
-            self.retire(sequence, sampled.poisoned)
+            self.retire(sequence, poisoned=sampled.error is not None)
         return [output]
 
     def commit_span(self, span: Span, sampled: SpanResult) -> list[Output]:
@@ -373,7 +373,7 @@ class Scheduler:
         if sampled.error is None and span.logits:
             self.waiting.extend(self.siblings.take(sequence.request_id, sys.maxsize))
         if sequence.finish_reason is not None:
-            self.retire(sequence, sampled.poisoned)
+            self.retire(sequence, poisoned=sampled.error is not None)
         return outputs
 
     # -- endings -------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from typing import Any
 
 from gradus.config.description import did_you_mean
 from gradus.engine import request as engine_limits
+from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams, SchedulingParams
-from gradus.engine.sequence import Timings, TokenLogprob
+from gradus.engine.sequence import Timings
 from gradus.errors import CapacityError, RequestError
 from gradus.server.body import BodyError
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, MAX_JSON_DEPTH, ServerConfig

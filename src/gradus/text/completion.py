@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gradus.engine.sequence import Timings, TokenLogprob
+from gradus.engine.logprobs import Logprobs, TokenLogprob
+from gradus.engine.sequence import Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +41,5 @@ class Delta:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
+    logprobs: Logprobs
     completion: Completion | None = None

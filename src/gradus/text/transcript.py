@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
 from gradus.engine.request import Request
-from gradus.engine.sequence import Output, TokenLogprob
+from gradus.engine.sequence import Output
 from gradus.text.completion import Completion, Delta
 from gradus.text.stream import TextStream
 
@@ -27,12 +28,12 @@ class Transcript:
         self._error: str | None = None
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens)
         self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[bytes] = []
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
         self._tokens += output.tokens
-        self._logprobs += output.logprobs
+        self._logprobs += output.logprobs.packed
         # a token that stops is reported, but is not part of the text
         text = self._text.push(output.tokens[:-1] if isinstance(output.stop_reason, int) else output.tokens)
         if output.finish_reason is not None:
@@ -48,7 +49,7 @@ class Transcript:
 
     def skip(self, output: Output) -> Delta:
         """The empty delta of an output that came after the ending."""
-        return self._delta(replace(output, tokens=(), logprobs=()), "")
+        return self._delta(replace(output, tokens=(), logprobs=NO_LOGPROBS), "")
 
     def close(self, delta: Delta, last: Output) -> Delta:
         """`delta` as the sample's last one; `last` is the output with which the engine ended it."""
@@ -67,7 +68,7 @@ class Transcript:
             index=self.index,
             text=self._text.text,
             token_ids=tuple(self._tokens),
-            logprobs=None if self.request.params.logprobs is None else tuple(self._logprobs),
+            logprobs=None if self.request.params.logprobs is None else tuple(Logprobs(tuple(self._logprobs))),
             finish_reason=self.ending or last.finish_reason,
             stop_reason=self._text.stop_reason or last.stop_reason,
             prompt_tokens=len(self.request.prompt),

@@ -1,0 +1,82 @@
+"""Log-probabilities on their way to whoever reads them: bytes, turned into objects only when they are read. No torch.
+
+A token with 5 alternatives is 13 Python objects, and 256 sequences make as many tokens per step. Most are looked at
+once, when an answer is complete, or never. So a token's log-probabilities travel as pairs of (token id, logarithm),
+packed: the sampled token's first, then those of the likeliest tokens, best first.
+"""
+
+import struct
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAIR = struct.Struct("<if")
+PAIRS = np.dtype([("token", "<i4"), ("logprob", "<f4")])
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a sampled token, and the likeliest tokens at its position, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Logprobs(Ordered[TokenLogprob]):
+    """Of some tokens, in their order. Reads like a tuple of TokenLogprob. packed: one per token."""
+
+    packed: tuple[bytes, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        return map(unpack, self.packed)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Logprobs": ...
+    def __getitem__(self, index: int | slice) -> "TokenLogprob | Logprobs":
+        return Logprobs(self.packed[index]) if isinstance(index, slice) else unpack(self.packed[index])
+
+    def __eq__(self, other: object) -> bool:
+        return self.packed == other.packed if isinstance(other, Logprobs) else tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(self.packed)
+
+
+NO_LOGPROBS = Logprobs()
+
+
+def pack(
+    tokens: NDArray[np.int64],
+    chosen: NDArray[np.float32],
+    values: NDArray[np.float32],
+    ids: NDArray[Any],
+    counts: NDArray[np.int64],
+) -> list[bytes]:
+    """Pack a step's rows: tokens, chosen and counts [R]; values and ids [R, K].
+
+    Of each row the sampled token's pair and `counts` of the K are packed; nothing (b"") where that is -1.
+    """
+    pairs = np.empty((len(tokens), 1 + values.shape[1]), PAIRS)
+    pairs["token"][:, 0], pairs["logprob"][:, 0] = tokens, chosen
+    pairs["token"][:, 1:], pairs["logprob"][:, 1:] = ids, values
+    whole, step = pairs.tobytes(), PAIR.size * pairs.shape[1]
+    starts = range(0, len(whole), step)
+    return [
+        whole[start : start + PAIR.size * (1 + count)] for start, count in zip(starts, counts.tolist(), strict=True)
+    ]
+
+
+def unpack(packed: bytes) -> TokenLogprob:
+    (token, chosen), *top = PAIR.iter_unpack(packed)
+    return TokenLogprob(token, chosen, tuple(top))
