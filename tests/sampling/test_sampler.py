@@ -15,7 +15,7 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import SpanResult
 from gradus.execution.step import StepResult
 from gradus.kernels.noise import exponential, philox
-from gradus.sampling.sampler import Drawn, Rows, Sampler, descending, narrowed, race
+from gradus.sampling.sampler import Drawn, Rows, Sampler, ascending, lowest_kept, race
 
 VOCAB = 37
 LIMITS = ModelLimits(vocab_size=VOCAB, context_length=512, eos_token_ids=(2,))
@@ -94,7 +94,7 @@ ROWS = hnp.arrays("float32", st.integers(2, VOCAB), elements=st.integers(-40, 40
 def test_filters_keep_the_fewest_likeliest_tokens_that_suffice(row, k, top_p):
     scaled = torch.from_numpy(row - row.max())
     k = min(k, len(row))
-    kept = narrowed(scaled[None], torch.tensor([k]), torch.tensor([top_p]), torch.tensor([0.0]))[0].isfinite()
+    kept = scaled >= lowest_kept(scaled[None], torch.tensor([k]), torch.tensor([top_p]))
     assert kept[scaled == 0].all()
     worst = scaled[kept].min()
     assert torch.equal(kept, scaled >= worst)  # a cut by value: no token is preferred to an equally likely one
@@ -109,16 +109,14 @@ def test_filters_keep_the_fewest_likeliest_tokens_that_suffice(row, k, top_p):
 @given(st.integers(1, 4), hnp.arrays("float32", (3, 50), elements=st.floats(-50, 50, width=32)))
 def test_rows_are_ranked_like_torch_ranks_them(count, values):
     some = torch.from_numpy(values[:count])
-    assert torch.equal(descending(some), some.sort(descending=True).values)
+    assert torch.equal(ascending(some), some.sort().values)
 
 
 def test_ties_with_the_last_of_the_top_k_count_for_top_p():
     """Four tokens tie for second place. Top-2 keeps all five, and 60 % of their probability takes all of them too."""
     scaled = torch.tensor([[0.0, *[math.log(0.5)] * 4, -9.0]])
-    kept = narrowed(scaled, torch.tensor([2]), torch.tensor([0.6]), torch.tensor([0.0]))[0].isfinite()
-    assert kept.tolist() == [True] * 5 + [False]
-    kept = narrowed(scaled, torch.tensor([2]), torch.tensor([0.3]), torch.tensor([0.0]))[0].isfinite()
-    assert kept.tolist() == [True] + [False] * 5
+    assert lowest_kept(scaled, torch.tensor([2]), torch.tensor([0.6])) == scaled[0, 1]
+    assert lowest_kept(scaled, torch.tensor([2]), torch.tensor([0.3])) == 0
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def test_a_step_of_mixed_newcomers_fills_each_ones_row():
     assert made.adjusts[:4].tolist() == made.adjusting[:4].tolist() == [0, 1, 0, 0]
     assert made.reports[:4].tolist() == made.reporting[:4].tolist() == [5, 0, -1, -1]
     assert made.drawing[:4].tolist() == made.narrowing[:4].tolist() == [True, False, True, False]
+    assert made.ranking[:4].tolist() == [True, False, True, False]
     assert made.plain[:4].tolist() == [False, False, False, True]
 
 
@@ -83,6 +84,11 @@ def test_seeds_keep_their_64_bits_as_a_signed_number():
 def test_what_keeps_every_token_is_off(params):
     made = table(admission(0, temperature=1, **params))
     assert made.plain[0] and made.top_k[0] == VOCAB and made.top_p[0] == math.inf
+
+
+def test_min_p_alone_narrows_without_ranking():
+    made = table(admission(0, temperature=1, min_p=0.5), admission(1, min_p=0.5))
+    assert made.narrowing[:2].tolist() == [True, False] and not made.ranking.any()
 
 
 def test_a_temperature_that_float32_cannot_hold_is_greedy():
@@ -137,7 +143,7 @@ def test_nothing_of_an_earlier_owner_remains(params):
     made, fresh = table(admission(0, output=(3, 3), **DEMANDING)), table(newcomer)
     made.admit([newcomer])
     device = "seeds temperatures top_k top_p min_p repetition frequency presence adjusts reports entries"
-    host = "adjusting drawing narrowing reporting plain"
+    host = "adjusting drawing ranking narrowing reporting plain"
     for name in f"{device} {host}".split():
         assert getattr(made, name)[0] == getattr(fresh, name)[0], name
     assert entries(made, 0) == []

@@ -105,7 +105,7 @@ class Sampler:
         best, tokens = adjusted.max(dim=-1)  # NaN anywhere in a row makes its maximum NaN
         if drawing.any():
             some = self._where(drawing)
-            scaled = self._scale(adjusted[some], best[some], slots[some], self.table.narrowing[rows.slots[drawing]])
+            scaled = self._scale(adjusted[some], best[some], slots[some], rows.slots[drawing])
             tokens[some] = race(scaled, self.table.seeds[slots[some]], positions[some])
         tokens = torch.where(best.isfinite(), tokens, -1)
         if adjusting.any():
@@ -130,16 +130,21 @@ class Sampler:
         bias = table.bias_values[slots].where(holds, 0.0)
         return logits.scatter_add_(1, table.bias_tokens[slots].long(), bias)
 
-    def _scale(self, logits: Tensor, best: Tensor, slots: Tensor, narrowing: Mask) -> Tensor:
-        """What is drawn from: logarithms of probabilities but for a constant, -inf for the tokens that are dropped."""
+    def _scale(self, logits: Tensor, best: Tensor, slots: Tensor, owners: Column) -> Tensor:
+        """What is drawn from: logarithms of probabilities but for a constant, -inf for the tokens that are dropped.
+
+        slots, owners: the rows' slots, on the device and on the host.
+        """
         table = self.table
         # the likeliest token is at 0, so no temperature overflows
         scaled = (logits - best.unsqueeze(1)) / table.temperatures[slots].unsqueeze(1)
-        if narrowing.any():
-            some = self._where(narrowing)
-            columns = (column[slots[some]] for column in (table.top_k, table.top_p, table.min_p))
-            scaled[some] = narrowed(scaled[some], *columns)
-        return scaled
+        if not table.narrowing[owners].any():
+            return scaled
+        cut = table.min_p[slots].log()
+        if (ranking := table.ranking[owners]).any():
+            some = self._where(ranking)
+            cut[some] = cut[some].maximum(lowest_kept(scaled[some], table.top_k[slots[some]], table.top_p[slots[some]]))
+        return scaled.masked_fill(scaled < cut.unsqueeze(1), float("-inf"))
 
     def _report(self, logits: Tensor, tokens: Tensor, counts: Column) -> DrawnLogprobs | None:
         asking = counts >= 0
@@ -158,28 +163,27 @@ class Sampler:
         return slice(None) if rows.all() else upload(np.flatnonzero(rows), torch.int64, self.device)
 
 
-def narrowed(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """-inf for the tokens that top-k, top-p and min-p drop. scaled: [R, V], each row's largest being 0; the others [R].
+def lowest_kept(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The lowest value that top-k and then top-p keep, [R]. scaled: [R, V], each row's largest being 0; the others [R].
 
-    Cuts by value, not by rank: a token as likely as the last one kept is kept too, so no tie depends on a sort's order.
+    A value and not a rank: a token as likely as the last one kept is kept too, so no tie depends on a sort's order.
     """
-    ranked = descending(scaled)
-    kth = ranked.gather(1, top_k.long().unsqueeze(1) - 1)
-    mass = ranked.exp().where(ranked >= kth, 0.0).cumsum(-1)  # of each token and all likelier ones
-    # the first to reach top-p; where that is off, none does
-    last = (mass < top_p.unsqueeze(1) * mass[:, -1:]).sum(-1, keepdim=True).clamp(max=scaled.shape[1] - 1)
-    cut = torch.maximum(kth, ranked.gather(1, last)).maximum(min_p.log().unsqueeze(1))
-    return scaled.masked_fill(scaled < cut, float("-inf"))
+    below = ascending(-scaled)  # how far below the likeliest, from the likeliest on
+    mass = below.neg().exp().cumsum(-1)  # of each token and all before it
+    kth = below.gather(1, top_k.long().unsqueeze(1) - 1)
+    last = torch.searchsorted(below, kth, right=True) - 1  # of those that top-k keeps
+    enough = torch.searchsorted(mass, top_p.unsqueeze(1) * mass.gather(1, last))  # the first to reach top-p, if any
+    return below.gather(1, enough.minimum(last)).neg().squeeze(1)
 
 
-def descending(values: Tensor) -> Tensor:
-    """The values of each row, [R, V], largest first.
+def ascending(values: Tensor) -> Tensor:
+    """The values of each row, [R, V], smallest first.
 
-    numpy sorts values without their places, which takes a twentieth of the time of torch's sort on a CPU.
+    On a CPU numpy sorts values without their places, in a twentieth of the time of torch's sort.
     """
     if values.device.type != "cpu":
-        return values.sort(dim=-1, descending=True).values
-    return torch.from_numpy(-np.sort(-values.numpy(), axis=-1))
+        return values.sort(dim=-1).values
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
 def race(scaled: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -55,8 +55,8 @@ class SlotTable:
         seen            int32 [S, V]    the token's COUNT in the output, SEEN_IN_PROMPT, LISTED. Kept for slots that
                                         adjust; others hold anything. None until there is one (see `allocate`)
 
-    On the host, to plan a step by: adjusting, drawing (not greedy), narrowing (drawing by top-k, top-p or min-p): bool
-    [S]; reporting: int64 [S], as `reports`.
+    On the host, to plan a step by: adjusting, drawing (not greedy), ranking (drawing by top-k or top-p), narrowing
+    (drawing by one of these or min-p): bool [S]; reporting: int64 [S], as `reports`.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
@@ -92,7 +92,7 @@ class SlotTable:
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
         self.bias_tokens, self.bias_until = self._lists
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
-        self.adjusting, self.drawing, self.narrowing = np.zeros((3, rows), np.bool_)
+        self.adjusting, self.drawing, self.ranking, self.narrowing = np.zeros((4, rows), np.bool_)
         self.reporting = np.full(rows, -1)
 
     def _grow(self, slots: int) -> None:
@@ -101,7 +101,7 @@ class SlotTable:
             raise IndexError(f"slot {slots - 1} is beyond a table of {self.rows} rows")
         old, rows = dict(vars(self)), self.rows
         self._make(max(slots, 2 * rows))
-        for name in ("seeds", "bias_values", "adjusting", "drawing", "narrowing", "reporting"):
+        for name in ("seeds", "bias_values", "adjusting", "drawing", "ranking", "narrowing", "reporting"):
             getattr(self, name)[:rows] = old[name]
         for name in ("_ints", "_floats", "_lists"):
             getattr(self, name)[:, :rows] = old[name]
@@ -140,8 +140,9 @@ class SlotTable:
         temperatures, top_p, min_p, *_ = new.floats
         self.adjusting[new.slots] = adjusts > 0
         self.drawing[new.slots] = temperatures > 0
-        narrows = (top_k < self.vocab_size) | (top_p < 1) | (min_p > 0)
-        self.narrowing[new.slots] = narrows & (temperatures > 0)
+        ranks = (temperatures > 0) & ((top_k < self.vocab_size) | (top_p < 1))
+        self.ranking[new.slots] = ranks
+        self.narrowing[new.slots] = ranks | ((temperatures > 0) & (min_p > 0))
         self.reporting[new.slots] = reports
 
     def _upload(self, parts: Sequence[NDArray[Any]], dtype: torch.dtype) -> tuple[Tensor, ...]:
