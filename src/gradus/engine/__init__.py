@@ -3,7 +3,7 @@
 Read in this order:
 
     request.py         what a caller asks for
-    sequence.py        one sample on its way
+    sequence.py        one sample on its way;  logprobs.py: log-probabilities, packed until they are read
     plan.py            spans, plans and results
     engine.py          the loop: schedule, run, commit
     core.py            what a front end asks of it

@@ -1,8 +1,10 @@
-"""Log-probabilities on their way to whoever reads them: bytes, turned into objects only when they are read. No torch.
+"""Log-probabilities on their way to the reader: bytes, and objects only once they are read. No torch here.
 
-A token with 5 alternatives is 13 Python objects, and 256 sequences make as many tokens per step. Most are looked at
-once, when an answer is complete, or never. So a token's log-probabilities travel as pairs of (token id, logarithm),
-packed: the sampled token's first, then those of the likeliest tokens, best first.
+With 5 alternatives, the log-probabilities of one token are some twenty Python objects, and 256 sequences bring as many
+tokens per step. They are not needed before the answer is complete, or its next piece is sent. Until then a token has
+pairs of (token id, logarithm), packed into bytes: first the sampled token's, then those of the likeliest tokens, best
+first. Bytes are quickly cut from a step's columns, keep nothing else of the step alive, and cost the garbage collector
+nothing.
 """
 
 import struct
@@ -18,7 +20,7 @@ PAIR = struct.Struct("<if")
 PAIRS = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: making one would take half as long again
 class TokenLogprob:
     """The log-probability of a sampled token, and the likeliest tokens at its position, best first."""
 
