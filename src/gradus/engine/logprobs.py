@@ -20,7 +20,7 @@ PAIR = struct.Struct("<if")
 PAIRS = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
-@dataclass(slots=True)  # not frozen: making one would take half as long again
+@dataclass(slots=True)  # not frozen: it would take half as long again to make
 class TokenLogprob:
     """The log-probability of a sampled token, and the likeliest tokens at its position, best first."""
 
@@ -29,11 +29,13 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Logprobs(Ordered[TokenLogprob]):
-    """Of some tokens, in their order. Reads like a tuple of TokenLogprob. packed: one per token."""
+    """Of some tokens, in their order. Reads like a tuple of TokenLogprob. packed: one per token. Not to be changed."""
 
-    packed: tuple[bytes, ...] = ()
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: tuple[bytes, ...] = ()) -> None:
+        self.packed = packed
 
     def __len__(self) -> int:
         return len(self.packed)
