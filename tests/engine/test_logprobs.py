@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from gradus.engine import logprobs as module
-from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob, pack
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from gradus.engine.outputs import Outputs
 from gradus.engine.plan import Plan, Sampled, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Sequence, Timings
+from gradus.execution.step import pack
 from gradus.text.front_end import FrontEnd
 
 LIMITS = ModelLimits(100, 64)

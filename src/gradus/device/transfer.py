@@ -21,7 +21,7 @@ def upload(values: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
     # torch keeps the pinned block until the copy has run, whatever becomes of the tensor
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
 
 
 ALIGNMENT = 16  # bytes: a kernel compiled for pointers at such addresses is another one than for any

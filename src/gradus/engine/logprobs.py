@@ -11,13 +11,9 @@ import struct
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Any, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import overload
 
 PAIR = struct.Struct("<if")
-PAIRS = np.dtype([("token", "<i4"), ("logprob", "<f4")])
 
 
 @dataclass(slots=True)  # not frozen: it would take half as long again to make
@@ -58,27 +54,6 @@ class Logprobs(Ordered[TokenLogprob]):
 
 
 NO_LOGPROBS = Logprobs()
-
-
-def pack(
-    tokens: NDArray[np.int64],
-    chosen: NDArray[np.float32],
-    values: NDArray[np.float32],
-    ids: NDArray[Any],
-    counts: NDArray[np.int64],
-) -> list[bytes]:
-    """Pack a step's rows: tokens, chosen and counts [R]; values and ids [R, K].
-
-    Of each row the sampled token's pair and `counts` of the K are packed; nothing (b"") where that is -1.
-    """
-    pairs = np.empty((len(tokens), 1 + values.shape[1]), PAIRS)
-    pairs["token"][:, 0], pairs["logprob"][:, 0] = tokens, chosen
-    pairs["token"][:, 1:], pairs["logprob"][:, 1:] = ids, values
-    whole, step = pairs.tobytes(), PAIR.size * pairs.shape[1]
-    starts = range(0, len(whole), step)
-    return [
-        whole[start : start + PAIR.size * (1 + count)] for start, count in zip(starts, counts.tolist(), strict=True)
-    ]
 
 
 def unpack(packed: bytes) -> TokenLogprob:

@@ -18,22 +18,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
 from gradus.device.capability import capability
-from gradus.device.transfer import Arrival, current, upload
+from gradus.device.transfer import Arrival, current
 from gradus.engine.plan import Column, Decodes, Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.step import StepResult
 from gradus.kernels.decode_inputs import newest
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
-from gradus.sampling.kernel_sampler import KernelSampler
-from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows
+from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +60,14 @@ class GraphAttention(AttentionBackend, Protocol):
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph and where it leaves what it computed: hidden [B, D]; tokens, int64 [B], -1 where no logit was finite.
+    """A graph and where it leaves what it draws. early: whether its launches start early.
 
     Not the logits: kept for each size, they would be most of the graphs' memory.
     """
 
     graph: torch.cuda.CUDAGraph
-    hidden: Tensor
-    tokens: Tensor
+    draw: SlotDraw
+    early: bool
 
 
 class GraphRunner:
@@ -92,26 +90,15 @@ class GraphRunner:
             return self.eager.run(plan)
         with current(self.graphs.device):
             self.graphs.sampler.admit(plan.admissions)
-            captured = self.graphs.replay(plan.decodes, plan.wiped)
-            drawn = self._draw_special(plan.decodes, captured)
-            return StepResult(plan, len(captured.tokens), drawn, self.graphs.device)
-
-    def _draw_special(self, decodes: Decodes, captured: Captured) -> Drawn:
-        """The graph's tokens. For requests that ask for more than it draws, logits are computed once again."""
-        graphs, tokens = self.graphs, captured.tokens[: len(decodes)]
-        special = np.flatnonzero(~graphs.sampler.table.plain[decodes.slots])
-        if not len(special):
-            return Drawn(tokens)
-        where = upload(special, torch.int64, graphs.device)
-        rows = Rows(decodes.slots[special], decodes.starts[special] + 1)
-        drawn = graphs.sampler.sample(graphs.model.logits(captured.hidden[where]), rows)
-        graphs.latest.record(rows.slots, drawn.tokens)
-        tokens[where] = drawn.tokens
-        return Drawn(tokens, _spread(drawn.logprobs, special, where, len(tokens)))
+            draw = self.graphs.replay(plan.decodes, plan.wiped)
+            drawn = self.graphs.sampler.told(draw, plan.decodes.slots)
+            return StepResult(plan, len(draw.tokens), drawn, self.graphs.device)
 
 
 class DecodeGraphs:
-    """The captured decode steps of up to `slots` sequences, one per batch size.
+    """The captured decode steps of up to `slots` sequences: two per batch size.
+
+    In one, every row asks for a temperature at most; in the other, rows may ask for anything.
 
     model: as the kernels see it. attention, sampler and latest have room for one slot more, which is the padding's.
     """
@@ -128,7 +115,7 @@ class DecodeGraphs:
         self.attention, self.sampler, self.latest = attention, sampler, latest
         self.padding = slots
         self.sizes = batch_sizes(slots)
-        self.captured: dict[int, Captured] = {}
+        self.captured: dict[tuple[int, bool], Captured] = {}  # by size, and whether a row asks for more
         self.captured_bytes = 0
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
         self.inputs = torch.zeros(3, slots, dtype=torch.int32, device=self.device)  # slots, lengths, token ids
@@ -145,7 +132,9 @@ class DecodeGraphs:
             nothing = torch.zeros(size, dtype=torch.int64, device=self.device)
             for early in self._ways(size):
                 self._inputs(size)
-                self._draw(size, self._forward(size, nothing, nothing, early))
+                hidden = self._forward(size, nothing, nothing, early)
+                for asked in (False, True):
+                    self._draw(size, hidden, early, asked)
 
     @torch.inference_mode()
     def capture(self, report: Callable[[int, int], None] = lambda done, total: None, *, length: int) -> None:
@@ -157,8 +146,9 @@ class DecodeGraphs:
         before = torch.cuda.memory_reserved(self.device)
         for number, size in enumerate(reversed(self.sizes), start=1):
             self._fill([self.padding] * size, [length] * size, [0] * size, size)
-            candidates = [self._capture(size, early) for early in self._ways(size)]
-            self.captured[size] = fastest(candidates)
+            plain = fastest([self._capture(size, early, asked=False) for early in self._ways(size)])
+            self.captured[size, False] = plain
+            self.captured[size, True] = self._capture(size, plain.early, asked=True)
             report(number, len(self.sizes))
         self.captured_bytes = torch.cuda.memory_reserved(self.device) - before
         log.info("captured %d CUDA graphs in %d MiB", len(self.captured), self.captured_bytes >> 20)
@@ -167,18 +157,17 @@ class DecodeGraphs:
         """Whether launches start early: for small steps both ways are tried, where the device can."""
         return (False, True) if size <= EARLY and capability(self.device).starts_early else (False,)
 
-    def _capture(self, size: int, early: bool) -> Captured:
-        self._step(size, early)  # compiles kernels and sets them up, none of which a graph could record
+    def _capture(self, size: int, early: bool, asked: bool) -> Captured:
+        self._step(size, early, asked)  # compiles kernels and sets them up, none of which a graph could record
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            hidden, tokens = self._step(size, early)
-        return Captured(graph, hidden, tokens)
+            draw = self._step(size, early, asked)
+        return Captured(graph, draw, early)
 
-    def _step(self, size: int, early: bool) -> tuple[Tensor, Tensor]:
-        """One decode step of `size` rows, all of it on the device. Returns the last hidden states, and tokens."""
-        hidden = self._forward(size, *self._inputs(size), early)
-        return hidden, self._draw(size, hidden)
+    def _step(self, size: int, early: bool, asked: bool) -> SlotDraw:
+        """One decode step of `size` rows, all of it on the device."""
+        return self._draw(size, self._forward(size, *self._inputs(size), early), early, asked)
 
     def _inputs(self, size: int) -> tuple[Tensor, Tensor]:
         """Token ids and positions, [size] each."""
@@ -191,23 +180,23 @@ class DecodeGraphs:
         with early_launches(early):
             return self.model(token_ids, positions, self.attention)
 
-    def _draw(self, size: int, hidden: Tensor) -> Tensor:
+    def _draw(self, size: int, hidden: Tensor, early: bool, asked: bool) -> SlotDraw:
         slots, lengths, _ = self.inputs[:, :size]
         model = self.model
         # the kernel widens each logit as it reads it: no second matrix of them
         logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
-        tokens, _ = self.sampler.draw_slots(logits, slots, lengths, self.latest.tokens)
-        return tokens
+        with early_launches(early):
+            return self.sampler.draw_slots(logits, slots, lengths, self.latest.tokens, asked=asked)
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
     def fit(self, decodes: Decodes) -> bool:
-        return 0 < len(decodes) <= self.padding and self._size(len(decodes)) in self.captured
+        return 0 < len(decodes) <= self.padding and (self._size(len(decodes)), False) in self.captured
 
     def _size(self, count: int) -> int:
         return next(size for size in self.sizes if size >= count)
 
-    def replay(self, decodes: Decodes, wiped: Sequence[int]) -> Captured:
+    def replay(self, decodes: Decodes, wiped: Sequence[int]) -> SlotDraw:
         """Launch a step. wiped: pages to fill with zeros first."""
         if wiped:
             self.attention.wipe(wiped)
@@ -215,9 +204,9 @@ class DecodeGraphs:
             self.attention.update_tables(*zip(*decodes.pages, strict=True))
         size = self._size(len(decodes))
         self._fill(decodes.slots, decodes.starts + 1, decodes.tokens, size)
-        captured = self.captured[size]
+        captured = self.captured[size, self.sampler.asked(decodes.slots)]
         captured.graph.replay()
-        return captured
+        return captured.draw
 
     def _fill(self, slots: Numbers, lengths: Numbers, token_ids: Numbers, size: int) -> None:
         """Send what each row is, and padding up to `size`."""
@@ -232,17 +221,6 @@ class DecodeGraphs:
         self.arrivals[turn] = Arrival(self.device)
 
 
-def _spread(logprobs: DrawnLogprobs | None, rows: Column, where: Tensor, count: int) -> DrawnLogprobs | None:
-    """Log-probabilities of some rows as those of all `count`. where: the rows, on the device."""
-    if logprobs is None:
-        return None
-    parts = logprobs.chosen, logprobs.values, logprobs.ids
-    chosen, values, ids = (part.new_zeros(count, *part.shape[1:]).index_copy_(0, where, part) for part in parts)
-    counts = np.full(count, -1)
-    counts[rows] = logprobs.counts
-    return DrawnLogprobs(chosen, values, ids, counts)
-
-
 def fastest(candidates: Sequence[Captured]) -> Captured:
     """The graph that replays in the least time: starting launches early pays for most sizes of most models.
 
@@ -253,7 +231,7 @@ def fastest(candidates: Sequence[Captured]) -> Captured:
         return candidates[0]
     times = [[_replay_ms(captured.graph) for captured in candidates] for _ in range(ROUNDS)]
     best = [min(column) for column in zip(*times, strict=True)]
-    log.debug("%d rows: %.3f ms, with early launches %.3f", len(candidates[0].tokens), *best)
+    log.debug("%d rows: %.3f ms, with early launches %.3f", len(candidates[0].draw.tokens), *best)
     return candidates[best.index(min(best))]
 
 

@@ -18,19 +18,52 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.exponential_noise import exponential_noise
 from gradus.kernels.noise import exponential
 from gradus.kernels.online_softmax import LOG2_E
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.slot_settings import INFINITY, widened
 
 
 @triton.jit
-def exponential_noise(seed: tensor, position: tensor, block: tensor, COUNT: constexpr) -> tensor:
-    """Exp(1) noise of tokens block * COUNT and on: float32 [COUNT]. Token t takes word t % 4 of counter t // 4."""
-    counter = block * (COUNT // 4) + tl.arange(0, COUNT // 4)
-    zero = counter * 0
-    w0, w1, w2, w3 = tl.philox(seed, counter, zero + position.to(tl.int32), zero, zero)
-    bits = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-    return -tl.log(((bits >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07)  # 2⁻²³
+def first_of_block(
+    logits: tensor, token: tensor, block: tensor, seed_ptr: tensor, position_ptr: tensor, temperature: tensor, V: int,
+    BLOCK: constexpr,
+) -> tuple[tensor, tensor, tensor]:  # fmt: skip
+    """The block's maximum, when its first token arrives by the maximum's clock, and which token that is."""
+    maximum = tl.max(logits, 0)
+    first = 0.0
+    if temperature > 0:
+        counter = block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
+        noise = exponential_noise(tl.load(seed_ptr), tl.load(position_ptr), counter)
+        start = tl.where(tl.abs(maximum) < INFINITY, maximum, 0.0)  # never infinity less infinity
+        time = noise * tl.exp2((start - logits) * (LOG2_E / temperature))
+        first = tl.min(time, 0)
+        wins = time == first
+    else:
+        wins = logits == maximum
+    return maximum, first, tl.min(tl.where(wins, token, V - 1), 0)  # of equal ones the first, as torch
+
+
+@triton.jit
+def first_of_row(
+    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, row: tensor, blocks: int, temperature: tensor,
+    BLOCKS: constexpr,
+) -> tuple[tensor, tensor]:  # fmt: skip
+    """The blocks' winners against each other: the row's maximum, and the first of all."""
+    block = tl.arange(0, BLOCKS)
+    here = row * blocks + block
+    inside = block < blocks
+    maxima = tl.load(maxima_ptr + here, mask=inside, other=-INFINITY)
+    times = tl.load(times_ptr + here, mask=inside, other=1.0)
+    best = tl.max(maxima, 0)
+    gap = tl.where(maxima == best, 0.0, best - maxima)
+    if temperature > 0:
+        times *= tl.exp2(gap * (LOG2_E / temperature))
+    else:
+        times = gap  # 0 for the blocks that have the maximum
+    winner = tl.argmin(tl.where(inside, times, INFINITY), 0)
+    return best, tl.load(tokens_ptr + row * blocks + winner)
 
 
 @triton.jit
@@ -44,28 +77,16 @@ def block_best_kernel(
     wait_for_previous(PDL)
     row, block = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
-    inside = token < V
     # a row may be read up to its stride: where V is odd, the bound that is even lets 16 bytes be loaded at a time
-    logits = tl.load(logits_ptr + row.to(tl.int64) * row_stride + token, mask=token < row_stride, other=0.0)
-    logits = logits.to(tl.float32)
-    logits = tl.where(logits == logits, logits, float("inf"))  # no maximum would pass a NaN on; an infinity is seen
-    logits = tl.where(inside, logits, float("-inf"))
-    maximum = tl.max(logits, 0)
+    logits = widened(logits_ptr + row.to(tl.int64) * row_stride, token, token < row_stride, token < V)
     slot = row if slots_ptr is None else tl.load(slots_ptr + row)
-    temperature = tl.load(temperatures_ptr + slot)
-    first = 0.0
-    if temperature > 0:
-        noise = exponential_noise(tl.load(seeds_ptr + slot), tl.load(positions_ptr + row), block, BLOCK)
-        start = tl.where(tl.abs(maximum) < float("inf"), maximum, 0.0)  # never infinity less infinity
-        time = noise * tl.exp2((start - logits) * (LOG2_E / temperature))
-        first = tl.min(time, 0)
-        wins = time == first
-    else:
-        wins = logits == maximum
+    maximum, first, winner = first_of_block(
+        logits, token, block, seeds_ptr + slot, positions_ptr + row, tl.load(temperatures_ptr + slot), V, BLOCK
+    )
     here = row * tl.num_programs(1) + block
     tl.store(maxima_ptr + here, maximum)
     tl.store(times_ptr + here, first)
-    tl.store(tokens_ptr + here, tl.min(tl.where(wins, token, V - 1), 0))  # of equal ones the first, as torch
+    tl.store(tokens_ptr + here, winner)
 
 
 @triton.jit
@@ -73,28 +94,17 @@ def row_best_kernel(
     maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, slots_ptr: tensor, temperatures_ptr: tensor,
     latest_ptr: tensor, out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Stage 2. Row program_id(0): its blocks' winners against each other. latest may be None."""
+    """Stage 2. Row program_id(0): its token. latest may be None."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
-    block = tl.arange(0, BLOCKS)
-    here = row * blocks + block
-    inside = block < blocks
-    maxima = tl.load(maxima_ptr + here, mask=inside, other=float("-inf"))
-    times = tl.load(times_ptr + here, mask=inside, other=1.0)
-    best = tl.max(maxima, 0)
-    gap = tl.where(maxima == best, 0.0, best - maxima)
     slot = row if slots_ptr is None else tl.load(slots_ptr + row)
     temperature = tl.load(temperatures_ptr + slot)
-    if temperature > 0:
-        times *= tl.exp2(gap * (LOG2_E / temperature))
-    else:
-        times = gap  # 0 for the blocks that have the maximum
-    winner = tl.argmin(tl.where(inside, times, float("inf")), 0)
-    token = tl.load(tokens_ptr + row * blocks + winner).to(tl.int64)
+    best, winner = first_of_row(maxima_ptr, times_ptr, tokens_ptr, row, blocks, temperature, BLOCKS)
+    token = winner.to(tl.int64)
     if latest_ptr is not None:
         tl.store(latest_ptr + slot, token)  # one that can be looked up, whatever becomes of its sequence
-        token = tl.where(tl.abs(best) < float("inf"), token, -1)
+        token = tl.where(tl.abs(best) < INFINITY, token, -1)
     tl.store(out_ptr + row, token)
     tl.store(best_ptr + row, best)
 

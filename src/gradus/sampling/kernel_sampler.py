@@ -1,16 +1,27 @@
 """Sampling without the host: what a draw needs of its request lies on the device, one row per slot.
 
-Most requests ask for a temperature and a seed, or for neither. Then a kernel reads the logits once, and the host
-computes nothing and sends nothing; so the draw can be a part of a CUDA graph. Steps in which a request asks for more
-(penalties, bias, top-k, top-p, min-p, log-probabilities) are sampled by the reference.
+The host computes nothing and sends nothing, so a draw can be a part of a CUDA graph. There are two: rows that ask for
+no more than a temperature need one reading of their logits; any others take part in `sample_asked`.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradus.device.transfer import upload_parts
+from gradus.engine.plan import Column
+from gradus.kernels.asked_sampling import Report, sample_asked
 from gradus.kernels.sampling import sample
-from gradus.sampling.sampler import Drawn, Rows, Sampler
+from gradus.kernels.slot_settings import SlotSettings
+from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
+
+
+class SlotDraw(NamedTuple):
+    """What was drawn for a step's rows. tokens: int64 [R], -1 where no logit was finite. report: of an asked draw."""
+
+    tokens: Tensor
+    report: Report | None
 
 
 class KernelSampler(Sampler):
@@ -18,21 +29,39 @@ class KernelSampler(Sampler):
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int) -> None:
         super().__init__(vocab_size, device, slots + 1)
+        table, seen = self.table, self.table.allocate()
+        self.settings = SlotSettings(
+            table.seeds, table.floats, table.ints, table.bias_tokens, table.bias_values, table.bias_until, seen,
+            table.rows, table.bias_tokens.shape[1], seen.stride(0),
+        )  # fmt: skip
+
+    def asked(self, slots: Column) -> bool:
+        """Whether one of these slots asks for more than a temperature."""
+        return not self.table.plain[slots].all()
 
     def draw_slots(
-        self, logits: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """logits: [R, V], of any floating type; slots, positions: integers [R]. Returns tokens and maxima, [R] each.
+        self, logits: Tensor, slots: Tensor, positions: Tensor, latest: Tensor | None = None, *, asked: bool
+    ) -> SlotDraw:
+        """logits: [R, V], of any floating type; slots, positions: integers [R]. asked: as `asked` says of these slots.
 
-        latest: int64 [slots + 1], takes the tokens too; then those returned are -1 where no logit was finite.
+        latest: int64 [slots + 1], takes the tokens too.
         """
+        if asked:
+            return SlotDraw(*sample_asked(logits, self.settings, slots, positions, latest))
         table = self.table
-        return sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=latest)
+        tokens, best = sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=latest)
+        return SlotDraw(tokens if latest is not None else torch.where(best.isfinite(), tokens, -1), None)
+
+    def told(self, draw: SlotDraw, slots: Column) -> Drawn:
+        """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""
+        tokens, report = draw.tokens[: len(slots)], draw.report
+        counts = self.table.reporting[slots]
+        if report is None or (counts < 0).all():
+            return Drawn(tokens)
+        most = int(counts.max())
+        values, ids = report.values[: len(slots), :most], report.ids[: len(slots), :most]
+        return Drawn(tokens, DrawnLogprobs(report.chosen[: len(slots)], values, ids, counts))
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
-        if not self.table.plain[rows.slots].all():
-            return super().sample(logits, rows)
-        numbers = rows.slots.tolist(), rows.positions.tolist()
-        slots, positions = upload_parts(numbers, torch.int64, self.device)
-        tokens, best = self.draw_slots(logits, slots, positions)
-        return Drawn(torch.where(best.isfinite(), tokens, -1))
+        slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
+        return self.told(self.draw_slots(logits, slots, positions, asked=self.asked(rows.slots)), rows.slots)

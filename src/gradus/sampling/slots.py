@@ -33,6 +33,11 @@ COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a d
 NOTHING = np.empty(0, np.int64)
 
 
+def table_bytes(vocab_size: int, slots: int) -> int:
+    """What the tables of so many slots take once a slot adjusts logits: nearly all of it is `seen`."""
+    return slots * (4 * vocab_size + 12 * MAX_ENTRIES)
+
+
 class SlotTable:
     """How each slot's owner samples, and the tokens that it has seen.
 
@@ -56,7 +61,8 @@ class SlotTable:
                                         adjust; others hold anything. None until there is one (see `allocate`)
 
     On the host, to plan a step by: adjusting, drawing (not greedy), ranking (drawing by top-k or top-p), narrowing
-    (drawing by one of these or min-p): bool [S]; reporting: int64 [S], as `reports`.
+    (drawing by one of these or min-p), plain (temperature and seed say all): bool [S]; reporting: int64 [S], as
+    `reports`.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, slots: int | None = None) -> None:
@@ -70,11 +76,6 @@ class SlotTable:
     def rows(self) -> int:
         return len(self.seeds)
 
-    @property
-    def plain(self) -> NDArray[np.bool_]:
-        """Slots of which temperature and seed say all: bool [S]."""
-        return ~(self.adjusting | self.narrowing | (self.reporting >= 0))
-
     def allocate(self) -> Tensor:
         """Have `seen`, whether or not a slot needs it yet. Returns it."""
         if self.seen is None:
@@ -85,15 +86,15 @@ class SlotTable:
         """Tables of as many rows, all off. Columns of one dtype are parts of one tensor: one launch writes them."""
         rows = -(-slots // 4) * 4  # columns begin at multiples of 16 bytes
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self._ints = _filled([self.vocab_size, 0, -1, 0], rows, torch.int32, self.device)
-        self.top_k, self.adjusts, self.reports, self.entries = self._ints
-        self._floats = _filled([0, NO_MASS, 0, 1, 0, 0], rows, torch.float32, self.device)
-        self.temperatures, self.top_p, self.min_p, self.repetition, self.frequency, self.presence = self._floats
+        self.ints = _filled([self.vocab_size, 0, -1, 0], rows, torch.int32, self.device)
+        self.top_k, self.adjusts, self.reports, self.entries = self.ints
+        self.floats = _filled([0, NO_MASS, 0, 1, 0, 0], rows, torch.float32, self.device)
+        self.temperatures, self.top_p, self.min_p, self.repetition, self.frequency, self.presence = self.floats
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
         self.bias_tokens, self.bias_until = self._lists
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
         self.adjusting, self.drawing, self.ranking, self.narrowing = np.zeros((4, rows), np.bool_)
-        self.reporting = np.full(rows, -1)
+        self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
 
     def _grow(self, slots: int) -> None:
         """Move to tables of twice the rows, or more: so moving costs little however many slots appear."""
@@ -101,9 +102,9 @@ class SlotTable:
             raise IndexError(f"slot {slots - 1} is beyond a table of {self.rows} rows")
         old, rows = dict(vars(self)), self.rows
         self._make(max(slots, 2 * rows))
-        for name in ("seeds", "bias_values", "adjusting", "drawing", "ranking", "narrowing", "reporting"):
+        for name in ("seeds", "bias_values", "adjusting", "drawing", "ranking", "narrowing", "plain", "reporting"):
             getattr(self, name)[:rows] = old[name]
-        for name in ("_ints", "_floats", "_lists"):
+        for name in ("ints", "floats", "_lists"):
             getattr(self, name)[:, :rows] = old[name]
         if self.seen is not None:
             self.seen = None
@@ -127,8 +128,8 @@ class SlotTable:
         slots, seeds, ints, places, tokens, until, *seen = self._upload(numbers, torch.int64)
         floats, values = self._upload((new.floats.ravel(), new.values), torch.float32)
         self.seeds[slots] = seeds
-        self._ints[:, slots] = ints.view(-1, len(slots)).int()
-        self._floats[:, slots] = floats.view(-1, len(slots))
+        self.ints[:, slots] = ints.view(-1, len(slots)).int()
+        self.floats[:, slots] = floats.view(-1, len(slots))
         if len(places):
             self._lists.flatten(1)[:, places] = torch.stack([tokens, until]).int()
             self.bias_values.flatten()[places] = values
@@ -142,7 +143,9 @@ class SlotTable:
         self.drawing[new.slots] = temperatures > 0
         ranks = (temperatures > 0) & ((top_k < self.vocab_size) | (top_p < 1))
         self.ranking[new.slots] = ranks
-        self.narrowing[new.slots] = ranks | ((temperatures > 0) & (min_p > 0))
+        narrows = ranks | ((temperatures > 0) & (min_p > 0))
+        self.narrowing[new.slots] = narrows
+        self.plain[new.slots] = ~((adjusts > 0) | narrows | (reports >= 0))
         self.reporting[new.slots] = reports
 
     def _upload(self, parts: Sequence[NDArray[Any]], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -170,7 +173,7 @@ class SlotTable:
 class Newcomers:
     """The admissions of a step as columns on the host.
 
-    slots, seeds: [n]. ints, floats: [columns, n], in the order of SlotTable._ints and _floats.
+    slots, seeds: [n]. ints, floats: [columns, n], in the order of SlotTable.ints and floats.
     places, tokens, until, values: the entries of all lists, and where they go in the tables [S, B], flat.
     seen: of the slots that adjust, their numbers; then places in the table [S, V], flat: of the tokens of their
         prompts, of tokens with an entry, and of the tokens of their outputs, one per occurrence.

@@ -1,0 +1,201 @@
+"""The draw of `gradus.kernels.sampling` for rows that ask for more: penalties, biases, top-k, top-p, min-p, reports.
+
+Idea: what a row asks for stands in its slot's settings, so four launches serve any mixture, and a CUDA graph can hold
+them. The logits are read once for statistics, by rows that narrow the choice or report on it. One program
+per row then finds the threshold, and often draws the token; another finds what to report. The rest is the race that
+plain rows run, among tokens that are not below their threshold. Rows that ask for nothing pass through the first two
+launches at once.
+
+Bytes: the logits twice; and once or twice the words of `seen`, for rows that adjust.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.engine.request import MAX_LOGPROBS
+from gradus.kernels.likeliest import LOOKED_INTO, report
+from gradus.kernels.narrowing import BLOCK, KEPT, Row, Statistics, narrowed, note, statistics
+from gradus.kernels.online_softmax import LOG2_E
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.sampling import first_of_block, first_of_row, tokens_a_program
+from gradus.kernels.slot_settings import (
+    ADJUSTS,
+    INFINITY,
+    REPORTS,
+    TEMPERATURE,
+    SlotSettings,
+    adjusted,
+    choice_of,
+    narrows,
+    number_of,
+    widened,
+)
+
+
+class Report(NamedTuple):
+    """Log-probabilities by the model's own distribution, meaningful as far as a row's slot asks for them.
+
+    chosen: float32 [R], of the tokens drawn. values, ids: float32 and int32 [R, MAX_LOGPROBS], of the likeliest tokens,
+    best first.
+    """
+
+    chosen: Tensor
+    values: Tensor
+    ids: Tensor
+
+
+@triton.jit
+def statistics_kernel(
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
+    asked: Statistics, raw: Statistics, V: int, BLOCK: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Row program_id(0), tokens from program_id(1) * BLOCK on: of the logits to choose from, and of the model's own."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, block = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    narrow, reports = narrows(settings, slot, V), choice_of(settings, REPORTS, slot) >= 0
+    if narrow | reports:
+        token = block * BLOCK + tl.arange(0, BLOCK)
+        inside = token < V
+        x = widened(logits_ptr + row.to(tl.int64) * row_stride, token, token < row_stride, inside)
+        if reports:
+            note(x, LOG2_E, raw, row, block)
+        if narrow:
+            scale = LOG2_E / number_of(settings, TEMPERATURE, slot)
+            x = adjusted(x, token, inside, settings, slot, tl.load(positions_ptr + row))
+            note(x, scale, asked, row, block)
+
+
+@triton.jit
+def choice_kernel(
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
+    asked: Statistics, raw: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor,
+    totals_ptr: tensor, values_ptr: tensor, tokens_ptr: tensor, V: int,
+    GROUPS: constexpr, BLOCKS: constexpr, MOST: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Row program_id(0). Program 0 of it narrows the choice, program 1 reports on it."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+    if tl.program_id(1) == 0:
+        threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), -1, tl.int32)
+        if narrows(settings, slot, V):
+            mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
+            threshold, drawn = narrowed(mine, asked, row, GROUPS, BLOCKS)
+        tl.store(thresholds_ptr + row, threshold)
+        tl.store(drawn_ptr + row, drawn)
+    else:
+        count = choice_of(settings, REPORTS, slot)
+        if count >= 0:
+            first = row * MOST
+            report(
+                row_ptr, V, raw, row, count, totals_ptr + row, values_ptr + first, tokens_ptr + first, GROUPS, BLOCKS
+            )
+
+
+@triton.jit
+def asked_block_kernel(
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
+    thresholds_ptr: tensor, drawn_ptr: tensor, maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, V: int,
+    BLOCK: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Stage 1 of the race: a block of a row that is not drawn yet."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, block = tl.program_id(0), tl.program_id(1)
+    if tl.load(drawn_ptr + row) < 0:
+        slot = tl.load(slots_ptr + row)
+        token = block * BLOCK + tl.arange(0, BLOCK)
+        inside = token < V
+        x = widened(logits_ptr + row.to(tl.int64) * row_stride, token, token < row_stride, inside)
+        x = adjusted(x, token, inside, settings, slot, tl.load(positions_ptr + row))
+        x = tl.where(x >= tl.load(thresholds_ptr + row), x, -INFINITY)
+        maximum, first, winner = first_of_block(
+            x,
+            token,
+            block,
+            settings.seeds + slot,
+            positions_ptr + row,
+            number_of(settings, TEMPERATURE, slot),
+            V,
+            BLOCK,
+        )
+        here = row * tl.num_programs(1) + block
+        tl.store(maxima_ptr + here, maximum)
+        tl.store(times_ptr + here, first)
+        tl.store(tokens_ptr + here, winner)
+
+
+@triton.jit
+def asked_row_kernel(
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, settings: SlotSettings, drawn_ptr: tensor,
+    maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, totals_ptr: tensor,
+    latest_ptr: tensor, out_ptr: tensor, chosen_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Stage 2: the token, which is counted, and its log-probability. latest may be None."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    winner = tl.load(drawn_ptr + row)
+    finite = winner >= 0
+    if winner < 0:
+        temperature = number_of(settings, TEMPERATURE, slot)
+        best, winner = first_of_row(maxima_ptr, times_ptr, tokens_ptr, row, blocks, temperature, BLOCKS)
+        finite = tl.abs(best) < INFINITY
+    if latest_ptr is not None:
+        tl.store(latest_ptr + slot, winner.to(tl.int64))  # one that can be looked up, whatever becomes of its sequence
+    tl.store(out_ptr + row, tl.where(finite, winner, -1).to(tl.int64))
+    if finite & (choice_of(settings, ADJUSTS, slot) != 0):
+        word_ptr = settings.seen + slot.to(tl.int64) * settings.seen_stride + winner
+        tl.store(word_ptr, tl.load(word_ptr) + 1)
+    if choice_of(settings, REPORTS, slot) >= 0:
+        logit = tl.load(logits_ptr + row.to(tl.int64) * row_stride + winner).to(tl.float32)
+        tl.store(chosen_ptr + row, logit - tl.load(totals_ptr + row))
+
+
+def sample_asked(
+    logits: Tensor, settings: SlotSettings, slots: Tensor, positions: Tensor, latest: Tensor | None = None
+) -> tuple[Tensor, Report]:
+    """One token per row, as its slot asks: int64 [R], -1 where there was no finite logit to choose from.
+
+    logits: [R, V] of any floating type, rows any distance apart; slots, positions: integers [R]. latest: int64 by slot,
+    gets the tokens as well. Counts the tokens in `settings.seen`.
+    """
+    rows, vocab_size = logits.shape
+    of_row = logits, logits.stride(0), slots, positions, settings
+    asked, raw = (statistics(rows, vocab_size, logits.device) for _ in range(2))
+    thresholds, totals, chosen = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
+    drawn = torch.empty(rows, dtype=torch.int32, device=logits.device)
+    values = torch.empty(rows, MAX_LOGPROBS, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(rows, MAX_LOGPROBS, dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    block = tokens_a_program(rows, vocab_size)
+    blocks = triton.cdiv(vocab_size, block)
+    maxima, times = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
+    early = starts_early()
+    statistics_kernel[(rows, asked.blocks)](
+        *of_row, asked, raw, vocab_size, BLOCK, early, num_warps=4, launch_pdl=early
+    )  # fmt: skip
+    choice_kernel[(rows, 2)](
+        *of_row, asked, raw, thresholds, drawn, totals, values, ids, vocab_size,
+        max(KEPT.value, LOOKED_INTO.value, triton.next_power_of_2(asked.groups)),
+        triton.next_power_of_2(asked.blocks), MAX_LOGPROBS, early, num_warps=8, launch_pdl=early,
+    )  # fmt: skip
+    asked_block_kernel[(rows, blocks)](
+        *of_row, thresholds, drawn, maxima, times, winners, vocab_size, block, early, num_warps=4, launch_pdl=early
+    )  # fmt: skip
+    asked_row_kernel[(rows,)](
+        logits, logits.stride(0), slots, settings, drawn, maxima, times, winners, totals, latest, tokens, chosen,
+        blocks, triton.next_power_of_2(blocks), early, num_warps=1, launch_pdl=early,
+    )  # fmt: skip
+    return tokens, Report(chosen, values, ids)

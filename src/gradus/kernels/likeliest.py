@@ -1,0 +1,45 @@
+"""The likeliest tokens of a row with their log-probabilities, by the model's own distribution, without sorting it.
+
+The n best tokens lie in the n groups with the largest maxima, which are noted (`gradus.kernels.narrowing`): so one
+program looks into 32 groups of 128 and takes the best token n times. The logarithm of the row's mass comes from the
+same statistics.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+
+from gradus.kernels.narrowing import COARSE, Statistics, in_order, members, total_mass
+from gradus.kernels.online_softmax import LOG2_E
+from gradus.kernels.slot_settings import INFINITY, widened
+
+LOOKED_INTO = constexpr(32)  # groups: at least as many as tokens are ever reported
+
+
+@triton.jit
+def exactly_best_groups(raw: Statistics, row: tensor, GROUPS: constexpr) -> tensor:
+    """The LOOKED_INTO coarse groups with the largest maxima, of equal ones the first."""
+    group = tl.arange(0, GROUPS)
+    peaks = tl.load(raw.coarse + row * raw.groups + group, mask=group < raw.groups, other=-INFINITY)
+    keys = (in_order(peaks).to(tl.int64) << 32) | (GROUPS - 1 - group).to(tl.int64)
+    return GROUPS - 1 - (tl.topk(keys, LOOKED_INTO) & 0xFFFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def report(
+    logits_ptr: tensor, V: int, raw: Statistics, row: tensor, count: tensor,
+    totals_ptr: tensor, values_ptr: tensor, tokens_ptr: tensor, GROUPS: constexpr, BLOCKS: constexpr,
+) -> None:  # fmt: skip
+    """Store the logarithm of the sum of exponentials of one row's logits, and its `count` likeliest, best first."""
+    token = members(exactly_best_groups(raw, row, GROUPS), COARSE)
+    inside = token < V
+    x = widened(logits_ptr, token, inside, inside)
+    top = tl.max(x, 0)
+    total = top + tl.log(total_mass(raw, row, top, LOG2_E, BLOCKS))
+    tl.store(totals_ptr, total)
+    for rank in range(count):
+        best = tl.max(x, 0)
+        likeliest = tl.min(tl.where(x == best, token, V - 1), 0)
+        tl.store(values_ptr + rank, best - total)
+        tl.store(tokens_ptr + rank, likeliest)
+        x = tl.where(token == likeliest, -INFINITY, x)

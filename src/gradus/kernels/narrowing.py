@@ -1,0 +1,360 @@
+"""Which tokens top-k, top-p and min-p leave: a threshold per row, found by looking for a value, not by sorting.
+
+What is kept is {x >= threshold}, so a number describes each choice, and the largest decides: the k-th largest logit;
+the largest t for which {x >= t} has p of the mass that top-k has left; the maximum plus T log min_p. Tokens as likely
+as the last one kept are kept too.
+
+A vocabulary is too long to be searched again and again, and hardly any of it matters. One reading of the logits notes
+the maximum of each group of tokens (`note`). The 64 groups with the largest maxima hold every token above the largest
+maximum of the others, the bound. A threshold above the bound is found in those groups alone, in the registers of one
+program, which draws the token as well. It looks into groups of 32 tokens first, where top-k up to 64 always ends (but
+for ties), then into groups of 128. If the threshold is not above the bound even then (flat distributions under top-p,
+large k), it searches the whole row, three pivots per reading, and leaves the draw to the race of plain rows
+(`gradus.kernels.sampling`), among tokens above the threshold.
+
+Sums run over fixed blocks in a fixed order, so a threshold does not depend on the batch. (Search for a pivot instead of
+sorting: Park et al. 2026, arXiv 2602.01518, "Qrita".)
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.kernels.exponential_noise import exponential_noise
+from gradus.kernels.online_softmax import LOG2_E
+from gradus.kernels.slot_settings import (
+    INFINITY,
+    MIN_P,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    SlotSettings,
+    adjusted,
+    choice_of,
+    number_of,
+    widened,
+)
+
+FINE, COARSE = constexpr(32), constexpr(128)  # tokens per group
+KEPT = constexpr(64)  # groups that are looked into
+BLOCK = 2048  # tokens that one program notes statistics of
+CHUNK = constexpr(4096)  # tokens read at a time where a whole row is searched
+NUMBER_BITS = constexpr((1 << 13) - 1)  # there are up to 8192 groups in a row: a vocabulary of 262,144
+
+
+class Statistics(NamedTuple):
+    """Of the rows of a step. fine, coarse: float32 [R, groups], the groups' maxima. tops, masses, bottoms: float32
+    [R, blocks]: a block's maximum, its mass relative to that, its least finite logit."""
+
+    fine: Tensor
+    coarse: Tensor
+    tops: Tensor
+    masses: Tensor
+    bottoms: Tensor
+    groups: int  # coarse ones
+    blocks: int
+
+
+def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
+    """Room for them."""
+    groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
+    sizes = [rows * groups * (COARSE.value // FINE.value), rows * groups] + [rows * blocks] * 3
+    room = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    fine, coarse, tops, masses, bottoms = room.split(sizes)
+    return Statistics(fine, coarse, tops, masses, bottoms, groups, blocks)
+
+
+@triton.jit
+def note(x: tensor, scale: tensor, into: Statistics, row: tensor, block: tensor) -> None:
+    """One block, x: float32 [BLOCK]. Masses are of exp2(scale x)."""
+    SPLIT: constexpr = COARSE // FINE
+    GROUPS: constexpr = x.shape[0] // COARSE
+    fine = tl.max(tl.reshape(x, [GROUPS * SPLIT, FINE]), 1)
+    coarse = tl.max(tl.reshape(fine, [GROUPS, SPLIT]), 1)
+    group, part = block * GROUPS + tl.arange(0, GROUPS), block * GROUPS * SPLIT + tl.arange(0, GROUPS * SPLIT)
+    tl.store(into.coarse + row * into.groups + group, coarse, mask=group < into.groups)
+    tl.store(into.fine + row * into.groups * SPLIT + part, fine, mask=part < into.groups * SPLIT)
+    top = tl.max(coarse, 0)
+    start = tl.where(tl.abs(top) < INFINITY, top, 0.0)
+    here = row * into.blocks + block
+    tl.store(into.tops + here, top)
+    tl.store(into.masses + here, tl.sum(tl.exp2((x - start) * scale), 0))
+    tl.store(into.bottoms + here, tl.min(tl.where(x > -INFINITY, x, INFINITY), 0))
+
+
+@triton.jit
+def total_mass(noted: Statistics, row: tensor, top: tensor, scale: tensor, BLOCKS: constexpr) -> tensor:
+    """Of the row, relative to its maximum."""
+    block = tl.arange(0, BLOCKS)
+    here = row * noted.blocks + block
+    tops = tl.load(noted.tops + here, mask=block < noted.blocks, other=-INFINITY)
+    masses = tl.load(noted.masses + here, mask=block < noted.blocks, other=0.0)
+    return tl.sum(tl.where(tops > -INFINITY, masses * tl.exp2((tops - top) * scale), 0.0), 0)
+
+
+@triton.jit
+def greatest_of_row(noted: Statistics, row: tensor, BLOCKS: constexpr) -> tensor:
+    block = tl.arange(0, BLOCKS)
+    return tl.max(tl.load(noted.tops + row * noted.blocks + block, mask=block < noted.blocks, other=-INFINITY), 0)
+
+
+@triton.jit
+def least_of_row(noted: Statistics, row: tensor, BLOCKS: constexpr) -> tensor:
+    block = tl.arange(0, BLOCKS)
+    return tl.min(tl.load(noted.bottoms + row * noted.blocks + block, mask=block < noted.blocks, other=INFINITY), 0)
+
+
+# -- the groups with the largest maxima --------------------------------------------------------------------------------
+
+
+@triton.jit
+def in_order(x: tensor) -> tensor:
+    """int32 that compare as these float32 do."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def best_groups(peaks: tensor, numbers: tensor) -> tuple[tensor, tensor]:
+    """KEPT of the groups with these maxima and numbers, [N]; and the bound: the largest maximum among the others.
+
+    Groups compare by the upper 19 bits of their maxima: those kept are nearly the best, and the bound is exact.
+    """
+    keys = (in_order(peaks) & ~NUMBER_BITS) | (numbers ^ NUMBER_BITS)
+    best = tl.topk(keys, KEPT)
+    bound = tl.max(tl.where(keys < tl.min(best, 0), peaks, -INFINITY), 0)
+    return ~best & NUMBER_BITS, bound
+
+
+@triton.jit
+def coarse_groups(noted: Statistics, row: tensor, GROUPS: constexpr) -> tuple[tensor, tensor]:
+    group = tl.arange(0, GROUPS)
+    peaks = tl.load(noted.coarse + row * noted.groups + group, mask=group < noted.groups, other=-INFINITY)
+    return best_groups(peaks, group)
+
+
+@triton.jit
+def fine_groups(noted: Statistics, row: tensor, coarse: tensor) -> tuple[tensor, tensor]:
+    """Among the parts of coarse groups, [KEPT]."""
+    SPLIT: constexpr = COARSE // FINE
+    parts = tl.ravel(coarse[:, None] * SPLIT + tl.arange(0, SPLIT)[None, :])
+    there = parts < noted.groups * SPLIT
+    return best_groups(tl.load(noted.fine + row * noted.groups * SPLIT + parts, mask=there, other=-INFINITY), parts)
+
+
+@triton.jit
+def members(groups: tensor, SIZE: constexpr) -> tensor:
+    """The numbers of what the groups hold, SIZE each: tokens, or quarters of them."""
+    return tl.ravel(groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
+
+
+# -- the search for a value --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def above(x: tensor) -> tensor:
+    """A number that is a little larger."""
+    return x + tl.abs(x) * 1e-6 + 1e-30
+
+
+@triton.jit
+def joined(
+    a0: tensor, a1: tensor, a2: tensor, low: tensor, high: tensor,
+    b0: tensor, b1: tensor, b2: tensor, other_low: tensor, other_high: tensor,
+) -> tuple[tensor, tensor, tensor, tensor, tensor]:  # fmt: skip
+    return a0 + b0, a1 + b1, a2 + b2, tl.minimum(low, other_low), tl.maximum(high, other_high)
+
+
+@triton.jit
+def next_bracket(
+    target: tensor, low: tensor, high: tensor, w1: tensor, w2: tensor, w3: tensor, least: tensor
+) -> tuple[tensor, tensor]:
+    """The quarter of [low, high) in which the weight of {x >= t} falls below the target.
+
+    w1, w2, w3: that weight where the quarters meet. least: the smallest x in [low, high).
+    """
+    quarter = high / 4 - low / 4
+    first, second, third = low + quarter, low + 2 * quarter, low + 3 * quarter
+    new_low = tl.where(w3 >= target, third, tl.where(w2 >= target, second, tl.where(w1 >= target, first, low)))
+    new_high = tl.where(w1 < target, first, tl.where(w2 < target, second, tl.where(w3 < target, third, high)))
+    return tl.maximum(new_low, least), new_high
+
+
+@triton.jit
+def cut(x: tensor, weights: tensor, target: tensor, low: tensor, high: tensor) -> tensor:
+    """The largest t such that the weights of {x >= t} sum to the target at least; x, weights [N].
+
+    low: a t for which they do. high: larger than every x.
+    """
+    least, most = low, high
+    while least < most:
+        quarter = high / 4 - low / 4
+        within = (x >= low) & (x < high)
+        w1, w2, w3, least, most = tl.reduce(
+            (
+                tl.where(x >= low + quarter, weights, 0.0),
+                tl.where(x >= low + 2 * quarter, weights, 0.0),
+                tl.where(x >= low + 3 * quarter, weights, 0.0),
+                tl.where(within, x, INFINITY),
+                tl.where(within, x, -INFINITY),
+            ),
+            0,
+            joined,
+        )
+        low, high = next_bracket(target, low, high, w1, w2, w3, least)
+    return most
+
+
+class Row(NamedTuple):
+    """One row of a step, for functions that read it. logits: where it begins; stride: elements that may be read."""
+
+    logits: Tensor
+    stride: int
+    settings: SlotSettings
+    slot: int
+    position: int
+    vocab_size: int
+
+
+@triton.jit
+def logits_of(row: Row, token: tensor) -> tensor:
+    """Of these tokens, as the slot adjusts them; -inf beyond the vocabulary."""
+    inside = token < row.vocab_size
+    x = widened(row.logits, token, token < row.stride, inside)
+    return adjusted(x, token, inside, row.settings, row.slot, row.position)
+
+
+@triton.jit
+def row_cut(
+    row: Row, target: tensor, top: tensor, scale: tensor, low: tensor, high: tensor, BY_MASS: constexpr
+) -> tensor:
+    """`cut` over a whole row, a reading per pass. Weights are masses relative to `top`, the row's maximum, or ones."""
+    least, most = low, high
+    while least < most:
+        quarter = high / 4 - low / 4
+        w1, w2, w3 = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
+        lows, highs = w1 + INFINITY, w1 - INFINITY
+        for start in tl.range(0, row.vocab_size, CHUNK):
+            x = logits_of(row, start + tl.arange(0, CHUNK))
+            weights = tl.exp2((x - top) * scale) if BY_MASS else tl.full([CHUNK], 1.0, tl.float32)
+            w1 += tl.where(x >= low + quarter, weights, 0.0)
+            w2 += tl.where(x >= low + 2 * quarter, weights, 0.0)
+            w3 += tl.where(x >= low + 3 * quarter, weights, 0.0)
+            within = (x >= low) & (x < high)
+            lows = tl.minimum(lows, tl.where(within, x, INFINITY))
+            highs = tl.maximum(highs, tl.where(within, x, -INFINITY))
+        s1, s2, s3, least, most = tl.reduce((w1, w2, w3, lows, highs), 0, joined)
+        low, high = next_bracket(target, low, high, s1, s2, s3, least)
+    return most
+
+
+@triton.jit
+def row_mass(row: Row, threshold: tensor, top: tensor, scale: tensor) -> tensor:
+    """The mass of {x >= threshold} in a whole row."""
+    mass = tl.zeros([CHUNK], tl.float32)
+    for start in tl.range(0, row.vocab_size, CHUNK):
+        x = logits_of(row, start + tl.arange(0, CHUNK))
+        mass += tl.where(x >= threshold, tl.exp2((x - top) * scale), 0.0)
+    return tl.sum(mass, 0)
+
+
+# -- the threshold -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def threshold_among(
+    x: tensor, bound: tensor, total: tensor, top: tensor, scale: tensor, row: Row
+) -> tuple[tensor, tensor]:
+    """The threshold by top-k, then top-p, if it is above the bound; and whether it is.
+
+    x: the tokens looked into, among them all above the bound. total: the mass of the row.
+    """
+    k, top_p = choice_of(row.settings, TOP_K, row.slot), number_of(row.settings, TOP_P, row.slot)
+    mine = x > bound
+    low, high = tl.min(tl.where(mine, x, INFINITY), 0), above(top)
+    masses = tl.where(mine, tl.exp2((x - top) * scale), 0.0)
+    all_here = bound == -INFINITY
+    threshold, found = tl.full((), -INFINITY, tl.float32), tl.full((), 1, tl.int1)
+    if k < row.vocab_size:
+        ones = mine.to(tl.float32)
+        if tl.sum(ones, 0) >= k:
+            threshold = cut(x, ones, k.to(tl.float32), low, high)
+            total = tl.sum(tl.where(x >= threshold, masses, 0.0), 0)
+        else:
+            found = all_here
+    if (top_p < 1) & found:
+        if tl.sum(masses, 0) >= top_p * total:
+            threshold = tl.maximum(threshold, cut(x, masses, top_p * total, low, high))
+        else:
+            found = all_here
+    return threshold, found
+
+
+@triton.jit
+def threshold_of_row(row: Row, bound: tensor, least: tensor, total: tensor, top: tensor, scale: tensor) -> tensor:
+    """The same from the whole row, where it is not above the bound. least: the row's least finite logit."""
+    k, top_p = choice_of(row.settings, TOP_K, row.slot), number_of(row.settings, TOP_P, row.slot)
+    threshold, low, high = tl.full((), -INFINITY, tl.float32), least, above(bound)
+    if k < row.vocab_size:
+        threshold = row_cut(row, k.to(tl.float32), top, scale, low, high, False)
+        low, high = threshold, above(top)
+        total = row_mass(row, threshold, top, scale)
+    if top_p < 1:
+        # tokens with less than a V-th of what top-p may drop cannot be among the last ones kept
+        spare = tl.log2((1 - top_p) * total / row.vocab_size) - 1
+        low = tl.maximum(low, tl.minimum(top + spare / scale, bound))
+        threshold = tl.maximum(threshold, row_cut(row, top_p * total, top, scale, low, high, True))
+    return threshold
+
+
+@triton.jit
+def race_among(
+    x: tensor, groups: tensor, SIZE: constexpr, threshold: tensor, top: tensor, scale: tensor, row: Row
+) -> tensor:
+    """The first to arrive of the groups' tokens that are not below the threshold."""
+    seed = tl.load(row.settings.seeds + row.slot)
+    noise = exponential_noise(seed, row.position, members(groups, SIZE // 4))
+    time = tl.where(x >= threshold, noise * tl.exp2((top - x) * scale), INFINITY)
+    return tl.min(tl.where(time == tl.min(time, 0), members(groups, SIZE), row.vocab_size - 1), 0)
+
+
+@triton.jit
+def choice_among(
+    groups: tensor, SIZE: constexpr, bound: tensor, floor: tensor, total: tensor, top: tensor, scale: tensor, row: Row
+) -> tuple[tensor, tensor, tensor]:
+    """The threshold that follows from these groups; whether it is the row's; and the token drawn from them, or -1."""
+    x = logits_of(row, members(groups, SIZE))
+    threshold, found = threshold_among(x, bound, total, top, scale, row)
+    threshold = tl.maximum(threshold, floor)
+    drawn = tl.full((), -1, tl.int32)
+    if found & (threshold > bound):
+        drawn = race_among(x, groups, SIZE, threshold, top, scale, row)
+    return threshold, found, drawn
+
+
+@triton.jit
+def narrowed(
+    row: Row, noted: Statistics, number: tensor, GROUPS: constexpr, BLOCKS: constexpr
+) -> tuple[tensor, tensor]:
+    """The threshold of row `number`, and its token if that could be drawn at once, else -1."""
+    threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), -1, tl.int32)
+    top = greatest_of_row(noted, number, BLOCKS)
+    if tl.abs(top) < INFINITY:
+        temperature = number_of(row.settings, TEMPERATURE, row.slot)
+        scale = LOG2_E / temperature
+        floor = top + temperature * tl.log(number_of(row.settings, MIN_P, row.slot))
+        total = total_mass(noted, number, top, scale, BLOCKS)
+        coarse, bound = coarse_groups(noted, number, GROUPS)
+        fine, fine_bound = fine_groups(noted, number, coarse)
+        fine_bound = tl.maximum(bound, fine_bound)
+        threshold, found, drawn = choice_among(fine, FINE, fine_bound, floor, total, top, scale, row)
+        if drawn < 0:
+            threshold, found, drawn = choice_among(coarse, COARSE, bound, floor, total, top, scale, row)
+            if not found:
+                least = least_of_row(noted, number, BLOCKS)
+                threshold = tl.maximum(threshold_of_row(row, bound, least, total, top, scale), floor)
+    return threshold, drawn
