@@ -29,6 +29,7 @@ from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
 from gradus.models.precision import Precision
+from gradus.sampling.slots import table_bytes
 
 PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
 # What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
@@ -82,7 +83,7 @@ class MemoryPlan:
     and usable_bytes: what may therefore be taken.
     weight_bytes: weights and constant tables.
     step_tokens, step_bytes: tokens of the largest step, and what it computes with; graph_bytes: CUDA graphs. Estimates,
-    made for the final engine alone.
+    made for the final engine alone, as are table_bytes: what sampling keeps of every slot.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: the cache got what was left; otherwise it has the size that was asked for.
     max_sequences: how many run at once at most.
@@ -103,13 +104,14 @@ class MemoryPlan:
     step_tokens: int = 0
     step_bytes: int = 0
     graph_bytes: int = 0
+    table_bytes: int = 0
     pages: PagePlan | None = None
     sized: bool = False
     wanted_context: int | None = None
 
     @property
     def beside_cache(self) -> int:
-        return self.weight_bytes + self.step_bytes + self.graph_bytes
+        return self.weight_bytes + self.step_bytes + self.graph_bytes + self.table_bytes
 
     @property
     def left_bytes(self) -> int:
@@ -152,8 +154,9 @@ class MemoryPlan:
         if self.sized and not self.fits:
             raise ConfigError(
                 f"no memory is left for a cache on {self.device}: weights take {readable(self.weight_bytes)}, the "
-                f"largest step {readable(self.step_bytes)} and CUDA graphs {readable(self.graph_bytes)}, of "
-                f"{readable(self.usable_bytes)} that are free within memory_fraction {self.memory_fraction:g}; raise "
+                f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
+                f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
+                f"{self.memory_fraction:g}; raise "
                 "it, lower token_budget or max_sequences, or take a smaller model"
             )
         if self.context_length < 2:
@@ -209,6 +212,7 @@ class MemoryPlan:
         return [
             ("largest step", f"{readable(self.step_bytes)}, estimated for {self.step_tokens} tokens"),
             ("CUDA graphs", f"{readable(self.graph_bytes)}, estimated" if self.graph_bytes else "none"),
+            ("sampling", f"{readable(self.table_bytes)} for the tokens that slots have seen"),
         ]
 
     def _page_lines(self) -> list[tuple[str, str]]:
@@ -275,9 +279,11 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
     step = step_bytes(config, tokens, count, itemsize)
     graphs = graph_bytes(config, count, itemsize) if options.graphs and not missing(kind) else 0
+    tables = table_bytes(config.vocab_size, count)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
-    filled = _filling(config, options, itemsize, usable - at.weights - step - graphs) if options.sized else options
+    left = usable - at.weights - step - graphs - tables
+    filled = _filling(config, options, itemsize, left) if options.sized else options
     context = _longest(config, filled, budget)
     pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
     return MemoryPlan(
@@ -290,6 +296,7 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
         step_tokens=tokens,
         step_bytes=step,
         graph_bytes=graphs,
+        table_bytes=tables,
         # with windows, the longest that can run may be longer than the positions that all layers have room for
         pages=replace(pages, full_sequences=max(1, pages.full_sequences)),
         sized=options.sized,
@@ -366,7 +373,7 @@ def graph_bytes(config: ModelConfig, slots: int, itemsize: int) -> int:
 
     sizes = batch_sizes(slots)
     logits = slots * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
-    own = sum(sizes) * config.hidden_size * itemsize + len(sizes) * GRAPH_BYTES
+    own = 2 * len(sizes) * GRAPH_BYTES  # two graphs per size
     return step_bytes(config, slots, 0, itemsize) + logits + own
 
 
