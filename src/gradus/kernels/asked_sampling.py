@@ -1,10 +1,10 @@
 """The draw of `gradus.kernels.sampling` for rows that ask for more: penalties, biases, top-k, top-p, min-p, reports.
 
-Idea: what a row asks for stands in its slot's settings, so four launches serve any mixture, and a CUDA graph can hold
-them. The logits are read once for statistics, by rows that narrow the choice or report on it. One program
-per row then finds the threshold, and often draws the token; another finds what to report. The rest is the race that
-plain rows run, among tokens that are not below their threshold. Rows that ask for nothing pass through the first two
-launches at once.
+Idea: what a row asks for stands in its slot's settings, so five launches serve any mixture, and a CUDA graph can hold
+them. The logits are read once for statistics, by rows that narrow the choice or report on it. One program per row then
+finds the threshold among the best groups of tokens, and mostly draws the token. In the third launch one more program
+per row finds a threshold that was not there, and another what is to be reported. The rest is the race that plain rows
+run, among tokens that are not below their threshold. Rows that ask for nothing pass through the first three at once.
 
 Bytes: the logits twice; and once or twice the words of `seen`, for rows that adjust.
 """
@@ -19,7 +19,18 @@ from triton.language import constexpr, tensor
 
 from gradus.engine.request import MAX_LOGPROBS
 from gradus.kernels.likeliest import LOOKED_INTO, report
-from gradus.kernels.narrowing import BLOCK, KEPT, Row, Statistics, narrowed, note, statistics
+from gradus.kernels.narrowing import (
+    BLOCK,
+    KEPT,
+    UNDRAWN,
+    UNFOUND,
+    Row,
+    Statistics,
+    narrowed,
+    note,
+    searched,
+    statistics,
+)
 from gradus.kernels.online_softmax import LOG2_E
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.sampling import first_of_block, first_of_row, tokens_a_program
@@ -73,25 +84,42 @@ def statistics_kernel(
 
 
 @triton.jit
-def choice_kernel(
+def narrow_kernel(
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
+    asked: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor, V: int,
+    GROUPS: constexpr, BLOCKS: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Row program_id(0): its threshold, and its token, UNDRAWN or UNFOUND."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), UNDRAWN, tl.int32)
+    if narrows(settings, slot, V):
+        row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+        mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
+        threshold, drawn = narrowed(mine, asked, row, GROUPS, BLOCKS)
+    tl.store(thresholds_ptr + row, threshold)
+    tl.store(drawn_ptr + row, drawn)
+
+
+@triton.jit
+def search_and_report_kernel(
     logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
     asked: Statistics, raw: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor,
     totals_ptr: tensor, values_ptr: tensor, tokens_ptr: tensor, V: int,
     GROUPS: constexpr, BLOCKS: constexpr, MOST: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Row program_id(0). Program 0 of it narrows the choice, program 1 reports on it."""
+    """Row program_id(0). Program 0 of it searches for a threshold that was not found, program 1 reports."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     row_ptr = logits_ptr + row.to(tl.int64) * row_stride
     if tl.program_id(1) == 0:
-        threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), -1, tl.int32)
-        if narrows(settings, slot, V):
+        if tl.load(drawn_ptr + row) == UNFOUND:
             mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
-            threshold, drawn = narrowed(mine, asked, row, GROUPS, BLOCKS)
-        tl.store(thresholds_ptr + row, threshold)
-        tl.store(drawn_ptr + row, drawn)
+            tl.store(thresholds_ptr + row, searched(mine, asked, row, tl.load(thresholds_ptr + row), BLOCKS))
     else:
         count = choice_of(settings, REPORTS, slot)
         if count >= 0:
@@ -186,10 +214,14 @@ def sample_asked(
     statistics_kernel[(rows, asked.blocks)](
         *of_row, asked, raw, vocab_size, BLOCK, early, num_warps=4, launch_pdl=early
     )  # fmt: skip
-    choice_kernel[(rows, 2)](
+    groups = max(KEPT.value, LOOKED_INTO.value, triton.next_power_of_2(asked.groups))
+    noted_blocks = triton.next_power_of_2(asked.blocks)
+    narrow_kernel[(rows,)](
+        *of_row, asked, thresholds, drawn, vocab_size, groups, noted_blocks, early, num_warps=8, launch_pdl=early
+    )  # fmt: skip
+    search_and_report_kernel[(rows, 2)](
         *of_row, asked, raw, thresholds, drawn, totals, values, ids, vocab_size,
-        max(KEPT.value, LOOKED_INTO.value, triton.next_power_of_2(asked.groups)),
-        triton.next_power_of_2(asked.blocks), MAX_LOGPROBS, early, num_warps=8, launch_pdl=early,
+        groups, noted_blocks, MAX_LOGPROBS, early, num_warps=16, launch_pdl=early,
     )  # fmt: skip
     asked_block_kernel[(rows, blocks)](
         *of_row, thresholds, drawn, maxima, times, winners, vocab_size, block, early, num_warps=4, launch_pdl=early

@@ -7,10 +7,11 @@ as the last one kept are kept too.
 A vocabulary is too long to be searched again and again, and hardly any of it matters. One reading of the logits notes
 the maximum of each group of tokens (`note`). The 64 groups with the largest maxima hold every token above the largest
 maximum of the others, the bound. A threshold above the bound is found in those groups alone, in the registers of one
-program, which draws the token as well. It looks into groups of 32 tokens first, where top-k up to 64 always ends (but
-for ties), then into groups of 128. If the threshold is not above the bound even then (flat distributions under top-p,
-large k), it searches the whole row, three pivots per reading, and leaves the draw to the race of plain rows
-(`gradus.kernels.sampling`), among tokens above the threshold.
+program, which draws the token as well. Groups of 128 tokens are chosen first, then groups of 32 among their parts:
+2,048 tokens are looked into. With top-k up to 64 the threshold is always above the bound, but for ties; with top-p it
+is where the distribution has a peak. Elsewhere (flat distributions under top-p, large k) another program searches the
+whole row, three pivots per reading, and leaves the draw to the race of plain rows (`gradus.kernels.sampling`), among
+tokens that are not below the threshold.
 
 Sums run over fixed blocks in a fixed order, so a threshold does not depend on the batch. (Search for a pivot instead of
 sorting: Park et al. 2026, arXiv 2602.01518, "Qrita".)
@@ -43,6 +44,7 @@ FINE, COARSE = constexpr(32), constexpr(128)  # tokens per group
 KEPT = constexpr(64)  # groups that are looked into
 BLOCK = 2048  # tokens that one program notes statistics of
 CHUNK = constexpr(4096)  # tokens read at a time where a whole row is searched
+UNDRAWN, UNFOUND = constexpr(-1), constexpr(-2)  # in the place of a token
 NUMBER_BITS = constexpr((1 << 13) - 1)  # there are up to 8192 groups in a row: a vocabulary of 262,144
 
 
@@ -230,36 +232,31 @@ def logits_of(row: Row, token: tensor) -> tensor:
 
 @triton.jit
 def row_cut(
-    row: Row, target: tensor, top: tensor, scale: tensor, low: tensor, high: tensor, BY_MASS: constexpr
-) -> tensor:
-    """`cut` over a whole row, a reading per pass. Weights are masses relative to `top`, the row's maximum, or ones."""
-    least, most = low, high
+    row: Row, by_mass: tensor, target: tensor, top: tensor, scale: tensor, low: tensor, high: tensor
+) -> tuple[tensor, tensor]:
+    """`cut` over a whole row, a reading per pass; and the mass of {x >= t}, relative to `top`, the row's maximum.
+
+    by_mass: whether weights are masses; else they are ones.
+    """
+    least, most, mass = low, high, high
     while least < most:
         quarter = high / 4 - low / 4
         w1, w2, w3 = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
-        lows, highs = w1 + INFINITY, w1 - INFINITY
+        within, lows, highs = w1, w1 + INFINITY, w1 - INFINITY
         for start in tl.range(0, row.vocab_size, CHUNK):
             x = logits_of(row, start + tl.arange(0, CHUNK))
-            weights = tl.exp2((x - top) * scale) if BY_MASS else tl.full([CHUNK], 1.0, tl.float32)
+            masses = tl.exp2((x - top) * scale)
+            weights = tl.where(by_mass, masses, 1.0)
             w1 += tl.where(x >= low + quarter, weights, 0.0)
             w2 += tl.where(x >= low + 2 * quarter, weights, 0.0)
             w3 += tl.where(x >= low + 3 * quarter, weights, 0.0)
-            within = (x >= low) & (x < high)
-            lows = tl.minimum(lows, tl.where(within, x, INFINITY))
-            highs = tl.maximum(highs, tl.where(within, x, -INFINITY))
+            within += tl.where(x >= low, masses, 0.0)
+            lows = tl.minimum(lows, tl.where(x >= low, x, INFINITY))
+            highs = tl.maximum(highs, tl.where(x < high, x, -INFINITY))
         s1, s2, s3, least, most = tl.reduce((w1, w2, w3, lows, highs), 0, joined)
+        mass = tl.sum(within, 0)  # of the last pass, in which only t is left of the bracket
         low, high = next_bracket(target, low, high, s1, s2, s3, least)
-    return most
-
-
-@triton.jit
-def row_mass(row: Row, threshold: tensor, top: tensor, scale: tensor) -> tensor:
-    """The mass of {x >= threshold} in a whole row."""
-    mass = tl.zeros([CHUNK], tl.float32)
-    for start in tl.range(0, row.vocab_size, CHUNK):
-        x = logits_of(row, start + tl.arange(0, CHUNK))
-        mass += tl.where(x >= threshold, tl.exp2((x - top) * scale), 0.0)
-    return tl.sum(mass, 0)
+    return most, mass
 
 
 # -- the threshold -----------------------------------------------------------------------------------------------------
@@ -277,20 +274,17 @@ def threshold_among(
     mine = x > bound
     low, high = tl.min(tl.where(mine, x, INFINITY), 0), above(top)
     masses = tl.where(mine, tl.exp2((x - top) * scale), 0.0)
-    all_here = bound == -INFINITY
     threshold, found = tl.full((), -INFINITY, tl.float32), tl.full((), 1, tl.int1)
-    if k < row.vocab_size:
-        ones = mine.to(tl.float32)
-        if tl.sum(ones, 0) >= k:
-            threshold = cut(x, ones, k.to(tl.float32), low, high)
-            total = tl.sum(tl.where(x >= threshold, masses, 0.0), 0)
-        else:
-            found = all_here
-    if (top_p < 1) & found:
-        if tl.sum(masses, 0) >= top_p * total:
-            threshold = tl.maximum(threshold, cut(x, masses, top_p * total, low, high))
-        else:
-            found = all_here
+    for turn in range(2):
+        by_mass = turn == 1
+        if found & tl.where(by_mass, top_p < 1, k < row.vocab_size):
+            weights = tl.where(by_mass, masses, mine.to(tl.float32))
+            target = tl.where(by_mass, top_p * total, k.to(tl.float32))
+            if tl.sum(weights, 0) >= target:
+                threshold = tl.maximum(threshold, cut(x, weights, target, low, high))
+                total = tl.sum(tl.where(x >= threshold, masses, 0.0), 0)
+            else:
+                found = bound == -INFINITY  # all is here, and all of it is kept
     return threshold, found
 
 
@@ -298,63 +292,67 @@ def threshold_among(
 def threshold_of_row(row: Row, bound: tensor, least: tensor, total: tensor, top: tensor, scale: tensor) -> tensor:
     """The same from the whole row, where it is not above the bound. least: the row's least finite logit."""
     k, top_p = choice_of(row.settings, TOP_K, row.slot), number_of(row.settings, TOP_P, row.slot)
-    threshold, low, high = tl.full((), -INFINITY, tl.float32), least, above(bound)
-    if k < row.vocab_size:
-        threshold = row_cut(row, k.to(tl.float32), top, scale, low, high, False)
-        low, high = threshold, above(top)
-        total = row_mass(row, threshold, top, scale)
-    if top_p < 1:
-        # tokens with less than a V-th of what top-p may drop cannot be among the last ones kept
-        spare = tl.log2((1 - top_p) * total / row.vocab_size) - 1
-        low = tl.maximum(low, tl.minimum(top + spare / scale, bound))
-        threshold = tl.maximum(threshold, row_cut(row, top_p * total, top, scale, low, high, True))
+    # tokens with less than a V-th of what top-p may drop cannot be among the last ones kept
+    spare = tl.log2((1 - top_p) * total / row.vocab_size) - 1
+    by_rank = k < row.vocab_size
+    low = tl.where(by_rank, least, tl.maximum(least, tl.minimum(top + spare / scale, bound)))
+    threshold, high = tl.full((), -INFINITY, tl.float32), above(bound)
+    for turn in range(2):
+        by_mass = turn == 1
+        if tl.where(by_mass, top_p < 1, by_rank):
+            target = tl.where(by_mass, top_p * total, k.to(tl.float32))
+            threshold, total = row_cut(row, by_mass, target, top, scale, low, high)
+            low, high = threshold, above(top)
     return threshold
 
 
 @triton.jit
-def race_among(
-    x: tensor, groups: tensor, SIZE: constexpr, threshold: tensor, top: tensor, scale: tensor, row: Row
-) -> tensor:
-    """The first to arrive of the groups' tokens that are not below the threshold."""
-    seed = tl.load(row.settings.seeds + row.slot)
-    noise = exponential_noise(seed, row.position, members(groups, SIZE // 4))
-    time = tl.where(x >= threshold, noise * tl.exp2((top - x) * scale), INFINITY)
-    return tl.min(tl.where(time == tl.min(time, 0), members(groups, SIZE), row.vocab_size - 1), 0)
+def floor_of(row: Row, top: tensor) -> tensor:
+    """What min-p keeps is not below this."""
+    temperature = number_of(row.settings, TEMPERATURE, row.slot)
+    return top + temperature * tl.log(number_of(row.settings, MIN_P, row.slot))
 
 
 @triton.jit
-def choice_among(
-    groups: tensor, SIZE: constexpr, bound: tensor, floor: tensor, total: tensor, top: tensor, scale: tensor, row: Row
-) -> tuple[tensor, tensor, tensor]:
-    """The threshold that follows from these groups; whether it is the row's; and the token drawn from them, or -1."""
-    x = logits_of(row, members(groups, SIZE))
-    threshold, found = threshold_among(x, bound, total, top, scale, row)
-    threshold = tl.maximum(threshold, floor)
-    drawn = tl.full((), -1, tl.int32)
-    if found & (threshold > bound):
-        drawn = race_among(x, groups, SIZE, threshold, top, scale, row)
-    return threshold, found, drawn
+def race_among(x: tensor, groups: tensor, threshold: tensor, top: tensor, scale: tensor, row: Row) -> tensor:
+    """The first to arrive of the groups' tokens that are not below the threshold."""
+    seed = tl.load(row.settings.seeds + row.slot)
+    noise = exponential_noise(seed, row.position, members(groups, FINE // 4))
+    time = tl.where(x >= threshold, noise * tl.exp2((top - x) * scale), INFINITY)
+    return tl.min(tl.where(time == tl.min(time, 0), members(groups, FINE), row.vocab_size - 1), 0)
 
 
 @triton.jit
 def narrowed(
     row: Row, noted: Statistics, number: tensor, GROUPS: constexpr, BLOCKS: constexpr
 ) -> tuple[tensor, tensor]:
-    """The threshold of row `number`, and its token if that could be drawn at once, else -1."""
-    threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), -1, tl.int32)
+    """The threshold of row `number`, and its token if it could be drawn at once.
+
+    Instead of a token: UNDRAWN, or UNFOUND where the threshold is the bound, above which it is not.
+    """
+    threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), UNDRAWN, tl.int32)
     top = greatest_of_row(noted, number, BLOCKS)
     if tl.abs(top) < INFINITY:
-        temperature = number_of(row.settings, TEMPERATURE, row.slot)
-        scale = LOG2_E / temperature
-        floor = top + temperature * tl.log(number_of(row.settings, MIN_P, row.slot))
+        scale = LOG2_E / number_of(row.settings, TEMPERATURE, row.slot)
         total = total_mass(noted, number, top, scale, BLOCKS)
         coarse, bound = coarse_groups(noted, number, GROUPS)
         fine, fine_bound = fine_groups(noted, number, coarse)
-        fine_bound = tl.maximum(bound, fine_bound)
-        threshold, found, drawn = choice_among(fine, FINE, fine_bound, floor, total, top, scale, row)
-        if drawn < 0:
-            threshold, found, drawn = choice_among(coarse, COARSE, bound, floor, total, top, scale, row)
-            if not found:
-                least = least_of_row(noted, number, BLOCKS)
-                threshold = tl.maximum(threshold_of_row(row, bound, least, total, top, scale), floor)
+        bound = tl.maximum(bound, fine_bound)
+        x = logits_of(row, members(fine, FINE))
+        threshold, found = threshold_among(x, bound, total, top, scale, row)
+        threshold = tl.maximum(threshold, floor_of(row, top))
+        if not found:
+            threshold, drawn = bound, tl.full((), UNFOUND, tl.int32)
+        elif threshold > bound:
+            drawn = race_among(x, fine, threshold, top, scale, row)
     return threshold, drawn
+
+
+@triton.jit
+def searched(row: Row, noted: Statistics, number: tensor, bound: tensor, BLOCKS: constexpr) -> tensor:
+    """The threshold of row `number`, which is not above the bound unless min-p makes it so."""
+    top = greatest_of_row(noted, number, BLOCKS)
+    scale = LOG2_E / number_of(row.settings, TEMPERATURE, row.slot)
+    total = total_mass(noted, number, top, scale, BLOCKS)
+    least = least_of_row(noted, number, BLOCKS)
+    return tl.maximum(threshold_of_row(row, bound, least, total, top, scale), floor_of(row, top))
