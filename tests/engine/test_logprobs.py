@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 from gradus.engine import logprobs as module
 from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
@@ -11,21 +12,21 @@ from gradus.engine.outputs import Outputs
 from gradus.engine.plan import Plan, Sampled, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Output, Sequence, Timings
-from gradus.execution.step import pack
+from gradus.execution.step import packed
+from gradus.sampling.sampler import DrawnLogprobs
 from gradus.text.front_end import FrontEnd
 
 LIMITS = ModelLimits(100, 64)
 
 
+def rows(ids: list[list[int]], logarithms: list[list[float]], counts: list[int]) -> list[bytes]:
+    return packed(DrawnLogprobs.of(torch.tensor(ids), torch.tensor(logarithms), np.array(counts)))
+
+
 def step() -> list[bytes]:
     """Three rows: one asks for two alternatives, one for nothing, one for the sampled token alone."""
-    return pack(
-        np.array([7, 8, 9]),
-        np.array([-0.5, -1, -1.5], np.float32),
-        np.array([[-0.5, -2], [-3, -4], [-5, -6]], np.float32),
-        np.array([[7, 3], [1, 2], [1, 2]]),
-        np.array([2, -1, 0]),
-    )
+    logarithms = [[-0.5, -0.5, -2], [-1, -3, -4], [-1.5, -5, -6]]
+    return rows([[7, 7, 3], [8, 1, 2], [9, 1, 2]], logarithms, [2, -1, 0])
 
 
 def test_a_row_has_as_much_as_it_asks_for():
@@ -38,9 +39,7 @@ def test_a_row_has_as_much_as_it_asks_for():
 
 
 def test_infinities_survive():
-    (row,) = pack(
-        np.array([1]), np.array([-np.inf], np.float32), np.empty((1, 0), np.float32), np.empty((1, 0)), np.array([0])
-    )
+    (row,) = rows([[1]], [[-np.inf]], [0])
     assert Logprobs((row,))[0].logprob == -np.inf
 
 
@@ -81,16 +80,18 @@ def made(monkeypatch) -> list[int]:
     return read
 
 
-def test_no_object_is_made_of_them_before_the_answer_is_complete(made):
+def test_objects_are_made_by_the_front_end_alone_step_by_step_and_only_where_asked(made):
     front_end = FrontEnd(None, LIMITS, "model", lambda *_: ())
     requests = [Request.create(f"r{i}", [1], SamplingParams(logprobs=i - 1 if i else None), LIMITS) for i in range(3)]
     for request in requests:
         front_end.open(request)
     owners = np.array([Sequence(requests[2], 0), Sequence(requests[0], 0), Sequence(requests[1], 0)], object)
-    for _ in range(4):
-        deltas = front_end.read(Outputs(owners, np.array([7, 8, 9]), np.arange(3), step()))
+    for number in range(1, 5):
+        outputs = Outputs(owners, np.array([7, 8, 9]), [], step())
+        assert len(list(outputs)) == 3 and len(made) == 2 * (number - 1)
+        deltas = front_end.read(outputs)
         assert [len(delta.logprobs) for delta in deltas] == [1, 0, 1]
-    assert made == []
+        assert len(made) == 2 * number
     times = Timings(0, 0, 0, 4)
     ended = front_end.read([Output(request.id, 0, finish_reason="length", timings=times) for request in requests])
     none, alone, two = (delta.completion.logprobs for delta in ended)

@@ -160,13 +160,14 @@ def check_logprobs(drawn: Drawn, row: int, ask: Ask, token: int) -> None:
         return
     raw = ask.logits.astype(np.float64)
     expected = raw - raw.max() - math.log(np.exp(raw - raw.max()).sum())
-    ids = drawn.logprobs.ids[row, :count].cpu().numpy()
-    values = drawn.logprobs.values[row, :count].cpu().numpy()
+    pairs = drawn.logprobs.pairs[row, : 1 + count].cpu()
+    (sampled, *ids), (chosen, *values) = pairs[:, 0].tolist(), pairs[:, 1].contiguous().view(torch.float32).tolist()
     close = dict(rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(drawn.logprobs.chosen[row].item(), expected[token], **close)
+    assert sampled == token
+    np.testing.assert_allclose(chosen, expected[token], **close)
     np.testing.assert_allclose(values, np.sort(expected)[::-1][:count], **close)
     np.testing.assert_allclose(values, expected[ids], **close)
-    assert len(set(ids.tolist())) == count and (values[1:] <= values[:-1]).all()
+    assert len(set(ids)) == count and values == sorted(values, reverse=True)
 
 
 def check_counts(sampler: Sampler, slot: int, ask: Ask, token: int) -> None:

@@ -1,10 +1,9 @@
 """Log-probabilities on their way to the reader: bytes, and objects only once they are read. No torch here.
 
 With 5 alternatives, the log-probabilities of one token are some twenty Python objects, and 256 sequences bring as many
-tokens per step. They are not needed before the answer is complete, or its next piece is sent. Until then a token has
-pairs of (token id, logarithm), packed into bytes: first the sampled token's, then those of the likeliest tokens, best
-first. Bytes are quickly cut from a step's columns, keep nothing else of the step alive, and cost the garbage collector
-nothing.
+tokens per step. Not the engine needs them, but the front end. Until then a token has pairs of (token id, logarithm), as
+bytes: first the sampled token's, then those of the likeliest tokens, best first. So the device writes them. Bytes are
+quickly cut from what a step brings, keep nothing else of it alive, and cost the garbage collector nothing.
 """
 
 import struct

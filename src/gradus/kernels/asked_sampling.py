@@ -9,8 +9,6 @@ run, among tokens that are not below their threshold. Rows that ask for nothing 
 Bytes: the logits twice; and once or twice the words of `seen`, for rows that adjust.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +16,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine.request import MAX_LOGPROBS
-from gradus.kernels.likeliest import LOOKED_INTO, report
+from gradus.kernels.likeliest import LOOKED_INTO, report, store_pair
 from gradus.kernels.narrowing import (
     BLOCK,
     KEPT,
@@ -46,18 +44,6 @@ from gradus.kernels.slot_settings import (
     number_of,
     widened,
 )
-
-
-class Report(NamedTuple):
-    """Log-probabilities by the model's own distribution, meaningful as far as a row's slot asks for them.
-
-    chosen: float32 [R], of the tokens drawn. values, ids: float32 and int32 [R, MAX_LOGPROBS], of the likeliest tokens,
-    best first.
-    """
-
-    chosen: Tensor
-    values: Tensor
-    ids: Tensor
 
 
 @triton.jit
@@ -107,8 +93,8 @@ def narrow_kernel(
 def search_and_report_kernel(
     logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
     asked: Statistics, raw: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor,
-    totals_ptr: tensor, values_ptr: tensor, tokens_ptr: tensor, V: int,
-    GROUPS: constexpr, BLOCKS: constexpr, MOST: constexpr, PDL: constexpr,
+    totals_ptr: tensor, pairs_ptr: tensor, V: int,
+    GROUPS: constexpr, BLOCKS: constexpr, PAIRS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Row program_id(0). Program 0 of it searches for a threshold that was not found, program 1 reports."""
     let_next_start(PDL)
@@ -123,10 +109,8 @@ def search_and_report_kernel(
     else:
         count = choice_of(settings, REPORTS, slot)
         if count >= 0:
-            first = row * MOST
-            report(
-                row_ptr, V, raw, row, count, totals_ptr + row, values_ptr + first, tokens_ptr + first, GROUPS, BLOCKS
-            )
+            best_ptr = pairs_ptr + (row * PAIRS + 1) * 2  # the first pair is the sampled token's
+            report(row_ptr, V, raw, row, count, totals_ptr + row, best_ptr, GROUPS, BLOCKS)
 
 
 @triton.jit
@@ -166,7 +150,8 @@ def asked_block_kernel(
 def asked_row_kernel(
     logits_ptr: tensor, row_stride: int, slots_ptr: tensor, settings: SlotSettings, drawn_ptr: tensor,
     maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, totals_ptr: tensor,
-    latest_ptr: tensor, out_ptr: tensor, chosen_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
+    latest_ptr: tensor, out_ptr: tensor, pairs_ptr: tensor, blocks: int,
+    BLOCKS: constexpr, PAIRS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Stage 2: the token, which is counted, and its log-probability. latest may be None."""
     let_next_start(PDL)
@@ -187,24 +172,26 @@ def asked_row_kernel(
         tl.store(word_ptr, tl.load(word_ptr) + 1)
     if choice_of(settings, REPORTS, slot) >= 0:
         logit = tl.load(logits_ptr + row.to(tl.int64) * row_stride + winner).to(tl.float32)
-        tl.store(chosen_ptr + row, logit - tl.load(totals_ptr + row))
+        store_pair(pairs_ptr + row * PAIRS * 2, winner, logit - tl.load(totals_ptr + row))
 
 
 def sample_asked(
     logits: Tensor, settings: SlotSettings, slots: Tensor, positions: Tensor, latest: Tensor | None = None
-) -> tuple[Tensor, Report]:
+) -> tuple[Tensor, Tensor]:
     """One token per row, as its slot asks: int64 [R], -1 where there was no finite logit to choose from.
 
     logits: [R, V] of any floating type, rows any distance apart; slots, positions: integers [R]. latest: int64 by slot,
     gets the tokens as well. Counts the tokens in `settings.seen`.
+
+    Also returns log-probabilities by the model's own distribution, int32 [R, 1 + MAX_LOGPROBS, 2], meaningful as far as
+    a row's slot asks for them: pairs of a token and the bits of a float32, the token drawn, then the likeliest.
     """
     rows, vocab_size = logits.shape
     of_row = logits, logits.stride(0), slots, positions, settings
     asked, raw = (statistics(rows, vocab_size, logits.device) for _ in range(2))
-    thresholds, totals, chosen = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
+    thresholds, totals = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
     drawn = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    values = torch.empty(rows, MAX_LOGPROBS, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(rows, MAX_LOGPROBS, dtype=torch.int32, device=logits.device)
+    pairs = torch.empty(rows, 1 + MAX_LOGPROBS, 2, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = tokens_a_program(rows, vocab_size)
     blocks = triton.cdiv(vocab_size, block)
@@ -220,14 +207,14 @@ def sample_asked(
         *of_row, asked, thresholds, drawn, vocab_size, groups, noted_blocks, early, num_warps=8, launch_pdl=early
     )  # fmt: skip
     search_and_report_kernel[(rows, 2)](
-        *of_row, asked, raw, thresholds, drawn, totals, values, ids, vocab_size,
-        groups, noted_blocks, MAX_LOGPROBS, early, num_warps=16, launch_pdl=early,
+        *of_row, asked, raw, thresholds, drawn, totals, pairs, vocab_size,
+        groups, noted_blocks, pairs.shape[1], early, num_warps=16, launch_pdl=early,
     )  # fmt: skip
     asked_block_kernel[(rows, blocks)](
         *of_row, thresholds, drawn, maxima, times, winners, vocab_size, block, early, num_warps=4, launch_pdl=early
     )  # fmt: skip
     asked_row_kernel[(rows,)](
-        logits, logits.stride(0), slots, settings, drawn, maxima, times, winners, totals, latest, tokens, chosen,
-        blocks, triton.next_power_of_2(blocks), early, num_warps=1, launch_pdl=early,
+        logits, logits.stride(0), slots, settings, drawn, maxima, times, winners, totals, latest, tokens, pairs,
+        blocks, triton.next_power_of_2(blocks), pairs.shape[1], early, num_warps=1, launch_pdl=early,
     )  # fmt: skip
-    return tokens, Report(chosen, values, ids)
+    return tokens, pairs

@@ -26,9 +26,16 @@ def exactly_best_groups(raw: Statistics, row: tensor, GROUPS: constexpr) -> tens
 
 
 @triton.jit
+def store_pair(pair_ptr: tensor, token: tensor, logprob: tensor) -> None:
+    """A token and the bits of its log-probability: int32 both, so that one copy brings a step's to the host."""
+    tl.store(pair_ptr, token)
+    tl.store(pair_ptr + 1, logprob.to(tl.int32, bitcast=True))
+
+
+@triton.jit
 def report(
-    logits_ptr: tensor, V: int, raw: Statistics, row: tensor, count: tensor,
-    totals_ptr: tensor, values_ptr: tensor, tokens_ptr: tensor, GROUPS: constexpr, BLOCKS: constexpr,
+    logits_ptr: tensor, V: int, raw: Statistics, row: tensor, count: tensor, total_ptr: tensor, pairs_ptr: tensor,
+    GROUPS: constexpr, BLOCKS: constexpr,
 ) -> None:  # fmt: skip
     """Store the logarithm of the sum of exponentials of one row's logits, and its `count` likeliest, best first."""
     token = members(exactly_best_groups(raw, row, GROUPS), COARSE)
@@ -36,10 +43,9 @@ def report(
     x = widened(logits_ptr, token, inside, inside)
     top = tl.max(x, 0)
     total = top + tl.log(total_mass(raw, row, top, LOG2_E, BLOCKS))
-    tl.store(totals_ptr, total)
+    tl.store(total_ptr, total)
     for rank in range(count):
         best = tl.max(x, 0)
         likeliest = tl.min(tl.where(x == best, token, V - 1), 0)
-        tl.store(values_ptr + rank, best - total)
-        tl.store(tokens_ptr + rank, likeliest)
+        store_pair(pairs_ptr + 2 * rank, likeliest, best - total)
         x = tl.where(token == likeliest, -INFINITY, x)

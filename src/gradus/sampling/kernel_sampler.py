@@ -11,17 +11,18 @@ from torch import Tensor
 
 from gradus.device.transfer import upload_parts
 from gradus.engine.plan import Column
-from gradus.kernels.asked_sampling import Report, sample_asked
+from gradus.kernels.asked_sampling import sample_asked
 from gradus.kernels.sampling import sample
 from gradus.kernels.slot_settings import SlotSettings
 from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
 
 
 class SlotDraw(NamedTuple):
-    """What was drawn for a step's rows. tokens: int64 [R], -1 where no logit was finite. report: of an asked draw."""
+    """What was drawn for a step's rows. tokens: int64 [R], -1 where no logit was finite. pairs: of an asked draw, as in
+    DrawnLogprobs, with the most that can be asked for."""
 
     tokens: Tensor
-    report: Report | None
+    pairs: Tensor | None
 
 
 class KernelSampler(Sampler):
@@ -54,13 +55,10 @@ class KernelSampler(Sampler):
 
     def told(self, draw: SlotDraw, slots: Column) -> Drawn:
         """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""
-        tokens, report = draw.tokens[: len(slots)], draw.report
-        counts = self.table.reporting[slots]
-        if report is None or (counts < 0).all():
+        tokens, counts = draw.tokens[: len(slots)], self.table.reporting[slots]
+        if draw.pairs is None or (counts < 0).all():
             return Drawn(tokens)
-        most = int(counts.max())
-        values, ids = report.values[: len(slots), :most], report.ids[: len(slots), :most]
-        return Drawn(tokens, DrawnLogprobs(report.chosen[: len(slots)], values, ids, counts))
+        return Drawn(tokens, DrawnLogprobs(draw.pairs[: len(slots)], counts))
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)

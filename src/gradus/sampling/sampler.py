@@ -53,20 +53,24 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLogprobs:
-    """Log-probabilities of a step's R rows, on the device; rows that do not ask for them hold anything.
+    """Log-probabilities of a step's R rows; rows that do not ask for them hold anything.
 
-    chosen: float32 [R], the sampled tokens'. values: float32 [R, K], the largest, in falling order; ids: integers
-    [R, K], their tokens. counts: int64 [R], on the host: how many of those K a row asks for; -1: not even `chosen`.
+    pairs: int32 [R, 1 + K, 2] on the device: a token's id, and its logarithm's 32 bits as they are. First the sampled
+    token's, then those of the K likeliest, best first. counts: int64 [R], on the host: how many of those K a row asks
+    for; -1: not even the sampled token's.
     """
 
-    chosen: Tensor
-    values: Tensor
-    ids: Tensor
+    pairs: Tensor
     counts: Column
+
+    @classmethod
+    def of(cls, ids: Tensor, values: Tensor, counts: Column) -> "DrawnLogprobs":
+        """From integers and float32 [R, 1 + K]."""
+        return cls(torch.stack([ids.int(), values.view(torch.int32)], dim=-1), counts)
 
     def to_host(self) -> "DrawnLogprobs":
         """A copy on the host, which is there when an `Arrival` made after it says so."""
-        return DrawnLogprobs(to_host(self.chosen), to_host(self.values), to_host(self.ids), self.counts)
+        return DrawnLogprobs(to_host(self.pairs), self.counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +155,13 @@ class Sampler:
         if not asking.any():
             return None
         some, most = self._where(asking), int(counts.max())
-        chosen = logits.new_zeros(len(tokens))
-        values, ids = logits.new_zeros(len(tokens), most), tokens.new_zeros(len(tokens), most)
         logprobs = logits[some].log_softmax(-1)
-        chosen[some] = logprobs.gather(1, tokens[some].clamp(min=0).unsqueeze(1)).squeeze(1)
-        values[some], ids[some] = logprobs.topk(most)
-        return DrawnLogprobs(chosen, values, ids, counts)
+        best, likeliest = logprobs.topk(most)
+        sampled = tokens[some].clamp(min=0).unsqueeze(1)
+        values, ids = logits.new_zeros(len(tokens), 1 + most), tokens.new_zeros(len(tokens), 1 + most)
+        values[some] = torch.cat([logprobs.gather(1, sampled), best], dim=1)
+        ids[some] = torch.cat([sampled, likeliest], dim=1)
+        return DrawnLogprobs.of(ids, values, counts)
 
     def _where(self, rows: Mask) -> Tensor | slice:
         """An index of these rows; of all of them one that copies nothing."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from gradus.engine.logprobs import NO_LOGPROBS, Logprobs
+from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output
 from gradus.text.completion import Completion, Delta
@@ -28,12 +28,12 @@ class Transcript:
         self._error: str | None = None
         self._text = TextStream(token_bytes or _nothing, request.params.stop, request.params.min_tokens)
         self._tokens: list[int] = []
-        self._logprobs: list[bytes] = []
+        self._logprobs: list[TokenLogprob] = []
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
         self._tokens += output.tokens
-        self._logprobs += output.logprobs.packed
+        self._logprobs += output.logprobs  # made now, while the next step is under way
         # a token that stops is reported, but is not part of the text
         text = self._text.push(output.tokens[:-1] if isinstance(output.stop_reason, int) else output.tokens)
         if output.finish_reason is not None:
@@ -68,7 +68,7 @@ class Transcript:
             index=self.index,
             text=self._text.text,
             token_ids=tuple(self._tokens),
-            logprobs=None if self.request.params.logprobs is None else tuple(Logprobs(tuple(self._logprobs))),
+            logprobs=None if self.request.params.logprobs is None else tuple(self._logprobs),
             finish_reason=self.ending or last.finish_reason,
             stop_reason=self._text.stop_reason or last.stop_reason,
             prompt_tokens=len(self.request.prompt),
