@@ -18,6 +18,7 @@ Read in this order:
     results.py       results.json;  metrics.py: the numbers read from its samples;  scripts.py: other results
     report.py        report.md and the tables in the lessons;  prose.py, plots.py: its sentences and figures
     simulation.py    the scheduler over a machine that is a formula;  scheduling.py: what is measured of it
+    sampling_cost.py what each sampling parameter costs beside the plain draw;  sampling_report.py: what is said of it
     suite.py         a whole benchmark, cell by cell;  progress.py: how far it is
     profiler.py      where a step's time goes
     command.py       what `gradus bench`, `gradus report` and `gradus profile` do

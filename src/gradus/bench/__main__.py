@@ -3,6 +3,7 @@
 For machines where a plain checkout and torch are all there is: no typer, no rich, perhaps no matplotlib.
 
     PYTHONPATH=src:. python -m gradus.bench p01 --device cuda --model random:gpt2-124m --dtype float32
+    PYTHONPATH=src:. python -m gradus.bench sampling --device cuda --model random:qwen3-0.6b --dtype bfloat16
     PYTHONPATH=src:. python -m gradus.bench scheduler --requests 1000
     PYTHONPATH=src:. python -m gradus.bench report
     PYTHONPATH=src:. python -m gradus.bench profile p01 --device cuda
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m gradus.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("target", help="a phase (p01), ladder, ablation, matrix, or all")
+    parser.add_argument("target", help="a phase (p01), ladder, ablation, matrix, all, or sampling")
     _add_model(parser)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-peers", dest="peers", action="store_false")

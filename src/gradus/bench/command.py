@@ -1,8 +1,9 @@
 """What the commands do, whichever front end called them: `gradus …`, or `python -m gradus.bench …` without typer."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,18 +36,24 @@ def bench(
     commit: str | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
-    """Measure `target` ("p01", "ladder", "all"), then write the reports and figures. Returns the results files.
+    """Measure `target` ("p01", "sampling", "all"), then write the reports and figures. Returns the results files.
 
     Raises ConfigError or CheckpointError in one line. commit: what the results are said to come from, where git cannot
     tell. Without matplotlib the figures are left to a later `gradus report`.
     """
+    from gradus.bench import sampling_cost, sampling_report
     from gradus.bench.contenders import Workbench
     from gradus.bench.suite import Settings, measure
 
     out = out or Path(OWN_REPORTS)
     settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders)
+    files: Sequence[Path]
     with watcher() as watching:
-        files = measure(target, settings, out, watching, lambda: Workbench.open(model, device, dtype, watching.loading))
+        if target == sampling_report.NAME:
+            files = [sampling_cost.measure(settings, out, watching, watching.loading)]
+        else:
+            load = partial(Workbench.open, model, device, dtype, watching.loading)
+            files = measure(target, settings, out, watching, load)
     report(out, say=lambda _: None)
     for file in files:
         say(str(file.with_name("report.md")))

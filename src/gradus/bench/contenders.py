@@ -48,9 +48,7 @@ class Workbench:
 
     @property
     def dtype(self) -> str:
-        """For people and files: "bfloat16", or "bfloat16 weights, float32" where activations are wider."""
-        weights, activations = (str(kind).removeprefix("torch.") for kind in (self.weights_dtype, self.model.dtype))
-        return weights if weights == activations else f"{weights} weights, {activations}"
+        return self.precision.name
 
     @property
     def weights_dtype(self) -> torch.dtype:

@@ -42,7 +42,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """kind: "lines" over an axis, or "levels", one value a series. labels: what to write at the x of each row.
+    """kind: "lines" over an axis; "levels", one value a series; or "dots", rows of names with a dot for each series.
+    labels: what to write at the x of each row (of dots: which are drawn from the top down, their values to the right).
 
     scale: "log" or "linear", of both axes; "names" where rows are not numbers: one beside the other, values on a log
     axis.
@@ -98,12 +99,12 @@ def draw(picture: Picture) -> str:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
-        levels = picture.kind == "levels"
-        figure = Figure(figsize=(8, 1.5 + 0.5 * len(picture.series) if levels else 4.8), layout="constrained")
+        rows = {"levels": len(picture.series), "dots": len(picture.labels)}.get(picture.kind)
+        figure = Figure(figsize=(8, 4.8 if rows is None else 1.5 + 0.5 * rows), layout="constrained")
         FigureCanvasSVG(figure)
         figure.suptitle(f"{picture.title}\n{picture.subtitle}", x=0.01, ha="left", fontsize=13)
         axes = figure.add_subplot()
-        (_draw_levels if levels else _draw_lines)(axes, picture)
+        {"levels": _draw_levels, "dots": _draw_dots, "lines": _draw_lines}[picture.kind](axes, picture)
         return _svg(figure, picture)
 
 
@@ -175,6 +176,21 @@ def _draw_levels(axes: "Axes", picture: Picture) -> None:
     _label_within_decades(axes.xaxis)
     axes.xaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
+
+
+def _draw_dots(axes: "Axes", picture: Picture) -> None:
+    """In each row the series one below the other, so that none hides another."""
+    for index, series in enumerate(picture.series):
+        aside = 0.2 * (index - (len(picture.series) - 1) / 2)
+        places = [place + aside for place in series.x]
+        axes.hlines(places, series.low, series.high, color=COLORS[index], linewidth=2)
+        axes.plot(series.y, places, color=COLORS[index], marker=MARKERS[index], linestyle="", label=series.name)
+    axes.axvline(0, color=GREY, linewidth=1)
+    axes.set_yticks([place for place, _ in picture.labels], [label for _, label in picture.labels])
+    axes.set_ylim(len(picture.labels) - 0.4, -0.6)  # the first on top
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(picture.x_label)
+    axes.legend(fontsize=12)
 
 
 def _label_within_decades(axis: "Axis") -> None:

@@ -7,6 +7,7 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin p02/batch-size -->   one of them
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
+    <!-- results:begin sampling -->         what sampling parameters cost
     <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
     <!-- results:end -->
 
@@ -20,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, plots, registry, results, scheduling, scripts, suites
+from gradus.bench import beside, plots, registry, results, sampling_report, scheduling, scripts, suites
 from gradus.bench.declaration import Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
 from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
-from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
@@ -50,18 +51,23 @@ def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
     """
     for found in results.find(root):
         folder = root / found.hardware / found.benchmark
-        if found.benchmark == scheduling.NAME:
-            text = render_parts(scheduling.report_parts(found))
-            if _read(folder / "report.md") != text:
-                yield Outdated(folder / "report.md", text)
-            continue
-        benchmark = registry.load(found.benchmark)
-        text = render(found, benchmark, with_prose=with_prose)
+        text, pictures = _made(found, with_prose)
         if _read(folder / "report.md") != text:
             yield Outdated(folder / "report.md", text)
-        for name, picture in figures(found, benchmark):
+        for name, picture in pictures:
             if not plots.is_current(folder / name, picture):
                 yield Outdated(folder / name, "", picture)
+
+
+def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Picture]]]:
+    """report.md and the figures. What is no workload on several engines says it in its own words."""
+    if found.benchmark == scheduling.NAME:
+        return render_parts(scheduling.report_parts(found)), ()
+    if found.benchmark == sampling_report.NAME:
+        parts = (_heading(found), *sampling_report.report_parts(found), *_origin(found))
+        return render_parts(parts), sampling_report.figures(found, hardware_title(found.hardware))
+    benchmark = registry.load(found.benchmark)
+    return render(found, benchmark, with_prose=with_prose), figures(found, benchmark)
 
 
 def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
@@ -96,9 +102,7 @@ def _read(file: Path) -> str:
 
 def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
     """report.md: the question, the prediction, and for each model every table with what is to be said about it."""
-    name = registry.title_of(found.benchmark)
-    parts = [f"# {name}, measured on {hardware_title(found.hardware)}", benchmark.question, "## Predicted"]
-    parts.append(benchmark.prediction)
+    parts = [_heading(found), benchmark.question, "## Predicted", benchmark.prediction]
     if found.benchmark == beside.NAME:
         parts += ["## Measured", *_beside(found), beside.how()]
     parts.append(HOW_TO_READ)
@@ -109,13 +113,21 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
         for table in benchmark.tables:
             if run.of(table.name):
                 parts += [f"### {table.title}", table_of(run, table)]
-                parts.append(f"![{table.title}]({figure_name(found, run, table)})")
+                parts.append(f"![{table.title}]({figure_name(found, run, table.name)})")
         if run.profiles:
             parts += ["### One decode step", profile_table(run)]
     if with_prose:
         parts += _accounts(found, benchmark)
-    parts += ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *_origin(found)]) + "\n"
+
+
+def _heading(found: Results) -> str:
+    return f"# {registry.title_of(found.benchmark)}, measured on {hardware_title(found.hardware)}"
+
+
+def _origin(found: Results) -> list[str]:
+    """What every report ends with: the machine, the settings, the command."""
+    return ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
 
 
 def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> str:
@@ -273,13 +285,7 @@ def figures(found: Results, benchmark: Benchmark) -> Iterator[tuple[str, Picture
     for run in found.runs:
         for table in benchmark.tables:
             if run.of(table.name):
-                yield figure_name(found, run, table), picture_of(found, run, table)
-
-
-def figure_name(found: Results, run: Run, table: Table) -> str:
-    """The table's name, and the model's where there are several."""
-    slug = "-".join(re.findall(r"[a-z0-9.]+", f"{run.model} {run.dtype}".lower().replace("random:", "")))
-    return f"{table.name}.svg" if run is found.runs[0] else f"{table.name}-{slug}.svg"
+                yield figure_name(found, run, table.name), picture_of(found, run, table)
 
 
 def picture_of(found: Results, run: Run, table: Table) -> Picture:
@@ -327,6 +333,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
+    if wanted == sampling_report.NAME:
+        return _sampling(root, page)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
@@ -351,16 +359,35 @@ NOT_YET = "\nNot measured yet: `{command}` does it on your machine.\n\n"
 BESIDE_COMMAND = "python benchmarks/beside_vllm.py"
 
 
-def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, page: Path) -> Iterator[str]:
-    folder = root / found.hardware / found.benchmark
-    where = Path(os.path.relpath(folder, page.parent)).as_posix()
+def _sampling(root: Path, page: Path) -> str:
+    """What sampling parameters cost, of the first model on each hardware."""
+    parts: list[str | tuple[list[str], list[list[str]]]] = []
+    for found in results.find(root):
+        if found.benchmark == sampling_report.NAME:
+            where = _folder(found, root, page)
+            parts += [_whence(found, where), *sampling_report.tables_of(found, found.runs[0], where)]
+    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {sampling_report.NAME}")
+
+
+def _folder(found: Results, root: Path, page: Path) -> str:
+    """The way from a page to the results."""
+    return Path(os.path.relpath(root / found.hardware / found.benchmark, page.parent)).as_posix()
+
+
+def _whence(found: Results, where: str) -> str:
+    """The hardware and the model that a page shows, and where the rest is."""
     run = found.runs[0]
     others = f" (and {len(found.runs) - 1} more in [the report]({where}/report.md))" if len(found.runs) > 1 else ""
     rates = run.fingerprint["rates"]
-    yield (
+    return (
         f"**{hardware_title(found.hardware)}**, {run.title}{others}. Reads {shown(rates['read_gb_s'])} GB/s. "
         f"[Report]({where}/report.md), [samples]({where}/results.json)."
     )
+
+
+def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, page: Path) -> Iterator[str]:
+    where, run = _folder(found, root, page), found.runs[0]
+    yield _whence(found, where)
     if found.benchmark == beside.NAME and not only:
         yield from _beside(found)
         return
@@ -369,7 +396,7 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
             if len(benchmark.tables) > 1 and not only:
                 yield f"*{table.title}*"
             yield table_of(run, table)
-            yield f"![{table.title}]({where}/{figure_name(found, run, table)})"
+            yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
     if run.profiles and not only:
         yield "*One decode step*"
         yield profile_table(run)

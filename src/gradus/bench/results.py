@@ -11,6 +11,7 @@ A file is replaced as a whole, so an interrupted run leaves the cells before it.
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -108,6 +109,12 @@ class Results:
 
 def path(root: Path, hardware: str, benchmark: str) -> Path:
     return root / hardware / benchmark / FILE
+
+
+def figure_name(found: Results, run: Run, table: str) -> str:
+    """The table's name, and the model's where there are several."""
+    slug = "-".join(re.findall(r"[a-z0-9.]+", f"{run.model} {run.dtype}".lower().replace("random:", "")))
+    return f"{table}.svg" if run is found.runs[0] else f"{table}-{slug}.svg"
 
 
 def find(root: Path) -> Iterator[Results]:

@@ -41,7 +41,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all)."""
+    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all).
+
+    Raises ConfigError for fewer repeats than one.
+    """
 
     model: str
     device: str
@@ -53,6 +56,10 @@ class Settings:
     commit: str | None = None
     tables: tuple[str, ...] = ()
     contenders: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.repeats is not None and self.repeats < 1:
+            raise ConfigError(f"repeats must be 1 or more, got {self.repeats}")
 
 
 @dataclass
@@ -284,8 +291,6 @@ def measure(
     """Run `target` ("p01", "ladder", "all"); returns the results files, all written."""
     wanted = targets(target)
     _check_names(wanted, settings)
-    if settings.repeats is not None and settings.repeats < 1:
-        raise ConfigError(f"repeats must be 1 or more, got {settings.repeats}")
     bench = load() if load else Workbench.open(settings.model, settings.device, settings.dtype)
     suite = Suite(settings, bench, out, watcher)
     return [suite.measure(name) for name in wanted]

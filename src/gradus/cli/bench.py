@@ -13,7 +13,10 @@ MODEL = ("model", "device", "dtype")
 _WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 
 Target = Annotated[
-    str, Argument(help="A phase (p01), ladder, ablation, matrix, all, or scheduler (simulated: no model is loaded).")
+    str,
+    Argument(
+        help="A phase (p01), ladder, ablation, matrix, all, sampling, or scheduler (simulated: no model is loaded)."
+    ),
 ]
 Out = Annotated[
     Path | None, Option("--out", "-o", help=f"Where results go; {command.OWN_REPORTS}/ by default.")
@@ -66,6 +69,7 @@ def bench(
       gradus bench ladder
       gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
       gradus bench p02 --table batch-size --resume
+      gradus bench sampling --model random:smollm2-135m
       gradus bench scheduler --requests 1000 --batch 64 --policy priority
     """
     if target == "scheduler":

@@ -35,6 +35,12 @@ class Precision:
     linear: LinearFactory
     reason: str
 
+    @property
+    def name(self) -> str:
+        """For people and files: "bfloat16", or "bfloat16 weights, float32" where activations are wider."""
+        weights, activations = (str(kind).removeprefix("torch.") for kind in (self.weights, self.activations))
+        return weights if weights == activations else f"{weights} weights, {activations}"
+
 
 class NarrowLinear(Linear):
     """Weights kept in bfloat16 for activations in float32.
