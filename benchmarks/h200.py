@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from beside_vllm import Comparison, is_measured  # beside this file
 
-from gradus.bench import beside, results
+from gradus.bench import beside, results, sampling_cost, sampling_report
 from gradus.bench.command import watcher
 from gradus.bench.contenders import Workbench
 from gradus.bench.suite import Settings, Suite
@@ -60,6 +60,9 @@ PARTS = (
     # what each optimization is worth in the end, and every phase on every kind of workload
     Part(ABLATION, QWEN, "bfloat16", repeats=3),
     Part(MATRIX, QWEN, "bfloat16", repeats=3),
+    # what sampling parameters cost
+    Part(sampling_report.NAME, QWEN, "bfloat16"),
+    Part(sampling_report.NAME, GPT2, "bfloat16"),
     # each phase on the workloads that it is for: kernels and graphs
     Part("p09", QWEN, "bfloat16"),
     Part("p10", QWEN, "bfloat16"),
@@ -148,6 +151,9 @@ class Bench:
         if part.benchmark == beside.NAME:
             self._compare(part)
             return
+        if part.benchmark == sampling_report.NAME:
+            self._vary_sampling(part)
+            return
         settings = Settings(
             part.model, "cuda", part.dtype, repeats=part.repeats, quick=self.quick, resume=True, commit=self.commit,
             tables=part.tables, contenders=part.contenders,
@@ -171,6 +177,15 @@ class Bench:
         else:
             self._let_go()  # both engines want most of the memory
             Comparison(shape, self.vllm, self.out, self.commit, dtype=part.dtype, quick=self.quick).measure()
+
+    def _vary_sampling(self, part: Part) -> None:
+        if sampling_cost.is_measured(self.out, "h200", part.model, part.dtype, self.commit):
+            print(f"{said(part)}: measured already", flush=True)
+            return
+        self._let_go()  # it builds an engine of its own, with a model
+        settings = Settings(part.model, "cuda", part.dtype, quick=self.quick, commit=self.commit)
+        with watcher() as watching:
+            sampling_cost.measure(settings, self.out, watching)
 
     def _let_go(self) -> None:
         self.suite = None

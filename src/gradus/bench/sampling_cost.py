@@ -127,6 +127,15 @@ def measure(settings: Settings, out: Path, watcher: Watcher, progress: Progress 
         gc.unfreeze()  # or the engine would never be let go
 
 
+def is_measured(out: Path, hardware: str, model: str, dtype: str, commit: str) -> bool:
+    """Whether every size of a GPU is there at every temperature, of this commit."""
+    file = results.path(out, hardware, NAME)
+    run = results.read(file).run(model, dtype) if file.exists() else None
+    if run is None or run.settings["commit"] != commit:
+        return False
+    return all(run.cell(table, str(size.batch)) for size in SIZES["cuda"] for table in TABLES)
+
+
 def _open(settings: Settings, progress: Progress | None) -> tuple[LLM, Sequence[Size]]:
     """An engine with room for exactly these sizes."""
     sizes = (QUICK if settings.quick else SIZES)[resolve_device(settings.device).type]

@@ -32,13 +32,13 @@ QUESTION = (
 )
 PREDICTION = (
     "A step that asks for more than a temperature is replayed from a graph of its own, with four launches for the "
-    "draw. A row that narrows its choice or reports log-probabilities reads its logits once more, and one program per row "
-    "looks for the threshold among the few groups of tokens that can hold it. So top-k, min-p and log-probabilities "
-    "should take the GPU little longer than that reading. Penalties and biases need no search; their rows read a word "
-    "per token of the vocabulary beside the logits.",
+    "draw. A row that narrows its choice or reports log-probabilities reads its logits once more, and one program per "
+    "row looks for the threshold among the few groups of tokens that can hold it. So top-k, min-p and log- "
+    "probabilities should take the GPU little longer than that reading. Penalties and biases need no search; their "
+    "rows read a word per token of the vocabulary beside the logits.",
     "Top-p turns on the shape of the distribution. Random weights give flat ones, of which 95 % is most of the "
     "vocabulary: no group can be left out, and the row is searched whole, again and again. That is the worst case. "
-    "Trained models are peaked. At temperature 0.1 random ones are as well: a few tokens hold nearly all of the mass, "
+    "Trained models are peaked. At temperature 0.1 random ones are as well: a few dozen tokens hold 95 % of the mass, "
     "and the work is the same but for the shape. What cuts by probability or rank is therefore measured at both.",
     "Alone, a row is a few hundred kilobytes and a step is launches: there everything at once should cost a few "
     "percent. With 256 rows log-probabilities should cost the host more than the GPU: a cut of bytes for each token, "
