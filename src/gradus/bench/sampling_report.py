@@ -31,11 +31,11 @@ QUESTION = (
     "for the log-probabilities in them. End-of-sequence is ignored and the prefix cache is off. One engine serves all.",
 )
 PREDICTION = (
-    "A step that asks for more than a temperature is replayed from a graph of its own, with four launches for the "
-    "draw. A row that narrows its choice or reports log-probabilities reads its logits once more, and one program per "
-    "row looks for the threshold among the few groups of tokens that can hold it. So top-k, min-p and log- "
-    "probabilities should take the GPU little longer than that reading. Penalties and biases need no search; their "
-    "rows read a word per token of the vocabulary beside the logits.",
+    "A step in which a row asks for more than a temperature is replayed from a graph of its own, with five launches "
+    "for the draw instead of two. A row that narrows its choice or reports log-probabilities reads its logits once "
+    "more, and one program per row looks for the threshold among the few groups of tokens that can hold it. So top-k, "
+    "min-p and log-probabilities should take the GPU little longer than that reading. Penalties and biases need no "
+    "search: their rows read a word per token of the vocabulary beside the logits.",
     "Top-p turns on the shape of the distribution. Random weights give flat ones, of which 95 % is most of the "
     "vocabulary: no group can be left out, and the row is searched whole, again and again. That is the worst case. "
     "Trained models are peaked. At temperature 0.1 random ones are as well: a few dozen tokens hold 95 % of the mass, "
