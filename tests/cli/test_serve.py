@@ -72,13 +72,13 @@ def test_a_dry_run_without_a_phase_plans_the_final_engine(gradus):
     assert memory["usable_bytes"] == memory["free_bytes"] // 4
     # memory leaves room for far more than three sequences of 100 tokens: 19 pages of 16
     assert memory["pages"]["positions"] == 304 and memory["graph_bytes"] == 0
-    spent = memory["weight_bytes"] + memory["step_bytes"] + memory["cache_bytes"]
+    spent = sum(memory[name] for name in ("weight_bytes", "step_bytes", "table_bytes", "cache_bytes"))
     assert memory["left_bytes"] == memory["usable_bytes"] - spent and memory["fits"]
 
 
 def test_a_dry_run_says_where_memory_would_go(gradus):
     done = gradus("serve", *TINY, "--dry-run", "--cache-tokens", "160")
-    for line in ("engine", "weights", "largest step", "CUDA graphs", "pages", "in all"):
+    for line in ("engine", "weights", "largest step", "CUDA graphs", "sampling", "pages", "in all"):
         assert f"\n{line:<20}" in done.out
     assert "160 tokens in all layers" in done.out and "raise cache_tokens, or lower context_length" in done.out
 

@@ -21,6 +21,7 @@ from gradus.execution.memory_plan import MemoryPlan, PagePlan, memory_plan, read
 from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
+from gradus.sampling.kernel_sampler import KernelSampler
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny-llama"]
@@ -154,12 +155,21 @@ def test_a_gpu_tells_its_free_memory():
 # -- the final engine: what is left ------------------------------------------------------------------------------------
 
 
-def test_the_cache_gets_what_weights_and_the_largest_step_leave():
+def test_the_cache_gets_what_weights_the_largest_step_and_sampling_leave():
     shown = plan(DeviceMemory(free=8 * MB))
-    left = 4 * MB - shown.weight_bytes - shown.step_bytes
+    left = 4 * MB - shown.weight_bytes - shown.step_bytes - shown.table_bytes
     pages = left // (16 * TOKEN)  # of which page 0 is nobody's
     assert (shown.pages.count, shown.pages.positions) == (pages - 1, (pages - 1) * 16)
     assert 0 <= shown.left_bytes < 16 * TOKEN and shown.fits
+
+
+@pytest.mark.parametrize("max_sequences", [1, 3, 8])
+def test_what_sampling_keeps_of_each_slot_is_counted_as_it_is_allocated(max_sequences):
+    """`seen` among it, which is made once a request has a penalty, and the slot that padding samples in."""
+    table = KernelSampler(TINY.vocab_size, CPU, max_sequences).table
+    tensors = {id(each): each for each in vars(table).values() if isinstance(each, torch.Tensor) and each._base is None}
+    shown = plan(DeviceMemory(free=8 * MB), max_sequences=max_sequences)
+    assert shown.table_bytes == sum(tensor.nbytes for tensor in tensors.values())
 
 
 def test_a_step_on_paper():
@@ -232,7 +242,7 @@ def test_the_longest_request_is_what_the_cache_holds():
 
 
 def test_a_cache_that_memory_made_small_says_so_too():
-    room = plan(DeviceMemory(0)).weight_bytes + plan(DeviceMemory(0)).step_bytes + 20 * 16 * TOKEN
+    room = plan(DeviceMemory(0)).beside_cache + 20 * 16 * TOKEN
     assert "raise memory_fraction" in plan(DeviceMemory(2 * room)).note
 
 

@@ -58,7 +58,7 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type)
     else:
         attention = PagedAttention(model.config, storage, slots=count)
-        runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device), latest)
+        runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device, count), latest)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     times = TimeLimits()
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times)

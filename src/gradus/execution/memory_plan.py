@@ -1,6 +1,6 @@
 """Where an engine's memory goes, known before a byte of it is taken.
 
-    cache <= usable - weights - largest step - CUDA graphs
+    cache <= usable - weights - largest step - CUDA graphs - tables of the sampler
 
 Weights are counted on a model that is built without memory (torch's "meta" device), so the count follows whatever the
 model and the precision really allocate. The cache is arithmetic:
@@ -82,8 +82,8 @@ class MemoryPlan:
     free_bytes, total_bytes: of the device now (see DeviceMemory); memory_fraction: the part of it that may be in use,
     and usable_bytes: what may therefore be taken.
     weight_bytes: weights and constant tables.
-    step_tokens, step_bytes: tokens of the largest step, and what it computes with; graph_bytes: CUDA graphs. Estimates,
-    made for the final engine alone, as are table_bytes: what sampling keeps of every slot.
+    step_tokens, step_bytes: tokens of the largest step, and what it computes with; graph_bytes: CUDA graphs. Estimates.
+    table_bytes: what sampling keeps per slot. These are the final engine's alone.
     cache_bytes: of all slots, or all pages. cache_bytes_per_token: all layers, a window counted as full attention.
     pages: None for a phase without. sized: the cache got what was left; otherwise it has the size that was asked for.
     max_sequences: how many run at once at most.
@@ -156,8 +156,7 @@ class MemoryPlan:
                 f"no memory is left for a cache on {self.device}: weights take {readable(self.weight_bytes)}, the "
                 f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
                 f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
-                f"{self.memory_fraction:g}; raise "
-                "it, lower token_budget or max_sequences, or take a smaller model"
+                f"{self.memory_fraction:g}; raise it, lower token_budget or max_sequences, or take a smaller model"
             )
         if self.context_length < 2:
             raise ConfigError(f"a cache of {self.pages.positions} tokens holds no request: raise cache_tokens")
@@ -212,7 +211,7 @@ class MemoryPlan:
         return [
             ("largest step", f"{readable(self.step_bytes)}, estimated for {self.step_tokens} tokens"),
             ("CUDA graphs", f"{readable(self.graph_bytes)}, estimated" if self.graph_bytes else "none"),
-            ("sampling", f"{readable(self.table_bytes)} for the tokens that slots have seen"),
+            ("sampling", f"{readable(self.table_bytes)}, most of it for the tokens that each sequence has seen"),
         ]
 
     def _page_lines(self) -> list[tuple[str, str]]:
@@ -279,7 +278,7 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
     step = step_bytes(config, tokens, count, itemsize)
     graphs = graph_bytes(config, count, itemsize) if options.graphs and not missing(kind) else 0
-    tables = table_bytes(config.vocab_size, count)
+    tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
     left = usable - at.weights - step - graphs - tables

@@ -33,9 +33,15 @@ COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a d
 NOTHING = np.empty(0, np.int64)
 
 
+def table_rows(slots: int) -> int:
+    """Rows for so many slots: columns begin at multiples of 16 bytes."""
+    return -(-slots // 4) * 4
+
+
 def table_bytes(vocab_size: int, slots: int) -> int:
     """What the tables of so many slots take once a slot adjusts logits: nearly all of it is `seen`."""
-    return slots * (4 * vocab_size + 12 * MAX_ENTRIES)
+    numbers = 8 + 4 * 4 + 6 * 4  # the seed, integers, floats
+    return table_rows(slots) * (numbers + 12 * MAX_ENTRIES + 4 * vocab_size)
 
 
 class SlotTable:
@@ -84,7 +90,7 @@ class SlotTable:
 
     def _make(self, slots: int) -> None:
         """Tables of as many rows, all off. Columns of one dtype are parts of one tensor: one launch writes them."""
-        rows = -(-slots // 4) * 4  # columns begin at multiples of 16 bytes
+        rows = table_rows(slots)
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
         self.ints = _filled([self.vocab_size, 0, -1, 0], rows, torch.int32, self.device)
         self.top_k, self.adjusts, self.reports, self.entries = self.ints
