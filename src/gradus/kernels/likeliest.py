@@ -14,6 +14,7 @@ from gradus.kernels.online_softmax import LOG2_E
 from gradus.kernels.slot_settings import INFINITY, widened
 
 LOOKED_INTO = constexpr(32)  # groups: at least as many as tokens are ever reported
+TAKEN = constexpr(float("nan"))  # equal to nothing, and no maximum: -inf is a logit that others may have
 
 
 @triton.jit
@@ -48,4 +49,4 @@ def report(
         best = tl.max(x, 0)
         likeliest = tl.min(tl.where(x == best, token, V - 1), 0)
         store_pair(pairs_ptr + 2 * rank, likeliest, best - total)
-        x = tl.where(token == likeliest, -INFINITY, x)
+        x = tl.where(token == likeliest, TAKEN, x)

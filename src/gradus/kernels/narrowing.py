@@ -45,7 +45,8 @@ KEPT = constexpr(64)  # groups that are looked into
 BLOCK = 2048  # tokens that one program notes statistics of
 CHUNK = constexpr(4096)  # tokens read at a time where a whole row is searched
 UNDRAWN, UNFOUND = constexpr(-1), constexpr(-2)  # in the place of a token
-NUMBER_BITS = constexpr((1 << 13) - 1)  # there are up to 8192 groups in a row: a vocabulary of 262,144
+NUMBER_BITS = constexpr((1 << 14) - 1)  # there are up to 16,384 groups in a row: a vocabulary of 524,288
+LARGEST = constexpr(float(torch.finfo(torch.float32).max))
 
 
 class Statistics(NamedTuple):
@@ -63,6 +64,7 @@ class Statistics(NamedTuple):
 
 def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
     """Room for them."""
+    assert vocab_size <= FINE.value * (NUMBER_BITS.value + 1), "more groups than a key can number"
     groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
     sizes = [rows * groups * (COARSE.value // FINE.value), rows * groups] + [rows * blocks] * 3
     room = torch.empty(sum(sizes), dtype=torch.float32, device=device)
@@ -124,7 +126,7 @@ def in_order(x: tensor) -> tensor:
 def best_groups(peaks: tensor, numbers: tensor) -> tuple[tensor, tensor]:
     """KEPT of the groups with these maxima and numbers, [N]; and the bound: the largest maximum among the others.
 
-    Groups compare by the upper 19 bits of their maxima: those kept are nearly the best, and the bound is exact.
+    Groups compare by the upper 18 bits of their maxima: those kept are nearly the best, and the bound is exact.
     """
     keys = (in_order(peaks) & ~NUMBER_BITS) | (numbers ^ NUMBER_BITS)
     best = tl.topk(keys, KEPT)
@@ -172,6 +174,14 @@ def joined(
 
 
 @triton.jit
+def pivots(low: tensor, high: tensor) -> tuple[tensor, tensor, tensor]:
+    """Where the quarters of [low, high) meet: finite, whatever low is, and even if high is infinite."""
+    end = tl.minimum(high, LARGEST)
+    quarter = end / 4 - low / 4
+    return low + quarter, low + 2 * quarter, end - quarter
+
+
+@triton.jit
 def next_bracket(
     target: tensor, low: tensor, high: tensor, w1: tensor, w2: tensor, w3: tensor, least: tensor
 ) -> tuple[tensor, tensor]:
@@ -179,8 +189,7 @@ def next_bracket(
 
     w1, w2, w3: that weight where the quarters meet. least: the smallest x in [low, high).
     """
-    quarter = high / 4 - low / 4
-    first, second, third = low + quarter, low + 2 * quarter, low + 3 * quarter
+    first, second, third = pivots(low, high)
     new_low = tl.where(w3 >= target, third, tl.where(w2 >= target, second, tl.where(w1 >= target, first, low)))
     new_high = tl.where(w1 < target, first, tl.where(w2 < target, second, tl.where(w3 < target, third, high)))
     return tl.maximum(new_low, least), new_high
@@ -194,13 +203,13 @@ def cut(x: tensor, weights: tensor, target: tensor, low: tensor, high: tensor) -
     """
     least, most = low, high
     while least < most:
-        quarter = high / 4 - low / 4
+        first, second, third = pivots(low, high)
         within = (x >= low) & (x < high)
         w1, w2, w3, least, most = tl.reduce(
             (
-                tl.where(x >= low + quarter, weights, 0.0),
-                tl.where(x >= low + 2 * quarter, weights, 0.0),
-                tl.where(x >= low + 3 * quarter, weights, 0.0),
+                tl.where(x >= first, weights, 0.0),
+                tl.where(x >= second, weights, 0.0),
+                tl.where(x >= third, weights, 0.0),
                 tl.where(within, x, INFINITY),
                 tl.where(within, x, -INFINITY),
             ),
@@ -240,16 +249,16 @@ def row_cut(
     """
     least, most, mass = low, high, high
     while least < most:
-        quarter = high / 4 - low / 4
+        first, second, third = pivots(low, high)
         w1, w2, w3 = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
         within, lows, highs = w1, w1 + INFINITY, w1 - INFINITY
         for start in tl.range(0, row.vocab_size, CHUNK):
             x = logits_of(row, start + tl.arange(0, CHUNK))
             masses = tl.exp2((x - top) * scale)
             weights = tl.where(by_mass, masses, 1.0)
-            w1 += tl.where(x >= low + quarter, weights, 0.0)
-            w2 += tl.where(x >= low + 2 * quarter, weights, 0.0)
-            w3 += tl.where(x >= low + 3 * quarter, weights, 0.0)
+            w1 += tl.where(x >= first, weights, 0.0)
+            w2 += tl.where(x >= second, weights, 0.0)
+            w3 += tl.where(x >= third, weights, 0.0)
             within += tl.where(x >= low, masses, 0.0)
             lows = tl.minimum(lows, tl.where(x >= low, x, INFINITY))
             highs = tl.maximum(highs, tl.where(x < high, x, -INFINITY))

@@ -74,7 +74,7 @@ def widened(logits_ptr: tensor, token: tensor, readable: tensor, inside: tensor)
 def adjusted(
     logits: tensor, token: tensor, inside: tensor, settings: SlotSettings, slot: tensor, position: tensor
 ) -> tensor:
-    """float32 logits of these tokens, as the slot's penalties, then its list, leave them."""
+    """float32 logits of these tokens, as the slot's penalties, then its list, leave them; none is NaN."""
     if choice_of(settings, ADJUSTS, slot) != 0:
         word = tl.load(settings.seen + slot.to(tl.int64) * settings.seen_stride + token, mask=inside, other=0)
         count = word & COUNT
@@ -90,4 +90,5 @@ def adjusted(
                 applies = position < tl.load(settings.entry_until + first + entry)
                 here = listed & (token == tl.load(settings.entry_tokens + first + entry)) & applies
                 logits = tl.where(here, logits + tl.load(settings.entry_values + first + entry), logits)
+            logits = tl.where(logits == logits, logits, INFINITY)  # where an infinite logit was banned
     return logits
