@@ -4,8 +4,11 @@
 
 DIR holds vLLM as it was unpacked: DIR/site (vLLM itself), DIR/deps, and DIR/stubs for modules that were left out. Each
 engine runs in a process of its own, for both want most of the memory; what they say is in OUT/logs. Results are written
-after each block. Where vLLM fails, our samples are kept, and its reason. Several models can be measured at the same
-time on several GPUs, each by a process that sees only its own (CUDA_VISIBLE_DEVICES); they may share OUT.
+after each block. Where vLLM fails, our samples are kept, and its reason. `--cases sampling` measures what sampling
+parameters cost instead, as a run that stands beside the model's other one.
+
+Several models can be measured at the same time on several GPUs, each by a process that sees only its own
+(CUDA_VISIBLE_DEVICES); they may share OUT.
 """
 
 import argparse
@@ -34,7 +37,10 @@ VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One model's cases. vllm: where it was unpacked. out: the folder of all reports. vllm_block: what runs it."""
+    """One model's cases. vllm: where it was unpacked. out: the folder of all reports. vllm_block: what runs it.
+
+    group: of the cases; see `gradus.bench.beside`.
+    """
 
     shape: str
     vllm: Path
@@ -43,14 +49,16 @@ class Comparison:
     device: str = "cuda"
     dtype: str = "bfloat16"
     quick: bool = False
+    group: str = ""
     vllm_block: Path = VLLM_BLOCK
 
     def measure(self) -> Run:
         """All three blocks. Raises ConfigError if the first one of ours brings nothing."""
-        cases = beside.cases_of(self.shape)
+        cases = beside.cases_of(self.shape, self.group)
         if not cases:
-            known = ", ".join(dict.fromkeys(case.shape for case in beside.CASES))
-            raise ConfigError(f"model must be one of {known}, got {self.shape!r}")
+            known = ", ".join(dict.fromkeys(case.shape for case in beside.CASES if case.group == self.group))
+            what = f" for the cases {self.group!r}" if self.group else ""
+            raise ConfigError(f"model must be one of {known}{what}, got {self.shape!r}")
         with tempfile.TemporaryDirectory() as scratch:
             work = Path(scratch)
             asked = self._asked(cases, work)
@@ -86,10 +94,10 @@ class Comparison:
         for case in cases:
             arrivals = self.workload(case).arrivals(config.vocab_size, context)
             asked_cases.append({
-                "label": case.label,
+                "label": case.name,
                 "prompts": [arrival.prompt for arrival in arrivals],
                 "max_tokens": [arrival.max_tokens for arrival in arrivals],
-                "temperature": case.temperature,
+                "sampling": case.sampling,
             })  # fmt: skip
         return {
             "model": f"random:{self.shape}",
@@ -97,6 +105,7 @@ class Comparison:
             "device": self.device,
             "dtype": self.dtype,
             "contender": OURS,
+            "interface": beside.INTERFACES[self.group],
             "context": context,
             "max_sequences": QUICK_JOBS if self.quick else beside.MAX_SEQUENCES,
             "cache_tokens": max(context, cache_for(self.workload(case) for case in cases)),
@@ -123,7 +132,8 @@ class Comparison:
         """Run one process. Returns what it wrote, as far as it came, and why it came no further."""
         question, answer = work / f"{block}-asked.json", work / f"{block}-found.json"
         question.write_text(json.dumps(asked))
-        log = self.out / "logs" / f"{beside.NAME}-{self.shape}-{block}.txt"
+        name = "-".join(part for part in (beside.NAME, self.shape, self.group, block) if part)
+        log = self.out / "logs" / f"{name}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         why: str | None = None
         with log.open("w") as said:
@@ -152,12 +162,13 @@ class Comparison:
             dtype=found["dtype"],
             device=found["device"],
             fingerprint=found["fingerprint"],
+            group=self.group,
             settings={
                 "commit": self.commit,
                 "seed": SEED,
                 "quick": self.quick,
                 "repeats a block": beside.REPEATS,
-                "sampling": f"one request greedy, many at temperature {beside.TEMPERATURE}, end-of-sequence ignored",
+                "sampling": beside.SAMPLED[self.group],
                 "precision": found["precision"],
                 "prefix cache": "off",
                 "hardware": found["hardware"],
@@ -186,14 +197,15 @@ class Comparison:
 
     def _take(self, run: Run, contender: str, block: str, found: dict[str, Any], why: str | None) -> None:
         """Put a block's samples where they belong, each with the block's name, and write everything down."""
-        for cell in run.cells:
-            entry = cell.entry(contender)
+        for case in beside.cases_of(self.shape, self.group):
+            cell = run.cell(case.table, case.label)
+            entry = cell.entry(contender) if cell else None
             assert entry is not None
-            case = found.get("cases", {}).get(cell.row, {})
-            entry.samples += [sample | {"block": block} for sample in case.get("samples", [])]
-            entry.prediction = case.get("prediction") or entry.prediction
-            if not case.get("samples"):
-                entry.skipped = case.get("failed") or why or "its process ended before"
+            measured = found.get("cases", {}).get(case.name, {})
+            entry.samples += [sample | {"block": block} for sample in measured.get("samples", [])]
+            entry.prediction = measured.get("prediction") or entry.prediction
+            if not measured.get("samples"):
+                entry.skipped = measured.get("failed") or why or "its process ended before"
                 entry.skipped += f" (block {block})" if contender == OURS else ""
         results.update(self.out, run.settings["hardware"], beside.NAME, run)
 
@@ -205,13 +217,13 @@ def _last_line(log: Path) -> str:
     return (errors or lines or ["it said nothing"])[-1][:200]
 
 
-def is_measured(out: Path, hardware: str, shape: str, dtype: str, commit: str) -> bool:
-    """Whether every case of the model has samples of all three blocks, of this commit."""
+def is_measured(out: Path, hardware: str, shape: str, dtype: str, commit: str, group: str = "") -> bool:
+    """Whether every case of the model's group has samples of all three blocks, of this commit."""
     file = results.path(out, hardware, beside.NAME)
-    run = results.read(file).run(f"random:{shape}", dtype) if file.exists() else None
+    run = results.read(file).run(f"random:{shape}", dtype, group) if file.exists() else None
     if run is None or run.settings["commit"] != commit:
         return False
-    for case in beside.cases_of(shape):
+    for case in beside.cases_of(shape, group):
         cell = run.cell(case.table, case.label)
         blocks = {sample["block"] for entry in cell.entries for sample in entry.samples} if cell else set()
         if blocks != {*OUR_BLOCKS, THEIR_BLOCK}:
@@ -223,6 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", type=Path, required=True, help="the folder that vLLM was unpacked in")
     parser.add_argument("--model", dest="shape", required=True, help="a shape, as in qwen3-0.6b")
+    parser.add_argument("--cases", dest="group", choices=beside.GROUPS[1:], default="", help="those of a group instead")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the reports")
     parser.add_argument("--commit", required=True, help="the commit that is measured, as `git rev-parse` gives it")
     parser.add_argument("--device", default="cuda")

@@ -33,7 +33,10 @@ from gradus.bench.suites import ABLATION, LADDER, MATRIX
 
 @dataclass(frozen=True)
 class Part:
-    """One benchmark on one model. tables, contenders: only these; () is all. repeats: None is the usual number."""
+    """One benchmark on one model. tables, contenders: only these; () is all. repeats: None is the usual number.
+
+    group: of the cases beside vLLM.
+    """
 
     benchmark: str
     model: str
@@ -41,6 +44,7 @@ class Part:
     tables: tuple[str, ...] = ()
     contenders: tuple[str, ...] = ()
     repeats: int | None = None
+    group: str = ""
 
 
 GPT2, LLAMA, QWEN = "random:gpt2-124m", "random:llama-3.2-1b", "random:qwen3-0.6b"
@@ -52,6 +56,7 @@ PARTS = (
     Part(beside.NAME, LLAMA, "bfloat16"),
     Part(beside.NAME, LLAMA_8B, "bfloat16"),
     Part(beside.NAME, GPT2, "bfloat16"),
+    Part(beside.NAME, QWEN, "bfloat16", group=beside.SAMPLING),
     # every phase on one workload
     Part(LADDER, QWEN, "bfloat16"),
     Part(LADDER, LLAMA, "bfloat16"),
@@ -172,11 +177,13 @@ class Bench:
         shape = part.model.removeprefix("random:")
         if self.vllm is None:
             print(f"{said(part)}: left out, no --vllm DIR", flush=True)
-        elif is_measured(self.out, "h200", shape, part.dtype, self.commit):
+        elif is_measured(self.out, "h200", shape, part.dtype, self.commit, part.group):
             print(f"{said(part)}: measured already", flush=True)
         else:
             self._let_go()  # both engines want most of the memory
-            Comparison(shape, self.vllm, self.out, self.commit, dtype=part.dtype, quick=self.quick).measure()
+            Comparison(
+                shape, self.vllm, self.out, self.commit, dtype=part.dtype, quick=self.quick, group=part.group
+            ).measure()
 
     def _vary_sampling(self, part: Part) -> None:
         if sampling_cost.is_measured(self.out, "h200", part.model, part.dtype, self.commit):
@@ -194,9 +201,8 @@ class Bench:
 
 
 def said(part: Part) -> str:
-    return (
-        f"{part.benchmark:12} {part.model.removeprefix('random:'):13} {part.dtype:9} {' '.join(part.tables)}".rstrip()
-    )
+    which = " ".join(part.tables) or part.group
+    return f"{part.benchmark:12} {part.model.removeprefix('random:'):13} {part.dtype:9} {which}".rstrip()
 
 
 def chosen(text: str | None) -> list[int]:

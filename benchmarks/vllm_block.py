@@ -17,7 +17,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # plain temperature sampling does not take that path
+os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")  # it is no part of vLLM's folder
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
@@ -32,6 +32,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
         dtype=asked["dtype"],
         gpu_memory_utilization=0.85,
         max_model_len=asked["context"],
+        max_num_seqs=asked["max_sequences"],
         enable_prefix_caching=False,
     )
     found: dict[str, Any] = {"version": vllm.__version__, "init_s": round(time.perf_counter() - start, 1), "cases": {}}
@@ -53,7 +54,7 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
     """One sample: seconds from the call to the last token, and what was asked and given."""
     prompts = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
     params = [
-        vllm.SamplingParams(temperature=case["temperature"], ignore_eos=True, max_tokens=most, detokenize=False)
+        vllm.SamplingParams(**case["sampling"], ignore_eos=True, max_tokens=most, detokenize=False)
         for most in case["max_tokens"]
     ]
     start = time.perf_counter()
@@ -62,6 +63,10 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     if lengths != case["max_tokens"]:
         raise RuntimeError(f"{sum(lengths)} tokens came instead of {sum(case['max_tokens'])}")
+    if "logprobs" in case["sampling"]:
+        reported = [len(output.outputs[0].logprobs or ()) for output in outputs]
+        if reported != lengths:
+            raise RuntimeError(f"log-probabilities of {sum(reported)} tokens came instead of {sum(lengths)}")
     return {
         "seconds": round(seconds, 5),
         "completed": len(outputs),

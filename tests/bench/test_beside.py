@@ -9,16 +9,38 @@ import pytest
 
 from gradus.bench import __main__ as plain
 from gradus.bench import beside, command, registry, report, results
-from gradus.bench.beside import IN, OURS, THEIRS, Case, Target, benchmark_of, cases_of, reached, vllm_config
+from gradus.bench.beside import (
+    IN,
+    OURS,
+    PARAMETERS,
+    SAMPLING,
+    THEIRS,
+    Case,
+    Target,
+    benchmark_of,
+    cases_of,
+    reached,
+    vllm_config,
+)
+from gradus.bench.block import ContenderFailed, check
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import burst, single_stream
+from gradus.engine.logprobs import TokenLogprob
+from gradus.engine.request import SamplingParams
+from gradus.engine.sequence import Timings
 from gradus.models import SHAPES, ModelConfig
+from gradus.text.completion import Completion
 from tests.bench.test_suites import script
 
 CASES = (
     Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.3, 2.5, 90)),
     Case("tiny-llama", "batch 3", burst(3, 20, 6), Target(1.0, 1.25, 100, floor_percent=80)),
     Case("tiny-llama", "prefill", burst(2, 24, 1), Target(0.9, 1.0, 380), metric=IN),
+    *(
+        Case("tiny-llama", label, workload, Target(1.3, 1.7), group=SAMPLING, parameters=parameters)
+        for workload in (single_stream(8, 6), burst(3, 8, 6))
+        for label, parameters in PARAMETERS.items()
+    ),
 )
 
 STAND_IN = """
@@ -30,12 +52,40 @@ described = json.loads((Path(asked["config"]) / "config.json").read_text())
 assert described["model_type"] == "llama" and os.environ["PYTHONPATH"].count("site") == 1
 cases = {}
 for case in asked["cases"]:
-    assert (case["temperature"] == 0) == (len(case["prompts"]) == 1)
+    assert (case["sampling"]["temperature"] == 0) == (len(case["prompts"]) == 1)
     assert all(0 <= token < described["vocab_size"] for prompt in case["prompts"] for token in prompt)
     sample = dict(seconds=2.0, completed=len(case["prompts"]), output_tokens=sum(case["max_tokens"]),
                   prompt_tokens=sum(len(prompt) for prompt in case["prompts"]))
     cases[case["label"]] = dict(samples=[sample] * asked["repeats"])
 Path(sys.argv[2]).write_text(json.dumps(dict(version="0.26.0", cases=cases)))
+"""
+
+VLLM = """
+import time
+from types import SimpleNamespace
+
+__version__ = "0.26.0"
+KNOWN = {"temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs"}
+
+
+class SamplingParams:
+    def __init__(self, *, ignore_eos, max_tokens, detokenize, **others):
+        assert ignore_eos and not detokenize and set(others) <= KNOWN and others["temperature"] == 1
+        self.max_tokens, self.logprobs = max_tokens, others.get("logprobs")
+        print("asked", len(others), flush=True)
+
+
+class LLM:
+    def __init__(self, model, max_num_seqs, enable_prefix_caching, **others):
+        assert max_num_seqs == 4 and not enable_prefix_caching
+
+    def generate(self, prompts, params, use_tqdm):
+        time.sleep(0.001)
+        return [SimpleNamespace(outputs=[self.answer(one)]) for _, one in zip(prompts, params, strict=True)]
+
+    def answer(self, params):
+        logprobs = [{} for _ in range(params.max_tokens)] if params.logprobs else None
+        return SimpleNamespace(token_ids=[1] * params.max_tokens, logprobs=logprobs)
 """
 
 
@@ -51,6 +101,7 @@ def cases(monkeypatch):
 
 
 def compared(driver, tmp_path: Path, text: str) -> Run:
+    """With this in the place of vllm_block.py."""
     stand_in = tmp_path / "stand_in.py"
     stand_in.write_text(text)
     driver.Comparison(
@@ -58,6 +109,18 @@ def compared(driver, tmp_path: Path, text: str) -> Run:
     ).measure()
     (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
     return run
+
+
+def sampled(driver, tmp_path: Path, text: str) -> list[Run]:
+    """The sampling parameters, with this in the place of vLLM; what had been measured before is there as well."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "vllm.py").write_text(text)
+    (before,) = made().runs
+    results.update(tmp_path / "out", "cpu", beside.NAME, replace(before, dtype="float32"))
+    driver.Comparison(
+        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, group=SAMPLING
+    ).measure()
+    return results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
 
 
 @pytest.mark.slow
@@ -96,6 +159,64 @@ def test_where_vllm_fails_our_samples_are_kept_with_its_reason(driver, cases, tm
     assert "tiny-llama, batch 1: vLLM was not measured: exit code 1: ModuleNotFoundError" in text
 
 
+@pytest.mark.slow
+def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_others(driver, cases, tmp_path):
+    before, run = sampled(driver, tmp_path, VLLM)
+    assert (before.key, len(before.cells)) == (("random:tiny-llama", "float32", ""), 3)
+    assert run.key == ("random:tiny-llama", "float32", SAMPLING) and run.title == "random:tiny-llama, sampling, float32"
+    assert [(cell.table, cell.row) for cell in run.cells] == [
+        (f"tiny-llama-sampling-{count}", label) for count in (1, 3) for label in PARAMETERS
+    ]
+    for cell in run.cells:
+        ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
+        assert (len(ours.samples), len(theirs.samples)) == (6, 3), (ours.skipped, theirs.skipped)
+        for sample in ours.samples:
+            assert sample["output_tokens"] == cell.workload["output_tokens"] and sample["steps"] >= 6
+            assert sample["ttft_ms"]["p50"] > 0 and sample["tpot_ms"]["p50"] > 0
+    log = (tmp_path / "out" / "logs" / "beside-vllm-tiny-llama-sampling-B.txt").read_text()
+    assert {f"asked {1 + len(parameters)}" for parameters in PARAMETERS.values()} == {
+        line for line in log.splitlines() if line.startswith("asked")
+    }
+    assert driver.is_measured(tmp_path / "out", "cpu", "tiny-llama", "float32", "abc", SAMPLING)
+    command.report(tmp_path / "out", say=lambda _: None)
+    text = (tmp_path / "out" / "cpu" / beside.NAME / "report.md").read_text()
+    assert (
+        "| tiny-llama | batch 3: work |" in text and "| tiny-llama | 5 log-probabilities: 3 requests at once, " in text
+    )
+    assert "--model tiny-llama --cases sampling" in text and "## random:tiny-llama, sampling, float32" in text
+
+
+@pytest.mark.slow
+def test_an_answer_without_the_log_probabilities_that_were_asked_for_does_not_count(driver, cases, tmp_path):
+    _, run = sampled(driver, tmp_path, VLLM.replace("if params.logprobs else None", "[:-1]"))
+    for cell in run.cells:
+        theirs = cell.entry(THEIRS)
+        if cell.row == "5 log-probabilities":
+            assert theirs.skipped.startswith("RuntimeError: log-probabilities of ") and not theirs.samples
+        else:
+            assert len(theirs.samples) == 3
+
+
+def test_neither_does_one_of_ours():
+    pair = TokenLogprob(1, -0.5, ())
+    timings = Timings(0.0, 0.1, 0.2, 2)
+    whole = Completion("r", 0, 0, "", (1, 2), (pair, pair), "length", None, 3, 0, timings)
+    params = SamplingParams(max_tokens=2, logprobs=0)
+    check([whole], [params])
+    check([replace(whole, logprobs=None)], [replace(params, logprobs=None)])
+    with pytest.raises(ContenderFailed, match="log-probabilities of 1 of 2 tokens"):
+        check([replace(whole, logprobs=(pair,))], [params])
+    with pytest.raises(ContenderFailed, match="log-probabilities of 0 of 2 tokens"):
+        check([replace(whole, logprobs=None)], [params])
+    with pytest.raises(ContenderFailed, match="got 1 tokens instead of 2: timeout"):
+        check([replace(whole, token_ids=(1,), finish_reason="timeout")], [params])
+
+
+def test_cases_that_a_model_does_not_have_are_refused(driver, cases, tmp_path):
+    with pytest.raises(driver.ConfigError, match="must be one of tiny-llama for the cases 'sampling', got 'gpt2-124m'"):
+        driver.Comparison("gpt2-124m", tmp_path, tmp_path, "abc", group=SAMPLING).measure()
+
+
 def test_without_a_first_block_of_ours_there_is_nothing_to_compare(driver, cases, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(driver.ConfigError, match="tiny-llama: Gradus did not run: exit code 1"):
@@ -116,21 +237,29 @@ def sample(seconds: float, block: str, **more: object) -> dict:
     return {"seconds": seconds, "output_tokens": 200, "prompt_tokens": 800, "completed": 1, "block": block, **more}
 
 
-def made() -> Results:
-    """Ours takes 1.0 s, then 1.2 s, theirs 2 s; the floor is 0.9 s."""
+def made(*groups: str) -> Results:
+    """Ours takes 1.0 s, then 1.2 s, theirs 2 s; the floor is 0.9 s. groups: of the cases, a run each."""
+    rates = {"read_gb_s": 1.0, "copy_gb_s": 1.0, "float32_tflop_s": 1.0, "bfloat16_tflop_s": 1.0, "launch_us": 1.0}
+    machine = {"hardware": {"gpu": "one"}, "rates": rates, "versions": {"torch": "2", "vllm": "0.26.0"}}
+    settings = {"commit": "abc", "quick": False}
+    runs = [
+        Run("random:tiny-llama", "bfloat16", "cuda", machine, settings, made_cells(group), group=group)
+        for group in groups or ("",)
+    ]
+    if runs[0].group == "":
+        runs[0].cells[1].entries[0] = Entry(THEIRS, None, skipped="not done after 300 s")
+    return Results("h200", beside.NAME, runs)
+
+
+def made_cells(group: str) -> list[Cell]:
     floor = {"seconds": 0.9, "prompt_tokens": 800, "output_tokens": 200, "ttft_p50": 0, "itl_p50": 0, "e2e_p50": 0}
     ours = [sample(1.0, "A1", idle_us={"mean": 12.0}), sample(1.0, "A1"), sample(1.2, "A2"), sample(1.2, "A2")]
-    cells = [
+    return [
         Cell(case.table, case.label, 0, 1, {"what": "work", "digest": "d"}, [
             Entry(THEIRS, None, [sample(2.0, "B")]), Entry(OURS, floor, [dict(one) for one in ours]),
         ])
-        for case in CASES
+        for case in CASES if case.group == group
     ]  # fmt: skip
-    cells[1].entries[0] = Entry(THEIRS, None, skipped="not done after 300 s")
-    rates = {"read_gb_s": 1.0, "copy_gb_s": 1.0, "float32_tflop_s": 1.0, "bfloat16_tflop_s": 1.0, "launch_us": 1.0}
-    machine = {"hardware": {"gpu": "one"}, "rates": rates, "versions": {"torch": "2", "vllm": "0.26.0"}}
-    run = Run("random:tiny-llama", "bfloat16", "cuda", machine, {"commit": "abc", "quick": False}, cells)
-    return Results("h200", beside.NAME, [run])
 
 
 def test_one_table_says_who_is_faster_by_how_much_and_whether_that_was_asked_for(cases):
@@ -154,6 +283,19 @@ def test_what_is_reached_counts_against_the_best_that_vllm_has_ever_shown(cases,
     assert (first["ratio"], first["to its best"], first["reached"]) == ("1.83×", "1.22×", "no")
 
 
+def test_sampling_parameters_have_a_table_of_their_own_judged_by_the_ratio(cases):
+    assert beside.summary(made(), SAMPLING) == ([], [])
+    found = made("", SAMPLING)
+    assert beside.summary(found) == beside.summary(made())
+    header, rows = beside.summary(found, SAMPLING)
+    assert len(rows) == 2 * len(PARAMETERS) and not {"to its best", "vLLM's best"} & {*header}
+    first = dict(zip(header, rows[0], strict=True))
+    assert (first["ratio"], first["must"], first["aim"], first["reached"]) == ("1.83×", "1.3×", "1.7×", "aim")
+    found.runs[1].cells[0].entries[0].skipped = "no memory"
+    assert beside.skipped(found, SAMPLING) == ["tiny-llama-sampling-1, plain: vLLM was not measured: no memory."]
+    assert beside.skipped(found) == beside.skipped(made())
+
+
 def test_an_aim_that_names_a_share_of_the_floor_wants_both():
     target = Target(must=1.0, aim=1.25, best=1, floor_percent=80)
     assert [reached(target, 1.3, 85), reached(target, 1.3, 70), reached(target, 0.9, 85)] == ["aim", "must", "no"]
@@ -170,6 +312,26 @@ def test_a_page_shows_both_engines_in_one_table(cases, tmp_path, monkeypatch):
     assert "Not measured yet: `gradus bench ablation`" in stale.text
 
 
+@pytest.mark.parametrize("first", ["", SAMPLING])
+def test_a_page_shows_the_group_that_it_names_whichever_was_measured_first(cases, tmp_path, first):
+    page = tmp_path / "README.md"
+    marks = f"<!-- results:begin {beside.NAME}/sampling -->\n<!-- results:end -->\n"
+    page.write_text(marks + marks.replace("/sampling", ""))
+    results.write(results.path(tmp_path, "h200", beside.NAME), made(first))
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    assert stale.text.count("Not measured yet: `python benchmarks/beside_vllm.py --cases sampling`") == (first == "")
+    assert stale.text.count("Not measured yet: `python benchmarks/beside_vllm.py`") == (first == SAMPLING)
+    second = "" if first else SAMPLING
+    results.write(results.path(tmp_path, "h200", beside.NAME), made(first, second))
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    of_sampling, others = stale.text.split("<!-- results:end -->")[:2]
+    assert "random:tiny-llama, sampling, bfloat16. Reads" in of_sampling and "random:tiny-llama, bfloat16." in others
+    assert "| repetition penalty 1.1: work |" in of_sampling and "| batch 1: work |" not in of_sampling
+    assert "| repetition penalty 1.1: work |" not in others and "| batch 1: work |" in others
+    page.write_text(stale.text)
+    assert not list(report.outdated_pages(tmp_path, [page]))
+
+
 # -- what is declared --------------------------------------------------------------------------------------------------
 
 
@@ -183,7 +345,21 @@ def test_every_case_fits_its_context_and_both_engines_get_the_same_model():
             assert getattr(theirs, name) == getattr(config, name)
         assert (theirs.head_dim, theirs.tie_embeddings) == (config.head_dim, config.tie_embeddings)
         assert json.dumps(vllm_config(config))
-    assert all(cases_of(shape) for shape in {case.shape for case in beside.CASES})
+    for group in beside.GROUPS:
+        names = [case.name for case in beside.CASES if case.group == group]
+        assert names and len(set(names)) == len(names)
+
+
+def test_every_sampling_parameter_is_asked_of_one_alone_and_of_crowds():
+    cases = cases_of("qwen3-0.6b", SAMPLING)
+    assert [(len(case.workload.jobs), case.label) for case in cases] == [
+        (count, label) for count in (1, 64, 256) for label in PARAMETERS
+    ]
+    for case in cases:
+        params = SamplingParams(**case.sampling)
+        assert params.temperature == 1 and (case.target.must, case.target.aim) == (1.3, 1.7)
+        job = case.workload.jobs[0]
+        assert (job.prompt, job.output) == ((128, 256) if len(case.workload.jobs) == 1 else (64, 128))
 
 
 def test_gradus_bench_does_not_start_two_engines(capsys):

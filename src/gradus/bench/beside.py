@@ -2,11 +2,12 @@
 
 Declared here, measured by benchmarks/beside_vllm.py: two engines that each want the GPU's memory take turns as
 processes, Gradus, vLLM and Gradus again, so that a drift of the machine shows as a difference between the first and the
-last. Each process warms up with every workload whole, then runs it several times. No torch here.
+last. Each process warms up with every workload whole, then runs it several times. What sampling parameters cost is a
+group of cases of its own: measured apart, and shown in a table of its own. No torch here.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.bench.declaration import Account, Benchmark, Row, Table
@@ -27,38 +28,74 @@ REPEATS = 3
 
 IN, OUT = "prompt_tok_s", "output_tok_s"
 
+SAMPLING = "sampling"
+GROUPS = ("", SAMPLING)
+"""Cases of one group are measured together. The first has no name: one request alone is greedy, many are sampled."""
+
+INTERFACES = {"": "engine", SAMPLING: "LLM"}
+"""What our side of a group goes through: see `gradus.bench.block`."""
+SAMPLED = {
+    "": f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored",
+    SAMPLING: "temperature 1 and the parameters that a row names, no seed, end-of-sequence ignored",
+}
+"""How a group's tokens are chosen, for reports."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """What is asked for. must, aim: how many times vLLM's rate, measured beside it. floor_percent: aimed at as well.
 
-    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens per second. Hosts differ, and a slow one slows vLLM
-    more than us where a step is short; so what is reached counts against the better of this and what is beside us.
+    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens per second; None where there were none. Hosts differ,
+    and a slow one slows vLLM more than us where a step is short; so what is reached counts against the better of this
+    and what is beside us.
     """
 
     must: float
     aim: float
-    best: float
+    best: float | None = None
     floor_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload on one model: `shape` is the one that both run with random weights."""
+    """One workload on one model: `shape` is the one that both run with random weights.
+
+    group: "", or SAMPLING; the cases of a group are measured together. parameters: of SamplingParams, by the names that
+    both sides have for them, where they are what the case is about.
+    """
 
     shape: str
     label: str
     workload: Workload
     target: Target
     metric: str = OUT
+    group: str = ""
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def table(self) -> str:
+        if self.group:
+            return f"{self.shape}-{self.group}-{len(self.workload.jobs)}"
         return self.shape if self.metric == OUT else f"{self.shape}-prefill"
 
     @property
-    def temperature(self) -> float:
-        return 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE
+    def name(self) -> str:
+        """Unlike the name of any other case of the group."""
+        return f"{self.table}, {self.label}"
+
+    @property
+    def title(self) -> str:
+        """Of the table."""
+        if self.group:
+            return f"{self.shape}, batch {len(self.workload.jobs)}: tokens per second by sampling parameters"
+        return f"{self.shape}: {'prompts alone' if self.metric == IN else 'tokens per second'}"
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What both sides are given."""
+        if self.group == SAMPLING:
+            return {"temperature": 1.0, **self.parameters}
+        return {"temperature": 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE}
 
 
 CONTEXTS = {"gpt2-124m": 1024}
@@ -68,6 +105,14 @@ LONGEST = 9216
 
 GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
 MIXED = (100, 1024)
+
+PARAMETERS: dict[str, dict[str, float]] = {
+    "plain": {},
+    "top-p 0.95, top-k 20": {"top_p": 0.95, "top_k": 20},
+    "presence and frequency penalty 0.5": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "repetition penalty 1.1": {"repetition_penalty": 1.1},
+    "5 log-probabilities": {"logprobs": 5},
+}
 
 CASES = (
     Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.0, 1.25, 24_940, floor_percent=80)),
@@ -81,14 +126,19 @@ CASES = (
     Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 942)),
     Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 38_274)),
     Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 77_661)),
+    *(
+        Case(QWEN, label, workload, Target(1.3, 1.7), group=SAMPLING, parameters=parameters)
+        for workload in (single_stream(128, 256), burst(64, 64, 128), burst(256, 64, 128))
+        for label, parameters in PARAMETERS.items()
+    ),
 )
 
 MOST_IDLE_US, AIM_IDLE_US = 100, 20
 """What the GPU may wait for the host before a decode step of 256 sequences, in microseconds."""
 
 
-def cases_of(shape: str) -> list[Case]:
-    return [case for case in CASES if case.shape == shape]
+def cases_of(shape: str, group: str = "") -> list[Case]:
+    return [case for case in CASES if (case.shape, case.group) == (shape, group)]
 
 
 def context_of(shape: str) -> int:
@@ -125,7 +175,11 @@ def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Be
             "Both read the same weights and the same keys and values, and both replay graphs; what differs is what a "
             "step takes beyond its bytes. The smaller the model and the batch, the more of a step that is, so a single "
             "stream of a small model should gain most. A crowd on a model of billions is bound by memory and matrix "
-            "units on both sides, and prompts by attention kernels that were written by hand for this GPU on theirs."
+            "units on both sides, and prompts by attention kernels that were written by hand for this GPU on theirs. "
+            "Sampling parameters should cost Gradus a little on the GPU and nothing on the host, since they are read "
+            "from tables within the graph; vLLM launches its sampling step by step, and makes the objects of "
+            "log-probabilities between steps. So the ratio should grow with what is asked for, and most with "
+            "log-probabilities of many sequences."
         ),
         tables=tuple(_tables(cases)),
         accounts=accounts,
@@ -135,18 +189,26 @@ def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Be
 def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
     for name in dict.fromkeys(case.table for case in cases):
         of_it = [case for case in cases if case.table == name]
-        prefill = of_it[0].metric == IN
+        first = of_it[0]
         yield Table(
             name=name,
-            title=f"{of_it[0].shape}: {'prompts alone' if prefill else 'tokens per second'}",
-            axis="workload",
+            title=first.title,
+            axis="parameters" if first.group == SAMPLING else "workload",
             rows=tuple(Row(case.label, x, case.workload) for x, case in enumerate(of_it)),
             contenders=(THEIRS, OURS),
-            metric=of_it[0].metric,
-            columns=("steps",) if prefill else ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps"),
+            metric=first.metric,
+            columns=_columns(first),
             against=THEIRS,
             scale="names",
         )
+
+
+def _columns(case: Case) -> tuple[str, ...]:
+    if case.metric == IN:
+        return ("steps",)
+    if INTERFACES[case.group] == "LLM":
+        return ("ttft_ms", "tpot_ms", "idle_us", "steps")
+    return ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps")
 
 
 ACCOUNTS: dict[str, Account] = {
@@ -201,80 +263,87 @@ HOW_IT_IS_MEASURED = (
     "best* is the highest median that it showed on such a GPU before, on whatever host; *to its best* is our rate over "
     "the better of its two, and that is what *reached* goes by."
 )
+HOW_SAMPLING_IS_MEASURED = (
+    "Sampling parameters: the same three blocks, in a run of their own. Temperature 1, and no seeds, so that vLLM "
+    "takes its fastest path. Both sides run through their `LLM.generate`, so the objects that log-probabilities are "
+    "read from are made within the measured time. vLLM chooses tokens with its own kernels: FlashInfer's sampler, "
+    "which it prefers for top-p and top-k, is not installed. *Reached* goes by *ratio*, for there are no earlier runs."
+)
 
 Rows = tuple[list[str], list[list[str]]]
 """A table: its header and its rows."""
 
 
-def how() -> str:
+def groups_of(found: Results) -> list[str]:
+    """Those of the groups that have been measured."""
+    return [group for group in GROUPS if any(run.group == group for run in found.runs)]
+
+
+def how(group: str) -> str:
     """What a report says of the conditions."""
+    if group == SAMPLING:
+        return HOW_SAMPLING_IS_MEASURED
     return HOW_IT_IS_MEASURED.format(
         repeats=REPEATS, temperature=TEMPERATURE, memory="85 %", most=MAX_SEQUENCES, must=MOST_IDLE_US, aim=AIM_IDLE_US
     )
 
 
-def summary(found: Results) -> Rows:
-    """Every case of every model in one table: both sides, the ratio, what was asked for, the share of the floor."""
-    header = [
-        "model",
-        "workload",
-        "vLLM tok/s",
-        "Gradus tok/s",
-        "A1 · A2",
-        "ratio",
-        "to its best",
-        "must",
-        "aim",
-        "reached",
-        "of the floor",
-    ]
-    header += ["GPU idle µs", "vLLM's best"]
-    runs = {run.model.removeprefix("random:"): run for run in found.runs}
+def summary(found: Results, group: str = "") -> Rows:
+    """A group's cases, all models in one table: both sides, the ratio, what was asked for, the share of the floor."""
+    runs = {run.model.removeprefix("random:"): run for run in found.runs if run.group == group}
+    cases = [case for case in CASES if case.group == group]
     rows = [
         _row(case, cell, runs[case.shape])
-        for case in CASES
+        for case in cases
         if case.shape in runs and (cell := runs[case.shape].cell(case.table, case.label))
     ]
-    return header, rows
+    unknown = () if any(case.target.best for case in cases) else (TO_BEST, BEST)
+    header = [name for name in (rows[0] if rows else ()) if name not in unknown]
+    return header, [[row[name] for name in header] for row in rows]
 
 
-def skipped(found: Results) -> list[str]:
-    """One line for each workload that one side could not run."""
+TO_BEST, BEST = "to its best", "vLLM's best"
+
+
+def skipped(found: Results, group: str = "") -> list[str]:
+    """One line for each of a group's workloads that one side could not run."""
     return [
-        f"{run.model.removeprefix('random:')}, {cell.row}: "
+        f"{cell.table}, {cell.row}: "
         f"{'vLLM' if entry.contender == THEIRS else 'Gradus'} was not measured: {entry.skipped}."
         for run in found.runs
+        if run.group == group
         for cell in run.cells
         for entry in cell.entries
         if entry.skipped
     ]
 
 
-def _row(case: Case, cell: Cell, run: Run) -> list[str]:
+def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
+    """What stands in each column."""
     ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
     table = next(table for table in BENCHMARK.tables if table.name == case.table)
     ratio = speedup(ours, cell, run, table) if ours else None
     share = times_floor(ours, table) if ours else None
     percent = 100 / share if share else None
     target = case.target
-    to_best = None if ratio is None else ratio * min(1.0, _median(theirs, case.metric) / target.best)
+    to_best = None if ratio is None else ratio * _share_of_best(theirs, case)
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
     idle = spread(ours.samples, "idle_us") if ours else None
-    return [
-        case.shape,
-        f"{case.label}: {cell.workload['what']}",
-        _rate(theirs, case.metric),
-        _rate(ours, case.metric),
-        " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
-        "" if ratio is None else f"{ratio:.2f}×",
-        "" if to_best is None else f"{to_best:.2f}×",
-        f"{target.must:g}×",
-        aim,
-        "" if to_best is None else reached(target, to_best, percent),
-        "" if percent is None else f"{percent:.0f} %",
-        "" if idle is None else shown(idle.median),
-        shown(target.best),
-    ]
+    return {
+        "model": case.shape,
+        "workload": f"{case.label}: {cell.workload['what']}",
+        "vLLM tok/s": _rate(theirs, case.metric),
+        "Gradus tok/s": _rate(ours, case.metric),
+        "A1 · A2": " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
+        "ratio": "" if ratio is None else f"{ratio:.2f}×",
+        TO_BEST: "" if to_best is None else f"{to_best:.2f}×",
+        "must": f"{target.must:g}×",
+        "aim": aim,
+        "reached": "" if to_best is None else reached(target, to_best, percent),
+        "of the floor": "" if percent is None else f"{percent:.0f} %",
+        "GPU idle µs": "" if idle is None else shown(idle.median),
+        BEST: "" if target.best is None else shown(target.best),
+    }
 
 
 def reached(target: Target, ratio: float, percent: float | None) -> str:
@@ -283,9 +352,12 @@ def reached(target: Target, ratio: float, percent: float | None) -> str:
     return "aim" if ratio >= target.aim and floor else "must" if ratio >= target.must else "no"
 
 
-def _median(entry: Entry | None, metric: str) -> float:
-    measured = spread(entry.samples, metric) if entry else None
-    return measured.median if measured else 0.0
+def _share_of_best(theirs: Entry | None, case: Case) -> float:
+    """vLLM's rate over the best that it has shown before: 1 where it shows more, or was not measured before."""
+    measured = spread(theirs.samples, case.metric) if theirs else None
+    if measured is None or case.target.best is None:
+        return 1.0
+    return min(1.0, measured.median / case.target.best)
 
 
 def _rate(entry: Entry | None, metric: str) -> str:

@@ -3,10 +3,11 @@
 ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
 
     model, device, dtype, contender, context, max_sequences, cache_tokens
+    interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
     repeats        how often each case is timed, after a whole run that is not
     thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
     quick          a rehearsal
-    cases          label, prompts (token ids), max_tokens (one per prompt), temperature
+    cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters by name, alike in both)
 
 FOUND is written after every case, so what was measured before a failure is there: hardware, fingerprint, dtype,
 precision, and for each case its samples and prediction, or why there are none.
@@ -16,11 +17,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gradus.bench.contenders import EngineContender, Room, Workbench
+from gradus.bench.declaration import switched
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.idle import idle_watch
 from gradus.bench.measure import ContenderFailed
@@ -29,6 +31,14 @@ from gradus.bench.prediction import predict
 from gradus.bench.registry import policy_of
 from gradus.bench.statistics import distribution, significant
 from gradus.bench.workloads import Arrival, Job, Workload
+from gradus.engine.engine import Engine
+from gradus.engine.request import SamplingParams
+from gradus.garbage import spare_what_stays
+from gradus.text.completion import Completion
+from gradus.text.llm import LLM
+
+Case = dict[str, Any]
+"""One of ASKED's cases."""
 
 
 def run_block(asked: dict[str, Any], found_file: Path) -> None:
@@ -44,62 +54,39 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     if asked["thorough"]:
         found["fingerprint"] = fingerprint(bench.device, quick=asked["quick"])
     room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"])
-    contender = EngineContender(asked["contender"], bench, room)
     start = time.perf_counter()
-    contender.build()
+    interface = INTERFACES[asked["interface"]](asked["contender"], bench, room)
     say(f"built in {time.perf_counter() - start:.1f} s")
     for case in asked["cases"]:
         kept: dict[str, Any] = {"samples": []}
         found["cases"][case["label"]] = kept
         try:
-            _measure(contender, case, asked["repeats"], kept, thorough=asked["thorough"])
+            _measure(interface, case, asked["repeats"], kept, idle=asked["thorough"] and bench.device.type == "cuda")
         except Exception as error:  # the other cases may still run
             kept["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if asked["thorough"]:
-            kept["prediction"] = _floor(bench, contender, case, found["fingerprint"])
+            kept["prediction"] = _floor(bench, asked["contender"], room, case, found["fingerprint"])
         _write(found_file, found)
         say(f"{case['label']}: {kept.get('failed') or [sample['seconds'] for sample in kept['samples']]}")
 
 
-def _measure(
-    contender: EngineContender, case: dict[str, Any], repeats: int, kept: dict[str, Any], *, thorough: bool
-) -> None:
-    arrivals = [
-        Arrival(0.0, tuple(prompt), most, temperature=case["temperature"])
-        for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True)
-    ]
-    contender.run(arrivals)  # every shape is seen, compiled and allocated
-    kept["samples"] = [_timed(contender, arrivals) for _ in range(repeats)]
-    if thorough and contender.bench.device.type == "cuda":
-        kept["samples"][-1]["idle_us"] = _idle(contender, arrivals)
+def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, Any], *, idle: bool) -> None:
+    interface.sample(case)  # every shape is seen, compiled and allocated
+    kept["samples"] = [interface.sample(case) for _ in range(repeats)]
+    if idle:
+        with idle_watch(interface.engine) as watch:
+            interface.sample(case)
+        kept["samples"][-1]["idle_us"] = distribution(watch.idle_us())
 
 
-def _timed(contender: EngineContender, arrivals: Sequence[Arrival]) -> dict[str, Any]:
-    """A sample whose seconds count from the call to its return, checking the requests included: as vLLM's do."""
-    start = time.perf_counter()
-    run = contender.run(arrivals)
-    seconds = time.perf_counter() - start
-    return run.sample() | {"seconds": significant(seconds, 5)}
-
-
-def _idle(contender: EngineContender, arrivals: Sequence[Arrival]) -> dict[str, float]:
-    if contender.engine is None:
-        raise ContenderFailed("the engine was not built")
-    with idle_watch(contender.engine) as watch:
-        contender.run(arrivals)
-    return distribution(watch.idle_us())
-
-
-def _floor(
-    bench: Workbench, contender: EngineContender, case: dict[str, Any], machine: dict[str, Any]
-) -> dict[str, Any] | None:
-    policy = policy_of(contender.name)
+def _floor(bench: Workbench, contender: str, room: Room, case: Case, machine: dict[str, Any]) -> dict[str, Any] | None:
+    policy = policy_of(contender)
     if policy is None:
         return None
     jobs = tuple(Job(0.0, len(prompt), most) for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True))
     rates = machine_of(machine["rates"], bench.model.dtype)
     work = Workload(case["label"], case["label"], jobs)
-    return prediction_json(predict(policy, work, bench.model.config, bench.widths, rates, contender.room.batch))
+    return prediction_json(predict(policy, work, bench.model.config, bench.widths, rates, room.batch))
 
 
 def _write(file: Path, found: dict[str, Any]) -> None:
@@ -110,6 +97,87 @@ def _write(file: Path, found: dict[str, Any]) -> None:
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+# -- what a case runs through ------------------------------------------------------------------------------------------
+
+
+class Interface(Protocol):
+    """A contender, built once for all cases."""
+
+    engine: Engine
+
+    def sample(self, case: Case) -> dict[str, Any]:
+        """Run the case. Its seconds count from the call to its return, checking the requests included: as vLLM's do.
+
+        Raises ContenderFailed if not every request got all that it asked for.
+        """
+
+
+class ThroughEngine:
+    """Steps driven directly, every token timed. Of the sampling parameters it takes the temperature."""
+
+    def __init__(self, name: str, bench: Workbench, room: Room) -> None:
+        self._contender = EngineContender(name, bench, room)
+        self._contender.build()
+        assert self._contender.engine is not None, "it has been built"
+        self.engine = self._contender.engine
+
+    def sample(self, case: Case) -> dict[str, Any]:
+        arrivals = [
+            Arrival(0.0, tuple(prompt), most, **case["sampling"])
+            for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True)
+        ]
+        start = time.perf_counter()
+        run = self._contender.run(arrivals)
+        seconds = time.perf_counter() - start
+        return run.sample() | {"seconds": significant(seconds, 5)}
+
+
+class ThroughLLM:
+    """`LLM.generate`, as programs call it: completions come back, with an object per log-probability."""
+
+    def __init__(self, name: str, bench: Workbench, room: Room) -> None:
+        _, off = switched(name)
+        self._llm = LLM(
+            bench.checkpoint, device=str(bench.device), dtype=str(bench.weights_dtype).removeprefix("torch."),
+            context_length=room.context, max_sequences=room.batch, cache_tokens=room.cache_tokens, switch_off=off,
+        )  # fmt: skip
+        self.engine = self._llm.engine
+        spare_what_stays()  # as the server does
+
+    def sample(self, case: Case) -> dict[str, Any]:
+        params = [SamplingParams(max_tokens=most, ignore_eos=True, **case["sampling"]) for most in case["max_tokens"]]
+        before = self._llm.metrics().steps
+        start = time.perf_counter()
+        completions = self._llm.generate(case["prompts"], params)
+        seconds = time.perf_counter() - start
+        check(completions, params)
+        timings = [completion.timings for completion in completions]
+        return {
+            "seconds": significant(seconds, 5),
+            "completed": len(completions),
+            "output_tokens": sum(case["max_tokens"]),
+            "steps": self._llm.metrics().steps - before,
+            "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
+            "ttft_ms": distribution(1e3 * one.ttft_s for one in timings if one.ttft_s is not None),
+            "tpot_ms": distribution(1e3 / one.decode_tokens_per_s for one in timings if one.decode_tokens_per_s),
+        }
+
+
+INTERFACES: dict[str, Callable[[str, Workbench, Room], Interface]] = {"engine": ThroughEngine, "LLM": ThroughLLM}
+
+
+def check(completions: Sequence[Completion], params: Sequence[SamplingParams]) -> None:
+    """Raises ContenderFailed unless every request got all the tokens and log-probabilities that it asked for."""
+    for completion, asked in zip(completions, params, strict=True):
+        got = len(completion.token_ids)
+        if got != asked.max_tokens:
+            why = completion.error or completion.finish_reason
+            raise ContenderFailed(f"a request got {got} tokens instead of {asked.max_tokens}: {why}")
+        reported = len(completion.logprobs or ())
+        if asked.logprobs is not None and reported != got:
+            raise ContenderFailed(f"a request got log-probabilities of {reported} of {got} tokens")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,11 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin p02/batch-size -->   one of them
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
+<<<<<<< HEAD
     <!-- results:begin sampling -->         what sampling parameters cost
+=======
+    <!-- results:begin beside-vllm/sampling -->  the same of a group of cases that is measured apart
+>>>>>>> a87b521 (Compare sampling parameters with vLLM's, in a run beside the others)
     <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
     <!-- results:end -->
 
@@ -17,6 +21,7 @@ No torch here, and matplotlib only where a figure is really drawn.
 import os
 import re
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +109,9 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
     """report.md: the question, the prediction, and for each model every table with what is to be said about it."""
     parts = [_heading(found), benchmark.question, "## Predicted", benchmark.prediction]
     if found.benchmark == beside.NAME:
-        parts += ["## Measured", *_beside(found), beside.how()]
+        parts.append("## Measured")
+        for group in beside.groups_of(found):
+            parts += [*_beside(found, group), beside.how(group)]
     parts.append(HOW_TO_READ)
     for run in found.runs:
         parts.append(f"## {run.title}")
@@ -135,9 +142,9 @@ def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> st
     return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
 
 
-def _beside(found: Results) -> list[str]:
+def _beside(found: Results, group: str) -> list[str]:
     """Gradus and vLLM, all models in one table; and what either could not run."""
-    return [markdown(*beside.summary(found)), *beside.skipped(found)]
+    return [markdown(*beside.summary(found, group)), *beside.skipped(found, group)]
 
 
 HOW_TO_READ = (
@@ -183,7 +190,10 @@ def _again(found: Results) -> str:
         script = (
             "python benchmarks/beside_vllm.py --vllm DIR --out my-reports --commit $(git rev-parse --short=12 HEAD)"
         )
-        commands = [f"{script} --model {run.model.removeprefix('random:')}" for run in found.runs]
+        commands = [
+            f"{script} --model {run.model.removeprefix('random:')}" + (f" --cases {run.group}" if run.group else "")
+            for run in found.runs
+        ]
     else:
         commands = [
             f"gradus bench {found.benchmark} --device {device} --model {run.model}"
@@ -342,7 +352,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
             f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(registry.reported())}"
         )
     benchmark = registry.load(name)
-    if only and only not in {table.name for table in benchmark.tables}:
+    groups = beside.GROUPS if name == beside.NAME else ()
+    if only and only not in {*groups, *(table.name for table in benchmark.tables)}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
     parts = [
         part
@@ -351,12 +362,15 @@ def block(wanted: str, root: Path, page: Path) -> str:
         for part in _of_hardware(found, benchmark, only, root, page)
     ]
     if not parts:
-        return NOT_YET.format(command=BESIDE_COMMAND if name == beside.NAME else f"gradus bench {name}")
+        return NOT_YET.format(command=_beside_command(only) if groups else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 NOT_YET = "\nNot measured yet: `{command}` does it on your machine.\n\n"
-BESIDE_COMMAND = "python benchmarks/beside_vllm.py"
+
+
+def _beside_command(group: str) -> str:
+    return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
 def _sampling(root: Path, page: Path) -> str:
@@ -365,7 +379,7 @@ def _sampling(root: Path, page: Path) -> str:
     for found in results.find(root):
         if found.benchmark == sampling_report.NAME:
             where = _folder(found, root, page)
-            parts += [_whence(found, where), *sampling_report.tables_of(found, found.runs[0], where)]
+            parts += [_whence(found, found.runs, where), *sampling_report.tables_of(found, found.runs[0], where)]
     return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {sampling_report.NAME}")
 
 
@@ -374,10 +388,10 @@ def _folder(found: Results, root: Path, page: Path) -> str:
     return Path(os.path.relpath(root / found.hardware / found.benchmark, page.parent)).as_posix()
 
 
-def _whence(found: Results, where: str) -> str:
-    """The hardware and the model that a page shows, and where the rest is."""
-    run = found.runs[0]
-    others = f" (and {len(found.runs) - 1} more in [the report]({where}/report.md))" if len(found.runs) > 1 else ""
+def _whence(found: Results, runs: Ordered[Run], where: str) -> str:
+    """The hardware and the model that a page shows, the first of these runs, and where the rest is."""
+    run = runs[0]
+    others = f" (and {len(runs) - 1} more in [the report]({where}/report.md))" if len(runs) > 1 else ""
     rates = run.fingerprint["rates"]
     return (
         f"**{hardware_title(found.hardware)}**, {run.title}{others}. Reads {shown(rates['read_gb_s'])} GB/s. "
@@ -386,10 +400,15 @@ def _whence(found: Results, where: str) -> str:
 
 
 def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, page: Path) -> Iterator[str]:
-    where, run = _folder(found, root, page), found.runs[0]
-    yield _whence(found, where)
-    if found.benchmark == beside.NAME and not only:
-        yield from _beside(found)
+    where = _folder(found, root, page)
+    group = only if found.benchmark == beside.NAME and only in beside.GROUPS else ""
+    runs = [run for run in found.runs if run.group == group]
+    if not runs:
+        return
+    run = runs[0]
+    yield _whence(found, runs, where)
+    if found.benchmark == beside.NAME and only in beside.GROUPS:
+        yield from _beside(found, group)
         return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):

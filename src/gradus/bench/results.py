@@ -1,7 +1,7 @@
 """results.json: what was measured, on what, with which settings. Everything else in reports/ is made from it.
 
     reports/<hardware>/<benchmark>/results.json
-      runs        one per model and precision: the fingerprint of the machine and the settings, with commit and seed
+      runs        one per model, precision and group: the machine's fingerprint, the settings with commit and seed
         cells     one per row of a table: the workload, and for each contender the prediction and every repeat's sample
         profiles  where a decode step's time went
 
@@ -53,7 +53,10 @@ class Cell:
 
 @dataclass
 class Run:
-    """One model in one precision, on one machine."""
+    """One model in one precision, on one machine.
+
+    group: which of the benchmark's cases, where some are measured apart from the others; "" otherwise.
+    """
 
     model: str
     dtype: str
@@ -62,14 +65,15 @@ class Run:
     settings: dict[str, Any]
     cells: list[Cell] = field(default_factory=list)
     profiles: list[dict[str, Any]] = field(default_factory=list)
+    group: str = ""
 
     @property
-    def key(self) -> tuple[str, str]:
-        return self.model, self.dtype
+    def key(self) -> tuple[str, str, str]:
+        return self.model, self.dtype, self.group
 
     @property
     def title(self) -> str:
-        return f"{self.model}, {self.dtype}"
+        return ", ".join(part for part in (self.model, self.group, self.dtype) if part)
 
     def cell(self, table: str, row: str) -> Cell | None:
         return next((cell for cell in self.cells if (cell.table, cell.row) == (table, row)), None)
@@ -95,11 +99,11 @@ class Results:
     runs: list[Run] = field(default_factory=list)
     schema: int = SCHEMA
 
-    def run(self, model: str, dtype: str) -> Run | None:
-        return next((run for run in self.runs if run.key == (model, dtype)), None)
+    def run(self, model: str, dtype: str, group: str = "") -> Run | None:
+        return next((run for run in self.runs if run.key == (model, dtype, group)), None)
 
     def put(self, run: Run) -> None:
-        """Add the run, or replace the one of the same model and precision."""
+        """Add the run, or replace the one of the same model, precision and group."""
         old = self.run(*run.key)
         if old is None:
             self.runs.append(run)
