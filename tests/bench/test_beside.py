@@ -326,8 +326,8 @@ def test_a_page_shows_the_group_that_it_names_whichever_was_measured_first(cases
     (stale,) = report.outdated_pages(tmp_path, [page])
     of_sampling, others = stale.text.split("<!-- results:end -->")[:2]
     assert "random:tiny-llama, sampling, bfloat16. Reads" in of_sampling and "random:tiny-llama, bfloat16." in others
-    assert "| repetition penalty 1.1: work |" in of_sampling and "| batch 1: work |" not in of_sampling
-    assert "| repetition penalty 1.1: work |" not in others and "| batch 1: work |" in others
+    assert "| repetition 1.1: work |" in of_sampling and "| batch 1: work |" not in of_sampling
+    assert "| repetition 1.1: work |" not in others and "| batch 1: work |" in others
     page.write_text(stale.text)
     assert not list(report.outdated_pages(tmp_path, [page]))
 

@@ -109,8 +109,8 @@ MIXED = (100, 1024)
 PARAMETERS: dict[str, dict[str, float]] = {
     "plain": {},
     "top-p 0.95, top-k 20": {"top_p": 0.95, "top_k": 20},
-    "presence and frequency penalty 0.5": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "repetition penalty 1.1": {"repetition_penalty": 1.1},
+    "presence, frequency 0.5": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "repetition 1.1": {"repetition_penalty": 1.1},
     "5 log-probabilities": {"logprobs": 5},
 }
 
