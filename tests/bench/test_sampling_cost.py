@@ -114,6 +114,19 @@ def _logprob(count):
     return TokenLogprob(1, -0.5, ((1, -0.5),) * count)
 
 
+def test_a_run_on_a_gpu_is_measured_when_every_size_is_there_of_that_commit(tmp_path):
+    asked = tmp_path, "h200", "random:tiny-llama", "float32"
+    assert not sampling_cost.is_measured(*asked, "abc")
+    partly = found()
+    results.write(results.path(tmp_path, "h200", "sampling"), partly)
+    assert not sampling_cost.is_measured(*asked, "abc")
+    for size in sampling_cost.SIZES["cuda"]:
+        for table in TABLES:
+            partly.runs[0].put(cell(table, size.batch, [1.0, 1.0]))
+    results.write(results.path(tmp_path, "h200", "sampling"), partly)
+    assert sampling_cost.is_measured(*asked, "abc") and not sampling_cost.is_measured(*asked, "def")
+
+
 # -- what follows from the samples -------------------------------------------------------------------------------------
 
 
