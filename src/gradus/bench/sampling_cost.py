@@ -58,7 +58,7 @@ SIZES = {
 }
 QUICK = {
     "cuda": (Size(1, 16, 16, rounds=2), Size(64, 16, 16, rounds=2)),
-    "cpu": (Size(1, 8, 4, rounds=2), Size(8, 8, 4, rounds=2)),
+    "cpu": (Size(1, 4, 3, rounds=2), Size(8, 4, 3, rounds=2)),
 }
 WARM_UP = 16  # tokens of an answer
 BIASED = 20  # tokens
