@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine.request import MAX_LOGPROBS
-from gradus.kernels.likeliest import LOOKED_INTO, report, store_pair
+from gradus.kernels.likeliest import report, store_pair
 from gradus.kernels.narrowing import (
     BLOCK,
     KEPT,
@@ -201,7 +201,7 @@ def sample_asked(
     statistics_kernel[(rows, asked.blocks)](
         *of_row, asked, raw, vocab_size, BLOCK, early, num_warps=4, launch_pdl=early
     )  # fmt: skip
-    groups = max(KEPT.value, LOOKED_INTO.value, triton.next_power_of_2(asked.groups))
+    groups = max(KEPT.value, triton.next_power_of_2(asked.groups))
     noted_blocks = triton.next_power_of_2(asked.blocks)
     narrow_kernel[(rows,)](
         *of_row, asked, thresholds, drawn, vocab_size, groups, noted_blocks, early, num_warps=8, launch_pdl=early

@@ -1,29 +1,19 @@
 """The likeliest tokens of a row with their log-probabilities, by the model's own distribution, without sorting it.
 
 The n best tokens lie in the n groups with the largest maxima, which are noted (`gradus.kernels.narrowing`): so one
-program looks into 32 groups of 128 and takes the best token n times. The logarithm of the row's mass comes from the
-same statistics.
+program looks into as many groups as narrowing does, and takes the best token n times. The logarithm of the row's mass
+comes from the same statistics.
 """
 
 import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from gradus.kernels.narrowing import COARSE, Statistics, in_order, members, total_mass
+from gradus.kernels.narrowing import FINE, Statistics, groups_looked_into, members, total_mass
 from gradus.kernels.online_softmax import LOG2_E
-from gradus.kernels.slot_settings import INFINITY, widened
+from gradus.kernels.slot_settings import widened
 
-LOOKED_INTO = constexpr(32)  # groups: at least as many as tokens are ever reported
 TAKEN = constexpr(float("nan"))  # equal to nothing, and no maximum: -inf is a logit that others may have
-
-
-@triton.jit
-def exactly_best_groups(raw: Statistics, row: tensor, GROUPS: constexpr) -> tensor:
-    """The LOOKED_INTO coarse groups with the largest maxima, of equal ones the first."""
-    group = tl.arange(0, GROUPS)
-    peaks = tl.load(raw.coarse + row * raw.groups + group, mask=group < raw.groups, other=-INFINITY)
-    keys = (in_order(peaks).to(tl.int64) << 32) | (GROUPS - 1 - group).to(tl.int64)
-    return GROUPS - 1 - (tl.topk(keys, LOOKED_INTO) & 0xFFFFFFFF).to(tl.int32)
 
 
 @triton.jit
@@ -39,7 +29,8 @@ def report(
     GROUPS: constexpr, BLOCKS: constexpr,
 ) -> None:  # fmt: skip
     """Store the logarithm of the sum of exponentials of one row's logits, and its `count` likeliest, best first."""
-    token = members(exactly_best_groups(raw, row, GROUPS), COARSE)
+    groups, _ = groups_looked_into(raw, row, GROUPS)
+    token = members(groups, FINE)
     inside = token < V
     x = widened(logits_ptr, token, inside, inside)
     top = tl.max(x, 0)

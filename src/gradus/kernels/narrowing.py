@@ -45,31 +45,34 @@ KEPT = constexpr(64)  # groups that are looked into
 BLOCK = 2048  # tokens that one program notes statistics of
 CHUNK = constexpr(4096)  # tokens read at a time where a whole row is searched
 UNDRAWN, UNFOUND = constexpr(-1), constexpr(-2)  # in the place of a token
-NUMBER_BITS = constexpr((1 << 14) - 1)  # there are up to 16,384 groups in a row: a vocabulary of 524,288
+BEYOND = constexpr(1 << 22)  # the number of no group: its tokens are beyond every vocabulary
 LARGEST = constexpr(float(torch.finfo(torch.float32).max))
 
 
 class Statistics(NamedTuple):
     """Of the rows of a step. fine, coarse: float32 [R, groups], the groups' maxima. tops, masses, bottoms: float32
-    [R, blocks]: a block's maximum, its mass relative to that, its least finite logit."""
+    [R, blocks]: a block's maximum, its mass relative to that, its least finite logit. room: int32 [R, 2 KEPT], where
+    chosen groups are set side by side."""
 
     fine: Tensor
     coarse: Tensor
     tops: Tensor
     masses: Tensor
     bottoms: Tensor
+    room: Tensor
     groups: int  # coarse ones
     blocks: int
 
 
 def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
     """Room for them."""
-    assert vocab_size <= FINE.value * (NUMBER_BITS.value + 1), "more groups than a key can number"
+    assert vocab_size <= FINE.value * BEYOND.value, "more groups than there are numbers"
     groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
     sizes = [rows * groups * (COARSE.value // FINE.value), rows * groups] + [rows * blocks] * 3
-    room = torch.empty(sum(sizes), dtype=torch.float32, device=device)
-    fine, coarse, tops, masses, bottoms = room.split(sizes)
-    return Statistics(fine, coarse, tops, masses, bottoms, groups, blocks)
+    memory = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    room = torch.empty(rows, 2 * KEPT.value, dtype=torch.int32, device=device)
+    fine, coarse, tops, masses, bottoms = memory.split(sizes)
+    return Statistics(fine, coarse, tops, masses, bottoms, room, groups, blocks)
 
 
 @triton.jit
@@ -110,50 +113,6 @@ def greatest_of_row(noted: Statistics, row: tensor, BLOCKS: constexpr) -> tensor
 def least_of_row(noted: Statistics, row: tensor, BLOCKS: constexpr) -> tensor:
     block = tl.arange(0, BLOCKS)
     return tl.min(tl.load(noted.bottoms + row * noted.blocks + block, mask=block < noted.blocks, other=INFINITY), 0)
-
-
-# -- the groups with the largest maxima --------------------------------------------------------------------------------
-
-
-@triton.jit
-def in_order(x: tensor) -> tensor:
-    """int32 that compare as these float32 do."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def best_groups(peaks: tensor, numbers: tensor) -> tuple[tensor, tensor]:
-    """KEPT of the groups with these maxima and numbers, [N]; and the bound: the largest maximum among the others.
-
-    Groups compare by the upper 18 bits of their maxima: those kept are nearly the best, and the bound is exact.
-    """
-    keys = (in_order(peaks) & ~NUMBER_BITS) | (numbers ^ NUMBER_BITS)
-    best = tl.topk(keys, KEPT)
-    bound = tl.max(tl.where(keys < tl.min(best, 0), peaks, -INFINITY), 0)
-    return ~best & NUMBER_BITS, bound
-
-
-@triton.jit
-def coarse_groups(noted: Statistics, row: tensor, GROUPS: constexpr) -> tuple[tensor, tensor]:
-    group = tl.arange(0, GROUPS)
-    peaks = tl.load(noted.coarse + row * noted.groups + group, mask=group < noted.groups, other=-INFINITY)
-    return best_groups(peaks, group)
-
-
-@triton.jit
-def fine_groups(noted: Statistics, row: tensor, coarse: tensor) -> tuple[tensor, tensor]:
-    """Among the parts of coarse groups, [KEPT]."""
-    SPLIT: constexpr = COARSE // FINE
-    parts = tl.ravel(coarse[:, None] * SPLIT + tl.arange(0, SPLIT)[None, :])
-    there = parts < noted.groups * SPLIT
-    return best_groups(tl.load(noted.fine + row * noted.groups * SPLIT + parts, mask=there, other=-INFINITY), parts)
-
-
-@triton.jit
-def members(groups: tensor, SIZE: constexpr) -> tensor:
-    """The numbers of what the groups hold, SIZE each: tokens, or quarters of them."""
-    return tl.ravel(groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
 
 
 # -- the search for a value --------------------------------------------------------------------------------------------
@@ -218,6 +177,58 @@ def cut(x: tensor, weights: tensor, target: tensor, low: tensor, high: tensor) -
         )
         low, high = next_bracket(target, low, high, w1, w2, w3, least)
     return most
+
+
+# -- the groups with the largest maxima --------------------------------------------------------------------------------
+
+
+@triton.jit
+def best_groups(peaks: tensor, numbers: tensor, room_ptr: tensor) -> tuple[tensor, tensor]:
+    """KEPT of the groups with these maxima and numbers, [N], those with the largest maxima, of equal ones the first.
+
+    Returns their numbers, int32 [KEPT], in no order that matters, BEYOND in the place of groups that are not there; and
+    the bound: the largest maximum among the others. room_ptr: KEPT int32, to set them side by side.
+    """
+    there = (peaks > -INFINITY).to(tl.float32)
+    least, most = tl.min(tl.where(peaks > -INFINITY, peaks, INFINITY), 0), tl.max(peaks, 0)
+    last = tl.full((), -INFINITY, tl.float32)
+    if tl.sum(there, 0) > KEPT:
+        last = cut(peaks, there, tl.full((), KEPT, tl.float32), least, above(most))
+    larger, equal = peaks > last, peaks == last
+    left = KEPT - tl.sum(larger.to(tl.int32), 0)
+    chosen = larger | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= left))
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(room_ptr + place, numbers, mask=chosen)
+    tl.debug_barrier()  # what one thread has stored, another loads
+    slot = tl.arange(0, KEPT)
+    kept = tl.load(room_ptr + slot, mask=slot < tl.sum(chosen.to(tl.int32), 0), other=BEYOND)
+    return kept, tl.max(tl.where(chosen, -INFINITY, peaks), 0)
+
+
+@triton.jit
+def members(groups: tensor, SIZE: constexpr) -> tensor:
+    """The numbers of what the groups hold, SIZE each: tokens, or quarters of them."""
+    return tl.ravel(groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
+
+
+@triton.jit
+def groups_looked_into(noted: Statistics, row: tensor, GROUPS: constexpr) -> tuple[tensor, tensor]:
+    """KEPT fine groups of a row, and the bound, above which no other holds a token.
+
+    Fine groups are chosen among the parts of coarse ones that were chosen first.
+    """
+    SPLIT: constexpr = COARSE // FINE
+    group = tl.arange(0, GROUPS)
+    peaks = tl.load(noted.coarse + row * noted.groups + group, mask=group < noted.groups, other=-INFINITY)
+    coarse, bound = best_groups(peaks, group, noted.room + row * 2 * KEPT)
+    parts = members(coarse, SPLIT)
+    there = parts < noted.groups * SPLIT
+    peaks = tl.load(noted.fine + row * noted.groups * SPLIT + parts, mask=there, other=-INFINITY)
+    fine, fine_bound = best_groups(peaks, parts, noted.room + (row * 2 + 1) * KEPT)
+    return fine, tl.maximum(bound, fine_bound)
+
+
+# -- a whole row -------------------------------------------------------------------------------------------------------
 
 
 class Row(NamedTuple):
@@ -344,9 +355,7 @@ def narrowed(
     if tl.abs(top) < INFINITY:
         scale = LOG2_E / number_of(row.settings, TEMPERATURE, row.slot)
         total = total_mass(noted, number, top, scale, BLOCKS)
-        coarse, bound = coarse_groups(noted, number, GROUPS)
-        fine, fine_bound = fine_groups(noted, number, coarse)
-        bound = tl.maximum(bound, fine_bound)
+        fine, bound = groups_looked_into(noted, number, GROUPS)
         x = logits_of(row, members(fine, FINE))
         threshold, found = threshold_among(x, bound, total, top, scale, row)
         threshold = tl.maximum(threshold, floor_of(row, top))
