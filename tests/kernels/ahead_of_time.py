@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,22 +27,28 @@ class Resources(NamedTuple):
 
 
 def compile_for(
-    able: Capability, kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int
+    able: Capability, kernel: Any, types: Mapping[str, Any], constants: dict[str, Any], **options: int
 ) -> Resources:
-    """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32").
+    """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32"), or a tuple of them.
 
     Pointers, and strides ("i32:16"), are taken to be divisible by 16, as the launcher finds them.
     """
     signature, divisible = {}, {}
     for number, name in enumerate(kernel.arg_names):
         kind = types.get(name, "constexpr")
-        signature[name] = kind.removesuffix(":16")
-        if kind.startswith("*") or kind.endswith(":16"):
-            divisible[(number,)] = [["tt.divisibility", 16]]
+        together = isinstance(kind, tuple)
+        signature[name] = type(kind)(*map(_bare, kind)) if together else _bare(kind)
+        for place, each in enumerate(kind) if together else [(None, kind)]:
+            if each.startswith("*") or each.endswith(":16"):
+                divisible[(number,) if place is None else (number, place)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, divisible)
     target = GPUTarget("cuda", 10 * able.major + able.minor, 32)
     compiled = triton.compile(source, target=target, options=options)
     return Resources(*_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def _bare(kind: str) -> str:
+    return kind.removesuffix(":16")
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

@@ -79,7 +79,9 @@ def sampler_for(batch: list[Ask]) -> KernelSampler:
 
 
 def ask(row, prompt=(1,), output=(), **params) -> Ask:
-    return Ask(np.asarray(row, np.float32), SamplingParams(**({"temperature": 1.0, "seed": 5} | params)), prompt, output)
+    return Ask(
+        np.asarray(row, np.float32), SamplingParams(**({"temperature": 1.0, "seed": 5} | params)), prompt, output
+    )
 
 
 def spread(vocab_size: int, step: int) -> np.ndarray:

@@ -4,7 +4,7 @@ What is checked is what would fail at the first launch: that it compiles, and th
 runs always, all of it by `make stress`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,16 +13,18 @@ import triton
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.device.capability import OLDEST, Capability
-from gradus.kernels import attention_work, paged_attention
+from gradus.kernels import asked_sampling, attention_work, narrowing, paged_attention
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.launch_tables import Measured, matching
+from gradus.kernels.narrowing import Statistics
 from gradus.kernels.norm import norm_kernel, warps_of
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.slot_settings import SlotSettings
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -41,14 +43,14 @@ class Case(NamedTuple):
     """A kernel as it would be launched. Arguments that are neither constants nor in `types` point to bfloat16."""
 
     kernel: Any
-    types: dict[str, str]
+    types: Mapping[str, Any]
     constants: dict[str, Any]
     options: dict[str, int]
 
     def compiled(self, able: Capability, early: bool) -> Resources:
         constants = ({"PDL": early} if "PDL" in self.kernel.arg_names else {}) | self.constants
         types = dict.fromkeys((name for name in self.kernel.arg_names if name not in constants), "*bf16")
-        return compile_for(able, self.kernel, types | self.types, constants, **self.options)
+        return compile_for(able, self.kernel, {**types, **self.types}, constants, **self.options)
 
 
 def cases(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -56,6 +58,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from beside_products()
     yield from products(able)
     yield from samplers()
+    yield from asked_samplers()
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4)):
         for dtype in TYPES:
             yield from attention(able, head_dim, group, dtype)
@@ -109,6 +112,44 @@ def samplers() -> Iterator[tuple[str, Case]]:
         yield name, Case(kernel, types, constants, {"num_warps": warps})
 
 
+def asked_samplers() -> Iterator[tuple[str, Case]]:
+    """For a vocabulary of 151,936, as in a CUDA graph: 1187 groups of 128 tokens, 75 blocks of 2048."""
+    numbers = {"V": "i32:16", "row_stride": "i32:16", "blocks": "i32"}
+    rows = {
+        "slots_ptr": "*i32",
+        "positions_ptr": "*i32",
+        "drawn_ptr": "*i32",
+        "tokens_ptr": "*i32",
+        "pairs_ptr": "*i32",
+    }
+    rows |= dict.fromkeys(("thresholds_ptr", "totals_ptr", "maxima_ptr", "times_ptr"), "*fp32")
+    rows |= {"latest_ptr": "*i64", "out_ptr": "*i64"}
+    noted = Statistics(*["*fp32"] * 5, groups="i32", blocks="i32")
+    tables = SlotSettings(
+        "*i64",
+        "*fp32",
+        "*i32",
+        "*i32",
+        "*fp32",
+        "*i32",
+        "*i32",
+        slots="i32",
+        most_entries="i32:16",
+        seen_stride="i32:16",
+    )
+    known = numbers | rows | {"asked": noted, "raw": noted, "settings": tables}
+    searched = {"GROUPS": 2048, "BLOCKS": 128}
+    for name, kernel, constants, warps in (
+        ("statistics", asked_sampling.statistics_kernel, {"BLOCK": narrowing.BLOCK}, 4),
+        ("narrow", asked_sampling.narrow_kernel, searched, 8),
+        ("search and report", asked_sampling.search_and_report_kernel, searched | {"PAIRS": 21}, 16),
+        ("asked block", asked_sampling.asked_block_kernel, {"BLOCK": 2048}, 4),
+        ("asked row", asked_sampling.asked_row_kernel, {"BLOCKS": 128, "PAIRS": 21}, 1),
+    ):
+        types = {name: kind for name, kind in known.items() if name in kernel.arg_names}
+        yield name, Case(kernel, types, constants, {"num_warps": warps})
+
+
 def attention(able: Capability, head_dim: int, group: int, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
     """Decodes, with heads rotated before or in the kernel, then every taller tile."""
     types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
@@ -143,7 +184,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
     return used
 
 
-SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best"]
+SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
