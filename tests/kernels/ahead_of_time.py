@@ -29,18 +29,20 @@ class Resources(NamedTuple):
 def compile_for(
     able: Capability, kernel: Any, types: Mapping[str, Any], constants: dict[str, Any], **options: int
 ) -> Resources:
-    """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32"), or a tuple of them.
+    """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32"); of one that is a
+    tuple, a tuple of the same kind.
 
     Pointers, and strides ("i32:16"), are taken to be divisible by 16, as the launcher finds them.
     """
-    signature, divisible = {}, {}
+    signature: dict[str, Any] = {}
+    divisible: dict[tuple[int, ...], Any] = {}
     for number, name in enumerate(kernel.arg_names):
         kind = types.get(name, "constexpr")
-        together = isinstance(kind, tuple)
-        signature[name] = type(kind)(*map(_bare, kind)) if together else _bare(kind)
-        for place, each in enumerate(kind) if together else [(None, kind)]:
-            if each.startswith("*") or each.endswith(":16"):
-                divisible[(number,) if place is None else (number, place)] = [["tt.divisibility", 16]]
+        parts = {(number,): kind} if isinstance(kind, str) else {(number, i): part for i, part in enumerate(kind)}
+        signature[name] = _bare(kind) if isinstance(kind, str) else type(kind)(*map(_bare, kind))
+        for place, part in parts.items():
+            if part.startswith("*") or part.endswith(":16"):
+                divisible[place] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, divisible)
     target = GPUTarget("cuda", 10 * able.major + able.minor, 32)
     compiled = triton.compile(source, target=target, options=options)

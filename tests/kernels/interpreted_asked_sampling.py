@@ -45,13 +45,14 @@ def topk(x, k):
 
 
 def by_halves(self, parts):
-    while parts[0].handle.data.shape[self.axis] > 1:
-        split = [np.split(part.handle.data, 2, self.axis) for part in parts]
-        lower, upper = ([self.to_tensor(half[i], part.dtype) for half, part in zip(split, parts)] for i in range(2))
+    kinds, numbers = [part.dtype for part in parts], [part.handle.data for part in parts]
+    while numbers[0].shape[self.axis] > 1:
+        halves = zip(*(np.split(each, 2, self.axis) for each in numbers), strict=True)
+        lower, upper = ([*map(self.to_tensor, half, kinds)] for half in halves)
         combined = self.combine_fn.fn(*lower, *upper)
-        parts = combined if isinstance(combined, tuple) else (combined,)
-    data = [part.handle.data if self.keep_dims else part.handle.data.squeeze(self.axis)[()] for part in parts]
-    return [self.to_tensor(each, part.dtype) for each, part in zip(data, parts)]
+        numbers = [part.handle.data for part in (combined if isinstance(combined, tuple) else (combined,))]
+    left = numbers if self.keep_dims else [each.squeeze(self.axis)[()] for each in numbers]
+    return [*map(self.to_tensor, left, kinds)]
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +186,7 @@ def test_a_mixture_gives_each_row_the_token_that_it_has_alone():
 
 def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, asked: bool, logits: torch.Tensor):
     """The tokens of `draw_slots`, and what it leaves for each slot, 99 where nothing."""
-    sampler.admit([Admission(slot, each.request, 0, each.prompt) for slot, each in zip(slots, batch)])
+    sampler.admit([Admission(slot, each.request, 0, each.prompt) for slot, each in zip(slots, batch, strict=True)])
     latest = torch.full((sampler.table.rows,), 99)
     slots = [*slots, *[sampler.table.rows - 1] * (len(logits) - len(slots))]
     positions = torch.tensor([each.position for each in batch] + [0] * (len(logits) - len(batch)), dtype=torch.int32)
@@ -196,7 +197,8 @@ def drawn(sampler: KernelSampler, batch: list[Ask], slots: list[int], *, asked: 
 def test_rows_that_ask_for_nothing_get_exactly_the_token_of_the_plain_draw():
     rows = [shaped(shape, 3001, seed) for seed, shape in enumerate(("normal", "flat", "grid", "holes", "peaked"))]
     rows[4][17] = math.nan
-    batch = [ask(row, seed=i, temperature=t) for i, (row, t) in enumerate(zip(rows, (1.0, 0.5, 0.0, 100.0, 1.0)))]
+    temperatures = (1.0, 0.5, 0.0, 100.0, 1.0)
+    batch = [ask(row, seed=7, temperature=each) for row, each in zip(rows, temperatures, strict=True)]
     logits = torch.from_numpy(np.stack(rows))
     slots = [3, 0, 4, 1, 2]
     one, other = (drawn(sampler_for(batch), batch, slots, asked=asked, logits=logits) for asked in (False, True))
@@ -222,7 +224,7 @@ def test_logits_of_16_bits_in_a_padded_matrix_are_read_as_they_are():
     batch = [ask(shaped("normal", 1001, 1), top_p=0.8, logprobs=3), ask(shaped("grid", 1001, 2), top_k=9, logprobs=1)]
     wide = torch.full((2, 1008), math.nan, dtype=torch.float16)
     wide[:, :1001] = torch.from_numpy(np.stack([each.logits for each in batch]))
-    rounded = [Ask(row.numpy(), each.params) for row, each in zip(wide[:, :1001].float(), batch)]
+    rounded = [Ask(row.numpy(), each.params) for row, each in zip(wide[:, :1001].float(), batch, strict=True)]
     tokens, _ = drawn(sampler_for(batch), batch, [0, 1], asked=True, logits=wide[:, :1001])
     assert tokens == check(sampler_for(rounded), rounded)
 

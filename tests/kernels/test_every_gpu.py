@@ -115,13 +115,7 @@ def samplers() -> Iterator[tuple[str, Case]]:
 def asked_samplers() -> Iterator[tuple[str, Case]]:
     """For a vocabulary of 151,936, as in a CUDA graph: 1187 groups of 128 tokens, 75 blocks of 2048."""
     numbers = {"V": "i32:16", "row_stride": "i32:16", "blocks": "i32"}
-    rows = {
-        "slots_ptr": "*i32",
-        "positions_ptr": "*i32",
-        "drawn_ptr": "*i32",
-        "tokens_ptr": "*i32",
-        "pairs_ptr": "*i32",
-    }
+    rows = dict.fromkeys(("slots_ptr", "positions_ptr", "drawn_ptr", "tokens_ptr", "pairs_ptr"), "*i32")
     rows |= dict.fromkeys(("thresholds_ptr", "totals_ptr", "maxima_ptr", "times_ptr"), "*fp32")
     rows |= {"latest_ptr": "*i64", "out_ptr": "*i64"}
     noted = Statistics(*["*fp32"] * 5, groups="i32", blocks="i32")
