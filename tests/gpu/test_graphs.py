@@ -7,6 +7,7 @@ from gradus import phases
 from gradus.assembly.final import EngineConfig, build
 from gradus.config.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams
+from tests.assembly.mixture import answers, assert_same, mixture
 from tests.gpu.test_phases import model_on, requests
 from tests.phases.conftest import FAMILIES, limits_of
 from tests.phases.drive import Ending, run
@@ -54,3 +55,65 @@ def test_preempted_and_stopped_requests_leave_no_trace():
     engine = build(model, EngineConfig(limits, max_sequences=4, page_size=4, cache_tokens=60))
     assert run(engine, wanted) == oracle(shape, wanted)
     assert engine.metrics().preemptions > 0
+
+
+# -- whatever is asked of sampling -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sampled_on_the_cpu():
+    """The mixture through the torch sampler."""
+    options = EngineOptions(limits_of("tiny-llama"), max_sequences=3)
+    return answers(
+        phases.load("p01").build(model_on("cpu", "tiny-llama", torch.float32), options), mixture("tiny-llama")
+    )
+
+
+@pytest.mark.parametrize("switches", [{}, {"graphs": False}, {"graphs": False, "kernels": False}, {"overlap": False}])
+@pytest.mark.parametrize("max_sequences", [2, 16])
+def test_a_mixture_of_parameters_gives_the_cpus_tokens_and_log_probabilities(
+    sampled_on_the_cpu, switches, max_sequences
+):
+    config = EngineConfig(limits_of("tiny-llama"), max_sequences=max_sequences, **switches)
+    engine = build(model_on("cuda", "tiny-llama", torch.float32), config)
+    assert_same(answers(engine, mixture("tiny-llama")), sampled_on_the_cpu)
+
+
+def test_a_step_draws_plainly_unless_one_of_its_rows_asks_for_more(sampled_on_the_cpu, monkeypatch):
+    """Two graphs per size, and slots whose owners are of one kind, then of the other."""
+    config = EngineConfig(limits_of("tiny-llama"), max_sequences=2)
+    engine = build(model_on("cuda", "tiny-llama", torch.float32), config)
+    replayed, captured = [], engine.runner.graphs.captured
+    monkeypatch.setattr(engine.runner.graphs, "captured", Recorded(captured, replayed))
+    assert set(captured) == {(1, False), (1, True), (2, False), (2, True)}
+    plain, special = mixture("tiny-llama")[1], mixture("tiny-llama")[7]
+    for wanted, graphs in (
+        ([plain], {(1, False)}),
+        ([special], {(1, True)}),
+        ([plain, special], {(2, True)}),
+        ([plain], {(1, False)}),
+    ):
+        replayed.clear()
+        expected = {(each.id, 0): sampled_on_the_cpu[each.id, 0] for each in wanted}
+        assert_same(answers(engine, wanted), expected)
+        assert set(replayed) == graphs
+
+
+class Recorded(dict):
+    """A dict that notes what was looked up."""
+
+    def __init__(self, content: dict, looked_up: list) -> None:
+        super().__init__(content)
+        self.looked_up = looked_up
+
+    def __getitem__(self, key):
+        self.looked_up.append(key)
+        return super().__getitem__(key)
+
+
+def test_penalties_and_reports_survive_preemption_through_graphs(sampled_on_the_cpu):
+    """What a slot has seen is built anew from the tokens that are known, and counted on from there in the graph."""
+    config = EngineConfig(limits_of("tiny-llama"), max_sequences=6, page_size=4, cache_tokens=60)
+    engine = build(model_on("cuda", "tiny-llama", torch.float32), config)
+    assert_same(answers(engine, mixture("tiny-llama")), sampled_on_the_cpu)
+    assert engine.metrics().preemptions > 3
