@@ -118,7 +118,7 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
     rows = dict.fromkeys(("slots_ptr", "positions_ptr", "drawn_ptr", "tokens_ptr", "pairs_ptr"), "*i32")
     rows |= dict.fromkeys(("thresholds_ptr", "totals_ptr", "maxima_ptr", "times_ptr"), "*fp32")
     rows |= {"latest_ptr": "*i64", "out_ptr": "*i64"}
-    noted = Statistics(*["*fp32"] * 5, groups="i32", blocks="i32")
+    noted = Statistics(*["*fp32"] * 5, room="*i32", groups="i32", blocks="i32")
     tables = SlotSettings(
         "*i64",
         "*fp32",
