@@ -220,6 +220,22 @@ def test_logits_of_16_bits_in_a_padded_matrix_are_read_as_they_are():
     assert tokens == check(sampler_for(rounded), rounded)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_any_number_of_rows_is_launched_with_pointers_of_one_alignment(monkeypatch, rows):
+    """Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes: in the middle of serving, perhaps."""
+    found, launch = [], interpreter.GridExecutor.__call__
+
+    def noted(self, *arguments, **options):
+        tensors = [leaf for each in arguments for leaf in (each if isinstance(each, tuple) else (each,))]
+        found.extend(each.data_ptr() % 16 for each in tensors if isinstance(each, torch.Tensor))
+        return launch(self, *arguments, **options)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", noted)
+    batch = [ask(shaped("normal", 2055, row), logprobs=1, top_k=2) for row in range(rows)]
+    check(sampler_for(batch), batch)
+    assert len(found) > 50 and not any(found)
+
+
 # -- what adjusts, what is reported, what ends -------------------------------------------------------------------------
 
 

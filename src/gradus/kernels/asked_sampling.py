@@ -189,13 +189,13 @@ def sample_asked(
     rows, vocab_size = logits.shape
     of_row = logits, logits.stride(0), slots, positions, settings
     asked, raw = (statistics(rows, vocab_size, logits.device) for _ in range(2))
-    thresholds, totals = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    thresholds, totals = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     drawn = torch.empty(rows, dtype=torch.int32, device=logits.device)
     pairs = torch.empty(rows, 1 + MAX_LOGPROBS, 2, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = tokens_a_program(rows, vocab_size)
     blocks = triton.cdiv(vocab_size, block)
-    maxima, times = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    maxima, times = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     early = starts_early()
     statistics_kernel[(rows, asked.blocks)](

@@ -65,14 +65,13 @@ class Statistics(NamedTuple):
 
 
 def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
-    """Room for them."""
+    """Memory for them, a tensor each: kernels are compiled once more for pointers that are no multiple of 16 bytes."""
     assert vocab_size <= FINE.value * BEYOND.value, "more groups than there are numbers"
     groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
-    sizes = [rows * groups * (COARSE.value // FINE.value), rows * groups] + [rows * blocks] * 3
-    memory = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    widths = (groups * (COARSE.value // FINE.value), groups, blocks, blocks, blocks)
+    noted = [torch.empty(rows, width, dtype=torch.float32, device=device) for width in widths]
     room = torch.empty(rows, 2 * KEPT.value, dtype=torch.int32, device=device)
-    fine, coarse, tops, masses, bottoms = memory.split(sizes)
-    return Statistics(fine, coarse, tops, masses, bottoms, room, groups, blocks)
+    return Statistics(*noted, room=room, groups=groups, blocks=blocks)
 
 
 @triton.jit

@@ -132,7 +132,7 @@ def sample(
     block = tokens_a_program(rows, vocab_size)
     blocks = triton.cdiv(vocab_size, block)
     early = starts_early()
-    maxima, times = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)
+    maxima, times = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     best = torch.empty(rows, dtype=torch.float32, device=logits.device)
