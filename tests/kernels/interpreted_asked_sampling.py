@@ -222,7 +222,7 @@ def test_logits_of_16_bits_in_a_padded_matrix_are_read_as_they_are():
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_any_number_of_rows_is_launched_with_pointers_of_one_alignment(monkeypatch, rows):
-    """Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes: in the middle of serving, perhaps."""
+    """Triton compiles a kernel anew for a pointer that is no multiple of 16 bytes, perhaps while it serves."""
     found, launch = [], interpreter.GridExecutor.__call__
 
     def noted(self, *arguments, **options):

@@ -69,9 +69,11 @@ def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
     assert vocab_size <= FINE.value * BEYOND.value, "more groups than there are numbers"
     groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
     widths = (groups * (COARSE.value // FINE.value), groups, blocks, blocks, blocks)
-    noted = [torch.empty(rows, width, dtype=torch.float32, device=device) for width in widths]
+    fine, coarse, tops, masses, bottoms = (
+        torch.empty(rows, width, dtype=torch.float32, device=device) for width in widths
+    )
     room = torch.empty(rows, 2 * KEPT.value, dtype=torch.int32, device=device)
-    return Statistics(*noted, room=room, groups=groups, blocks=blocks)
+    return Statistics(fine, coarse, tops, masses, bottoms, room, groups, blocks)
 
 
 @triton.jit
