@@ -172,6 +172,56 @@ FOLLOWED = {
             return outputs if span.logits else []
         """,
     },
+    "phases/p07_quantization/rounding.py": {
+        "grid": """
+            offset = weights.amin(dim=-1)
+            scale = (weights.amax(dim=-1) - offset) / (2**bits - 1)
+            return scale.clamp(min=TINY), offset
+        """,
+        "nearest": """
+            return ((weights - offset) / scale).round().clamp(0, 2**bits - 1)
+        """,
+        "dequantize_groups": """
+            groups = codes.to(scale.dtype).unflatten(1, (scale.shape[1], -1))
+            return (groups * scale[..., None] + offset[..., None]).flatten(1)
+        """,
+    },
+    "phases/p07_quantization/packing.py": {
+        "pack": """
+            return codes[:, 0::2] | (codes[:, 1::2] << 4)
+        """,
+        "unpack": """
+            return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
+        """,
+    },
+    "phases/p07_quantization/awq.py": {
+        "rounded": """
+            return dequantize_groups(*quantize_groups(w * factors, group, bits)) / factors
+        """,
+        "factors_at": """
+            factors = (x_size**ratio / (w_size ** (1 - ratio) + SMALLEST)).clamp(min=SMALLEST)
+            return factors / (factors.max() * factors.min()).sqrt()
+        """,
+        "search": """
+            x_size, w_size = x.abs().mean(dim=0), size_in_group(w, group)
+            best = torch.ones_like(x_size)
+            least = output_error(x, w, rounded(w, best, group, bits))
+            for ratio in RATIOS:
+                factors = factors_at(ratio, x_size, w_size)
+                error = output_error(x, w, rounded(w, factors, group, bits))
+                if error < least:
+                    best, least = factors, error
+            return best
+        """,
+    },
+    "phases/p07_quantization/gptq.py": {
+        "column_step": """
+            codes = nearest(w[:, column], scale, offset, bits)
+            error = w[:, column] - (codes * scale + offset)
+            w[:, column + 1 :] -= (error / u[column, column])[:, None] * u[column, column + 1 :]
+            return codes
+        """,
+    },
     "phases/p09_triton_attention/norm.py": {
         "add_rms_norm_kernel": """
             column = tl.arange(0, BLOCK)

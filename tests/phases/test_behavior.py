@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gradus.course.probe import EngineProbe
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import CONTENDERS, build_engine, limits_of, tiny_model
+from tests.phases.conftest import CONTENDERS, build_engine, limits_of
 from tests.phases.drive import Ending, record, run, step
 
 SHAPE = "tiny-llama"
@@ -154,7 +154,7 @@ def test_metrics_count_what_happened(phase):
 
 def test_a_row_that_is_not_finite_ends_its_sequence_and_the_next_one_runs(phase, monkeypatch):
     engine = build_engine(phase, SHAPE)
-    model, poisoned = tiny_model(SHAPE), []
+    model, poisoned = engine.runner.model, []
     logits = model.logits
 
     def poison_once(hidden):

@@ -15,6 +15,7 @@ from gradus.course import (
     figures_kernels,
     figures_paging,
     figures_prefix,
+    figures_quantization,
     figures_timeline,
 )
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
@@ -207,6 +208,11 @@ FIGURES = [
     Figure("phases/p05_prefix_cache/figures/evicting.svg", figures_prefix.evicting),
     Figure("phases/p06_chunked_prefill/figures/steps.svg", figures_budget.steps),
     Figure("phases/p06_chunked_prefill/figures/budget.svg", figures_budget.budget),
+    Figure("phases/p07_quantization/figures/rows.svg", figures_quantization.rows),
+    Figure("phases/p07_quantization/figures/grids.svg", figures_quantization.grids),
+    Figure("phases/p07_quantization/figures/search.svg", figures_quantization.search),
+    Figure("phases/p07_quantization/figures/columns.svg", figures_quantization.columns),
+    Figure("phases/p07_quantization/figures/bits.svg", figures_quantization.bits),
     Figure("phases/p09_triton_attention/figures/traffic.svg", figures_kernels.traffic),
     Figure("phases/p09_triton_attention/figures/items.svg", figures_kernels.items),
     Figure("phases/p09_triton_attention/figures/layer.svg", figures_kernels.layer),

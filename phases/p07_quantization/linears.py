@@ -1,0 +1,119 @@
+"""Matrices that keep integers, and a model whose layers are made of them.
+
+Both widen their weights anew for each product. The weights are small where they lie; what is multiplied is as large as
+before, for torch has no product that reads packed integers. (A kernel that widens in registers needs no wide copy.)
+"""
+
+import copy
+from math import gcd
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.models import Linear, LinearFactory, Model, Place
+from gradus.models.create import shorten_lookups
+from gradus.models.layers import parameter
+from phases.p07_quantization.packing import pack, unpack
+from phases.p07_quantization.rounding import GROUP, dequantize_groups, dequantize_rows, quantize_groups, quantize_rows
+
+
+class QuantizedLinear(Linear):
+    """What the two have in common: weights are rounded as they come in, and widened for each product. Biases stay."""
+
+    def assign(self, name: str, start: int, value: Tensor) -> None:
+        if name == "weight":
+            self.round_to_nearest(slice(start, start + len(value)), value.to(self.weight.device, torch.float32))
+        else:
+            super().assign(name, start, value)
+
+    def round_to_nearest(self, rows: slice, w: Tensor) -> None:
+        """Keep these rows of the matrix. w: [rows, K] float32."""
+        raise NotImplementedError
+
+    def dequantized(self) -> Tensor:
+        """[N, K] float32: the matrix that this one stands for."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.dequantized().to(x.dtype), self.bias)
+
+
+class Int8Linear(QuantizedLinear):
+    """A byte per weight and a scale per row."""
+
+    def __init__(
+        self,
+        place: Place,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(place, in_features, out_features, bias, dtype, device)
+        rows = sum(out_features)
+        self.weight = parameter((rows, in_features), torch.int8, device)  # in the place of the wide one
+        self.scale = parameter((rows,), torch.float32, device)
+
+    def round_to_nearest(self, rows: slice, w: Tensor) -> None:
+        self.weight[rows], self.scale[rows] = quantize_rows(w)
+
+    def dequantized(self) -> Tensor:
+        return dequantize_rows(self.weight, self.scale)
+
+
+class Int4Linear(QuantizedLinear):
+    """Half a byte per weight, and 32 bits of scale and offset per group: 4.5 bits per weight with groups of 64.
+
+    Where K is no multiple of 64, groups are as large as a power of two can be that divides both.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(place, in_features, out_features, bias, dtype, device)
+        rows, self.group = sum(out_features), gcd(in_features, GROUP)
+        self.weight = parameter((rows, in_features // 2), torch.uint8, device)  # in the place of the wide one
+        self.scale = parameter((rows, in_features // self.group), torch.float16, device)
+        self.offset = parameter((rows, in_features // self.group), torch.float16, device)
+
+    def round_to_nearest(self, rows: slice, w: Tensor) -> None:
+        self.store(rows, *quantize_groups(w, self.group))
+
+    def store(self, rows: slice, codes: Tensor, scale: Tensor, offset: Tensor) -> None:
+        """Keep codes that were chosen in another way, by GPTQ say."""
+        self.weight[rows], self.scale[rows], self.offset[rows] = pack(codes), scale, offset
+
+    def dequantized(self) -> Tensor:
+        return dequantize_groups(unpack(self.weight), self.scale.float(), self.offset.float())
+
+
+def with_layers_of(linear: LinearFactory, model: Model) -> Model:
+    """The same model, its layers' matrices made by `linear` from what they hold now.
+
+    All else is shared: norms, the embedding, and the head, whose errors would go straight into the choice of a token.
+    `model` itself stays what it was.
+    """
+    kept = [model.config, *model.parameters(), *(part for name, part in model.named_children() if name != "layers")]
+    instead: dict[int, object] = {id(each): each for each in kept}
+    for part in model.layers.modules():
+        if isinstance(part, Linear):
+            instead[id(part)] = remade(part, linear, model.dtype)
+    made = copy.deepcopy(model, instead)  # of what is in `instead`, it takes the entry and copies nothing
+    shorten_lookups(made)
+    return made
+
+
+def remade(old: Linear, linear: LinearFactory, dtype: torch.dtype) -> Linear:
+    new = linear(old.place, old.in_features, old.out_features, old.has_bias, dtype, old.weight.device)
+    new.assign("weight", 0, old.weight)
+    if old.bias is not None:
+        new.assign("bias", 0, old.bias)
+    return new

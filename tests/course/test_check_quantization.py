@@ -1,0 +1,162 @@
+"""The mistakes that p07 invites are caught, and the check says in a sentence what is wrong; of four files, which."""
+
+from pathlib import Path
+
+import pytest
+
+from gradus import phases
+from gradus.course.exercise import exercise_of
+from tests.course.conftest import reference
+
+STEP = "    w[:, column + 1 :] -= (error / u[column, column])[:, None] * u[column, column + 1 :]\n"
+FACTORS = "factors = (x_size**ratio / (w_size ** (1 - ratio) + SMALLEST)).clamp(min=SMALLEST)"
+
+WRONG = {
+    # file, the right text, the wrong text, what the sentence must say
+    "sixteen points are taken for sixteen steps": (
+        "rounding.py",
+        "(weights.amax(dim=-1) - offset) / (2**bits - 1)",
+        "(weights.amax(dim=-1) - offset) / 2**bits",
+        "15 steps from -0.5 to 1 and from 3 to 18: scales [0.1, 1.0]",
+    ),
+    "all groups share a grid": (
+        "rounding.py",
+        "    offset = weights.amin(dim=-1)\n",
+        "    if weights.dim() > 1:\n"
+        "        weights = weights.flatten(-2).unsqueeze(-2).expand(*weights.shape[:-1], -1)\n"
+        "    offset = weights.amin(dim=-1)\n",
+        "the offsets are [-0.5, 3.0]; yours are [-0.5, -0.5]",
+    ),
+    "a scale of 0 is divided by": (
+        "rounding.py",
+        "return scale.clamp(min=TINY), offset",
+        "return scale, offset",
+        "the scale of 64 equal weights is divided by",
+    ),
+    "codes are cut off instead of rounded": (
+        "rounding.py",
+        "((weights - offset) / scale).round()",
+        "((weights - offset) / scale).floor()",
+        "on the grid -0.5, -0.4 … 1.0 the codes are",
+    ),
+    "weights beyond the grid get numbers that four bits do not have": (
+        "rounding.py",
+        ".round().clamp(0, 2**bits - 1)",
+        ".round()",
+        "four bits end at 0 and 15, also for weights beyond",
+    ),
+    "the offset is forgotten on the way back": (
+        "rounding.py",
+        "(groups * scale[..., None] + offset[..., None])",
+        "(groups * scale[..., None])",
+        "two groups of two: [-0.5, 1.0, 9.0, 11.0]",
+    ),
+    "the first code goes into the high half": (
+        "packing.py",
+        "codes[:, 0::2] | (codes[:, 1::2] << 4)",
+        "(codes[:, 0::2] << 4) | codes[:, 1::2]",
+        "codes 1, 2, 15, 0 are the bytes 0x21 and 0x0f; yours are",
+    ),
+    "the halves of a row share bytes, not neighbors": (
+        "packing.py",
+        "codes[:, 0::2] | (codes[:, 1::2] << 4)",
+        "codes[:, : codes.shape[1] // 2] | (codes[:, codes.shape[1] // 2 :] << 4)",
+        "codes 1, 2, 15, 0 are the bytes 0x21 and 0x0f; yours are",
+    ),
+    "the high half is not masked away": (
+        "packing.py",
+        "torch.stack((packed & 15, packed >> 4), dim=-1)",
+        "torch.stack((packed, packed >> 4), dim=-1)",
+        "the bytes 0x21 and 0x0f are the codes 1, 2, 15, 0; yours are",
+    ),
+    "low halves first, then all high ones": (
+        "packing.py",
+        "torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)",
+        "torch.cat((packed & 15, packed >> 4), dim=1)",
+        "the bytes 0x21 and 0x0f are the codes 1, 2, 15, 0; yours are [[1, 15, 2, 0]]",
+    ),
+    "what was widened is not narrowed": (
+        "awq.py",
+        "dequantize_groups(*quantize_groups(w * factors, group, bits)) / factors",
+        "dequantize_groups(*quantize_groups(w * factors, group, bits))",
+        "the matrix is nearly what it was",
+    ),
+    "both sizes have the same exponent": (
+        "awq.py",
+        "w_size ** (1 - ratio)",
+        "w_size**ratio",
+        "the first is 8 times the second",
+    ),
+    "large weights ask for large factors": (
+        "awq.py",
+        FACTORS,
+        "factors = (x_size**ratio * (w_size ** (1 - ratio) + SMALLEST)).clamp(min=SMALLEST)",
+        "the first is 8 times the second",
+    ),
+    "factors are not balanced": (
+        "awq.py",
+        "return factors / (factors.max() * factors.min()).sqrt()",
+        "return factors",
+        "inputs of 4 and 1, equal weights",
+    ),
+    "a silent channel's factor is 0": (
+        "awq.py",
+        ".clamp(min=SMALLEST)\n    return factors",
+        "\n    return factors",
+        "factors are above 0",
+    ),
+    "the error of the weights is searched, not of the output": (
+        "awq.py",
+        "        error = output_error(x, w, rounded(w, factors, group, bits))\n",
+        "        error = float((rounded(w, factors, group, bits) - w).square().mean())\n",
+        "the least error is",
+    ),
+    "the largest error is kept": ("awq.py", "if error < least:", "if error > least:", "the least error is"),
+    "plain rounding is not among what is tried": (
+        "awq.py",
+        "    least = output_error(x, w, rounded(w, best, group, bits))\n",
+        "    least = float('inf')\n",
+        "factors of 1 lose nothing here",
+    ),
+    "the error is added instead of taken away": (
+        "gptq.py",
+        "-= (error / u[column, column])",
+        "+= (error / u[column, column])",
+        "the error 0.04 is taken from 1 half, and -2 times: [0.98, 1.08]",
+    ),
+    "the diagonal is forgotten": (
+        "gptq.py",
+        "(error / u[column, column])",
+        "error",
+        "the error 0.04 is taken from 1 half, and -2 times: [0.98, 1.08]",
+    ),
+    "columns that were rounded are changed again": (
+        "gptq.py",
+        STEP,
+        "    w -= (error / u[column, column])[:, None] * (u[column] + u[:, column])\n",
+        "columns 0 to 2 are rounded already",
+    ),
+    "nothing is handed on": (
+        "gptq.py",
+        STEP,
+        "",
+        "the error 0.04 is taken from 1 half, and -2 times: [0.98, 1.08]",
+    ),
+    "what lies beyond the grid is lost": (
+        "gptq.py",
+        "    error = w[:, column] - (codes * scale + offset)\n",
+        "    error = (w[:, column] - (codes * scale + offset)).clamp(-scale / 2, scale / 2)\n",
+        "2.5 is 1.0 above 1.5: the next becomes -1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
+    name, right, wrong, says = WRONG[mistake]
+    source = reference("p07", name)
+    assert source.count(right) == 1
+    verdict = checked("p07", source.replace(right, wrong), exercise_of(phases.find("p07"), Path(name)))
+    assert not verdict.passed
+    assert says in verdict.sentence, verdict.sentence
+    assert verdict.test.startswith("tests/phases/test_promises_quantization.py") and "\n" not in verdict.sentence
