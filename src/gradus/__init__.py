@@ -9,6 +9,7 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     cache/        which pages hold which positions
     execution/    from a plan to sampled tokens on a device;  device/: what works on a device shares
     models/       what is computed;  loading/: from a name to a checkpoint
+    quantization/ matrices in fewer bits;  calibration/: checkpoints in fewer bits, written
     attention/    how keys and values are stored and read;  kernels/: the same, and the rest of a layer, in Triton
     sampling/     logits to token ids
     assembly/     the final engine, put together;  garbage.py: its process, kept from pausing

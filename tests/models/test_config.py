@@ -51,6 +51,7 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 256,
 }
+QWEN2 = LLAMA | {"model_type": "qwen2", "rope_scaling": None, "use_sliding_window": True}
 QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 24, "rope_scaling": None, "use_sliding_window": True}
 MISTRAL = LLAMA | {"model_type": "mistral", "rope_scaling": None, "sliding_window": 16}
 GEMMA3: dict[str, Any] = {
@@ -71,7 +72,7 @@ GEMMA3: dict[str, Any] = {
     "bos_token_id": 256,
     "eos_token_id": 257,
 }
-ALL = [LLAMA, GPT2, QWEN3, MISTRAL, GEMMA3, {"model_type": "gemma3", "text_config": GEMMA3}]
+ALL = [LLAMA, GPT2, QWEN2, QWEN3, MISTRAL, GEMMA3, {"model_type": "gemma3", "text_config": GEMMA3}]
 
 
 def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
@@ -133,8 +134,15 @@ def test_mistral_has_a_window_in_every_layer_unless_null() -> None:
     assert ModelConfig.from_hf(longer).windows == (4096, 4096)
 
 
-def test_qwen3_windows_follow_their_three_keys() -> None:
-    raw = QWEN3 | {"sliding_window": 16, "max_window_layers": 1}
+def test_qwen2_has_biases_on_queries_keys_and_values_and_nowhere_else() -> None:
+    config = ModelConfig.from_hf(QWEN2 | {"attention_bias": False, "mlp_bias": True})  # keys that it does not have
+    assert (config.attention_bias, config.attention_output_bias, config.mlp_bias) == (True, False, False)
+    assert (config.family, config.head_dim) == ("qwen2", 16)
+
+
+@pytest.mark.parametrize("qwen", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
+def test_qwens_windows_follow_their_three_keys(qwen: dict[str, Any]) -> None:
+    raw = qwen | {"sliding_window": 16, "max_window_layers": 1}
     assert ModelConfig.from_hf(raw).windows == (None, 16)
     assert ModelConfig.from_hf(raw | {"use_sliding_window": False}).windows == (None, None)
     types = ["sliding_attention", "full_attention"]
@@ -243,7 +251,7 @@ def test_one_junk_value_gives_a_configuration_or_one_line(data: st.DataObject, r
 
 
 @settings(max_examples=100, deadline=None)
-@given(raw=JUNK, model_type=st.sampled_from(["llama", "gpt2", "mistral", "qwen3", "gemma3_text", "gemma3"]))
+@given(raw=JUNK, model_type=st.sampled_from(["llama", "gpt2", "mistral", "qwen2", "qwen3", "gemma3_text", "gemma3"]))
 @example(raw={"text_config": {}}, model_type="gemma3")
 def test_anything_at_all_gives_a_configuration_or_one_line(raw: object, model_type: str) -> None:
     read_or_refused(raw)
@@ -268,6 +276,8 @@ PUBLISHED = {
     "llama-3.2-1b": 1_235_814_400,
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.1-8b": 8_030_261_248,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
     "qwen3-0.6b": 596_049_920,
     "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
@@ -287,7 +297,7 @@ def test_a_token_of_smollm2_takes_23040_bytes_of_kv_cache() -> None:
 
 def test_tiny_shapes_have_every_trait_that_a_backend_could_miss() -> None:
     tiny = {name: config for name, config in SHAPES.items() if name.startswith("tiny-")}
-    assert {config.family for config in tiny.values()} == {"gpt2", "llama", "qwen3", "gemma3"}
+    assert {config.family for config in tiny.values()} == {"gpt2", "llama", "qwen2", "qwen3", "gemma3"}
     for config in tiny.values():
         assert config.vocab_size > 256 and config.eos_token_ids and config.context_length == 512
     assert SHAPES["tiny-llama"].num_heads > SHAPES["tiny-llama"].num_kv_heads > 1

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradus.models import SHAPES, ModelConfig, create_model, parameter_count, randomize
 from tests.models.conftest import NaiveAttention, run
 
-SHAPE_NAMES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen3", "tiny-gemma3"]
+SHAPE_NAMES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 BIASED = {
     "vocab_size": 257, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 10, "max_position_embeddings": 64, "attention_bias": True, "mlp_bias": True,
@@ -25,7 +25,7 @@ def test_the_counted_parameters_are_the_allocated_ones(shape: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(SHAPES[shape])
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3_text"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_biases_and_untied_heads_are_counted(kind: str, tied: bool) -> None:
     config = ModelConfig.from_hf(BIASED | {"model_type": kind, "tie_word_embeddings": tied})
@@ -131,7 +131,8 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("shape", "most"), [("tiny-gpt2", 9), ("tiny-llama", 22), ("tiny-qwen3", 35), ("tiny-gemma3", 46)]
+    ("shape", "most"),
+    [("tiny-gpt2", 9), ("tiny-llama", 22), ("tiny-qwen2", 22), ("tiny-qwen3", 35), ("tiny-gemma3", 46)],
 )
 def test_a_layer_is_few_operations(shape: str, most: int) -> None:
     class NoAttention:

@@ -77,6 +77,18 @@ CASES: dict[str, Callable[[], Reference]] = {
     "mistral, no window": lambda: rotary(
         "Mistral", vocab_size=331, hidden_size=48, num_attention_heads=3, num_key_value_heads=1, sliding_window=None
     ),
+    "qwen2, tied, 7 to 1": lambda: rotary(
+        "Qwen2", vocab_size=257, hidden_size=70, num_attention_heads=7, num_key_value_heads=1,
+        tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    ),
+    "qwen2, every head its own, scaled": lambda: rotary(
+        "Qwen2", vocab_size=331, hidden_size=48, num_attention_heads=4, num_key_value_heads=4,
+        rope_parameters=llama3_rope(), rms_norm_eps=1e-2,
+    ),
+    "qwen2, windows from layer 2 on": lambda: rotary(
+        "Qwen2", vocab_size=300, hidden_size=72, num_attention_heads=6, num_key_value_heads=2,
+        use_sliding_window=True, sliding_window=6, max_window_layers=2,
+    ),
     "qwen3, tied, 2 to 1": lambda: rotary(
         "Qwen3", vocab_size=257, hidden_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=20,
         tie_word_embeddings=True,
@@ -201,6 +213,13 @@ def test_keys_and_values_exchanged_are_noticed() -> None:
     assert want.error(loaded(want.config, exchanged)) > NOTICEABLE
 
 
+def test_biases_of_queries_and_keys_left_out_are_noticed() -> None:
+    want = CASES["qwen2, tied, 7 to 1"]()
+    for name in ("q_proj", "k_proj"):
+        without = {k: torch.zeros_like(v) if k.endswith(f"{name}.bias") else v for k, v in want.tensors.items()}
+        assert want.error(loaded(want.config, without)) > NOTICEABLE
+
+
 def test_heads_normalized_after_rotation_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     want = CASES["qwen3, tied, 2 to 1"]()
     model = loaded(want.config, want.tensors)
@@ -233,7 +252,9 @@ def test_gemma_scales_embeddings_by_a_rounded_factor_in_bfloat16() -> None:
     assert torch.equal(model.embed(ids, ids), theirs(ids))
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen3", "tiny-gemma3"])
+@pytest.mark.parametrize(
+    "shape", ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
+)
 def test_bfloat16_stays_near_float32_and_gives_float32_logits(shape: str, tiny_tokens: list[int]) -> None:
     from gradus.models import SHAPES, create_model, randomize
 

@@ -58,7 +58,9 @@ def test_a_model_of_narrow_weights_shares_them_with_its_embedding():
     assert model.embed(torch.tensor([3]), torch.tensor([0])).dtype == torch.float32
 
 
-@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen3", "tiny-gemma3"])
+@pytest.mark.parametrize(
+    "shape", ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
+)
 @pytest.mark.parametrize("phase", ["p01", "p03"])
 def test_every_family_runs_on_narrow_weights_and_stays_close(shape, phase):
     """Decodes (one row) and prompts (nine rows) take the two ways to multiply; both stay near float32's logits."""

@@ -11,7 +11,7 @@ from gradus.models.layers import FLOATS
 from gradus.models.weights import plan
 from tests.models.conftest import InMemory, run
 
-SHAPE_NAMES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen3", "tiny-gemma3"]
+SHAPE_NAMES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 

@@ -282,6 +282,13 @@ def test_a_shorter_context_is_a_limit_for_requests():
     assert len(short.generate([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))[0].token_ids) == 5
 
 
+@pytest.mark.weights("qwen2.5-coder-0.5b")
+def test_the_real_coder_writes_code():
+    real = LLM("qwen2.5-coder-0.5b", device="cpu", dtype="float32", context_length=256)
+    (done,) = real.generate("def fibonacci(n):", SamplingParams(max_tokens=8, temperature=0))
+    assert "if n <= 0:" in done.text
+
+
 @pytest.mark.weights
 @pytest.mark.parametrize("phase", ["p00", "p01"])
 def test_the_real_model_says_what_it_should(phase):

@@ -4,7 +4,7 @@ Read in this order:
 
     backend.py        what the runner asks of a backend
     batch.py          one step as the device sees it
-    reference.py      attention in plain torch
+    reference.py      attention in plain torch;  whole.py: of a sequence that is read in one step
     storage.py        the tensors of keys and values, in pages
     paged.py          attention through block tables
     decodes.py        which spans of a step are decodes, and what they share

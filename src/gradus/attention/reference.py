@@ -48,7 +48,7 @@ def _attend_to_the_end(q: Tensor, keys: Tensor, values: Tensor, scale: float) ->
     Given the same mask as a tensor, torch falls back to writing all scores out, and a long prompt that comes in chunks
     takes many times as long as whole.
     """
-    from torch.nn.attention.bias import causal_lower_right  # with it comes torch's compiler: two seconds
+    from torch.nn.attention.bias import causal_lower_right  # here: torch's compiler comes with it
 
     group = q.shape[1] // keys.shape[0]
     if group > 1 and q.dtype == torch.float32:  # its kernel for float32 wants a key head for each query head

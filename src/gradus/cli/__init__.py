@@ -40,6 +40,7 @@ for command, panel in (
     (serve.serve, "Use a model"),
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
+    (models.quantize, "Get a model"),
     (exercises.exercise, "Follow the course"),
     (exercises.check, "Follow the course"),
     (exercises.diff, "Follow the course"),

@@ -15,7 +15,8 @@ _WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 Target = Annotated[
     str,
     Argument(
-        help="A phase (p01), ladder, ablation, matrix, all, sampling, or scheduler (simulated: no model is loaded)."
+        help="A phase (p01), ladder, ablation, matrix, all, sampling, quality, or scheduler (simulated: no model is "
+        "loaded)."
     ),
 ]
 Out = Annotated[
@@ -25,6 +26,13 @@ Out = Annotated[
 
 Resume = Annotated[
     bool, Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT)
+]
+Text = Annotated[
+    Path | None,
+    Option(
+        help="What is read: UTF-8, documents divided by form feeds. The lessons and the documentation by default.",
+        rich_help_panel="Of `gradus bench quality` alone",
+    ),
 ]
 Requests = Annotated[int | None, Option(help="How many arrive; 10,000 by default.", rich_help_panel=_SCHEDULER)]
 Batches = Annotated[
@@ -54,6 +62,7 @@ def bench(
         list[str] | None, Option(help="Only this contender, as in p01; may be repeated.", rich_help_panel=_WHAT)
     ] = None,
     resume: Resume = False,
+    text: Text = None,
     requests: Requests = None,
     batch: Batches = None,
     **settings: Any,
@@ -70,10 +79,11 @@ def bench(
       gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
       gradus bench p02 --table batch-size --resume
       gradus bench sampling --model random:smollm2-135m
+      gradus bench quality --model smollm2-135m --text book.txt
       gradus bench scheduler --requests 1000 --batch 64 --policy priority
     """
     if target == "scheduler":
-        others = (any(name in settings for name in MODEL), not peers, repeats, table, contender, resume)
+        others = (any(name in settings for name in MODEL), not peers, repeats, table, contender, resume, text)
         if any(others):
             raise ConfigError("`gradus bench scheduler` loads no model: it takes --requests, --batch, --policy")
         command.bench_scheduler(requests=requests, batches=tuple(batch or ()), out=out, quick=quick, **settings)
@@ -89,6 +99,7 @@ def bench(
         resume=resume,
         tables=tuple(table or ()),
         contenders=tuple(contender or ()),
+        text=text,
         **settings,
     )
     return 0

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from gradus.cli import options, terminal
 
@@ -45,6 +45,46 @@ def models(json: options.Json = False) -> int:
             for row in shapes
         ],
     )
+    return 0
+
+
+@options.settings_of(only=("device",))
+def quantize(
+    model: Annotated[str, Argument(help="A model of `gradus models`, a folder, a .gguf file, or a hub id.")],
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write; a run that was cut off goes on in its own.")],
+    scheme: Annotated[str, Option(help="int4, int8 or fp8.")] = "int4",
+    method: Annotated[str, Option(help="rtn (to the nearest), or for int4 awq or gptq, by a text.")] = "rtn",
+    group: Annotated[int | None, Option(help="Weights with one scale: 128, 64 or 32.")] = None,
+    calibration: Annotated[Path | None, Option(help="A text for awq and gptq, like what the model will read.")] = None,
+    samples: Annotated[int, Option(help="Pieces of the text to read.")] = 128,
+    length: Annotated[int, Option(help="Tokens of a piece.")] = 512,
+    **given: Any,
+) -> int:
+    """Write a checkpoint whose matrices have fewer bits: safetensors that vLLM and transformers load too.
+
+    The output head keeps its bits. Rounding needs no text; AWQ and GPTQ read one and lose less.
+
+    Examples:
+
+      gradus quantize smollm2-135m --out smollm2-int8 --scheme int8
+      gradus quantize smollm2-135m --out smollm2-awq --method awq --calibration book.txt
+      gradus generate "Hello" --model ./smollm2-awq
+    """
+    from gradus.calibration.quantize import Recipe
+    from gradus.calibration.quantize import quantize as write
+    from gradus.cli.progress import Bars
+    from gradus.config.settings import Settings
+    from gradus.loading import open_checkpoint
+    from gradus.loading.json_file import read_text
+    from gradus.models.precision import resolve_device
+
+    recipe = Recipe(scheme, method, group, samples, length)
+    text = None if calibration is None else read_text(calibration)
+    device = resolve_device(Settings.of(given).device)
+    with Bars() as progress:
+        checkpoint = open_checkpoint(model, progress=progress)
+        write(checkpoint, out, recipe, text, device=device, progress=progress)
+    terminal.print_text(f"{out} is ready: {checkpoint.name} in {scheme}, by {method}\n")
     return 0
 
 

@@ -12,7 +12,7 @@ from gradus.server.config import ServerConfig
 
 if TYPE_CHECKING:
     from gradus.execution.memory_plan import MemoryPlan
-    from gradus.models.config import ModelConfig
+    from gradus.loading import Checkpoint
 
 
 @options.settings_of(ServerConfig)
@@ -58,7 +58,7 @@ def _plan(settings: ServerConfig, json: bool) -> None:
 
     bind(settings).close()
     checkpoint = open_checkpoint(settings.model)
-    memory = _memory(settings, checkpoint.config)
+    memory = _memory(settings, checkpoint)
     if json:
         model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
         names = {"engine": settings.phase or FINAL, "phase": settings.phase}
@@ -73,13 +73,15 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     )
 
 
-def _memory(settings: ServerConfig, config: "ModelConfig") -> "MemoryPlan":
+def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "MemoryPlan":
     from gradus.config.options import resolve_context
     from gradus.engine.request import ModelLimits
     from gradus.execution.memory_plan import memory_plan
-    from gradus.models.precision import resolve_device, resolve_precision
+    from gradus.models.precision import resolve_device
+    from gradus.quantization.precision import resolve
 
-    device = resolve_device(settings.device)
+    config, device = checkpoint.config, resolve_device(settings.device)
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
-    return memory_plan(config, options, device, resolve_precision(settings.dtype, device, config), phase=settings.phase)
+    precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
+    return memory_plan(config, options, device, precision, phase=settings.phase)

@@ -34,6 +34,12 @@ class Settings:
     )
     device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, or a GPU by its number, as in cuda:1.")
     dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
+    quantize: str | None = setting(
+        None,
+        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), or a YAML "
+        "file of patterns and schemes.",
+        unset="none: as dtype says",
+    )
     context_length: int | None = setting(
         None,
         "Most tokens of prompt and output together.",

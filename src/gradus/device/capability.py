@@ -34,6 +34,11 @@ class Capability(NamedTuple):
         return self >= (9, 0)
 
     @property
+    def multiplies_fp8(self) -> bool:
+        """Whether it has arithmetic for floats of 8 bits (from Ada on)."""
+        return self >= (8, 9)
+
+    @property
     def shared_memory(self) -> int:
         """Bytes of shared memory that one program may have."""
         return SHARED_MEMORY.get(self, SMALLEST_SHARED_MEMORY)

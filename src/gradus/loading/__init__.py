@@ -4,7 +4,8 @@
 this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
-    folder.py          Hugging Face's layout;  safetensors.py: its tensors
+    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: what is not tensors
+    quantized.py       matrices that others have quantized;  packed_formats.py: how they store them
     gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
     catalogue.py       models by name;  packages.py: those that packages carry;  hub.py: those by hub id

@@ -11,8 +11,9 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.catalogue import CATALOGUE, Entry
@@ -25,7 +26,9 @@ from gradus.models.shapes import SHAPES
 if TYPE_CHECKING:
     import torch
 
+    from gradus.loading.safetensors import SafetensorsFolder
     from gradus.models import LinearFactory, Model, TensorSource
+    from gradus.quantization.mix import Mix
 
 RANDOM = "random:"
 RANDOM_SEED = 0
@@ -39,7 +42,8 @@ class Checkpoint:
 
     source: the folder or file it lies in; None for random weights. tensors: None for random weights.
     tokenizer: None where none came with it; the model then speaks token ids alone.
-    license: as far as it is known. size_bytes: of the weights, as they are stored.
+    license: as far as it is known. size_bytes: of the weights, as they are stored. quantized: which matrices are stored
+    in which scheme; None where none is.
     """
 
     name: str
@@ -49,6 +53,7 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     license: str | None
     size_bytes: int
+    quantized: "Mix | None" = None
 
 
 def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoint:
@@ -138,15 +143,32 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
     from gradus.loading.safetensors import SafetensorsFolder
 
     tensors = SafetensorsFolder(folder)
+    quantization, config = hugging_face.read_quantization(folder), hugging_face.read_config(folder)
+    source, quantized = _unpacked(tensors, quantization, config)
     return Checkpoint(
         name=name,
         source=folder,
-        config=hugging_face.read_config(folder),
-        tensors=tensors,
+        config=config,
+        tensors=source,
         tokenizer=hugging_face.read_tokenizer(folder),
         license=None,
         size_bytes=tensors.size_bytes,
+        quantized=quantized,
     )
+
+
+def _unpacked(
+    tensors: "SafetensorsFolder", quantization: dict[str, Any] | None, config: ModelConfig
+) -> "tuple[TensorSource, Mix | None]":
+    """The tensors as a model asks for them, and what its matrices are stored in."""
+    if quantization is None:
+        return tensors, None
+    from gradus.loading.quantized import QuantizedTensors
+    from gradus.models.create import FAMILIES
+    from gradus.models.weights import canonical_name
+
+    found = QuantizedTensors(tensors, quantization)
+    return found, found.mix(partial(canonical_name, FAMILIES[config.family]))
 
 
 def _open_file(name: str, path: Path) -> Checkpoint:

@@ -20,6 +20,8 @@ from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer, begin_texts_with, building, read_tokenizer_json
 from gradus.models.config import ModelConfig
 
+QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")  # of AutoGPTQ and AutoAWQ, before config.json had it
+
 
 def read_config(folder: Path) -> ModelConfig:
     """Raises ConfigError or CheckpointError, naming the file and the key."""
@@ -27,13 +29,6 @@ def read_config(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise CheckpointError(f"{folder}: has no config.json")
     raw = read_object(path)
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"]
-        method = method.get("quant_method") if isinstance(method, dict) else method
-        raise ConfigError(
-            f"{path.name}: these weights are quantized already ({quoted(method)}), which is not supported; "
-            "load the unquantized model, or a GGUF file of it"
-        )
     more_ends = read_object_if_there(folder / "generation_config.json").get("eos_token_id")
     if more_ends is not None:
         raw["eos_token_id"] = [*_as_list(raw.get("eos_token_id")), *_as_list(more_ends)]
@@ -41,6 +36,16 @@ def read_config(folder: Path) -> ModelConfig:
         return ModelConfig.from_hf(raw)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
+
+
+def read_quantization(folder: Path) -> dict[str, Any] | None:
+    """What config.json, or a file of its own, says of how weights are quantized; None where nothing does."""
+    found = read_object_if_there(folder / "config.json").get("quantization_config")
+    for name in QUANTIZATION_FILES:
+        found = found or read_object_if_there(folder / name) or None
+    if found is not None and not isinstance(found, dict):
+        raise ConfigError(f"config.json: quantization_config must be an object, got {quoted(found)}")
+    return found
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:

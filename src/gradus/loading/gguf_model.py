@@ -55,7 +55,8 @@ _GPT2 = {
     "ffn_up": "h.{}.mlp.c_fc",
     "ffn_down": "h.{}.mlp.c_proj",
 }
-NAMES = {"llama": _LLAMA, "qwen3": _QWEN3, "gemma3": _GEMMA3, "gpt2": _GPT2}  # llama.cpp's → Hugging Face's
+# llama.cpp's → Hugging Face's
+NAMES = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3, "gemma3": _GEMMA3, "gpt2": _GPT2}
 
 ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
 
@@ -214,6 +215,10 @@ def _llama(read: _Metadata) -> dict[str, Any]:
     return _rotary(read) | {"model_type": "llama", "mlp_bias": "blk.0.ffn_gate.bias" in read.file.tensors}
 
 
+def _qwen2(read: _Metadata) -> dict[str, Any]:
+    return _rotary(read) | {"model_type": "qwen2"}
+
+
 def _qwen3(read: _Metadata) -> dict[str, Any]:
     return _rotary(read) | {"model_type": "qwen3"}
 
@@ -238,6 +243,7 @@ def _gemma3(read: _Metadata) -> dict[str, Any]:
 
 _CONFIGS: dict[str, Callable[[_Metadata], dict[str, Any]]] = {
     "llama": _llama,
+    "qwen2": _qwen2,
     "qwen3": _qwen3,
     "gemma3": _gemma3,
     "gpt2": _gpt2,

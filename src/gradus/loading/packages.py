@@ -108,7 +108,8 @@ def _lock(entry: Entry, progress: Progress) -> Iterator[None]:
 
 def _fetch_all(entry: Entry, progress: Progress) -> None:
     terms = entry.license
-    progress.note(f"{entry.name} comes under {terms.name} ({terms.url}); the text will be in {entry.folder}")
+    kept = f"; the text will be in {entry.folder}" if terms.members else ""
+    progress.note(f"{entry.name} comes under {terms.name} ({terms.url}){kept}")
     staging = entry.folder.with_name(f"{entry.name}.partial")
     staging.mkdir(exist_ok=True)
     parts = [_fetch_piece(entry, piece, staging / f"part{index}", progress) for index, piece in enumerate(entry.pieces)]

@@ -23,7 +23,7 @@ INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_DIMENSIONS = 8
 
-SUPPORTED = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}  # type → bytes a value
+READ = ("F16", "BF16", "F32", "F64", "F8_E4M3", "I8", "I32", "I64")  # integers: what quantized matrices consist of
 BITS = {
     **{"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
     **{"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32},
@@ -53,12 +53,10 @@ class SafetensorsFolder:
         return tuple(self._headers[self._file_of[name]][name]["shape"])
 
     def read(self, name: str) -> Tensor:
-        path = self._file_of[name]
-        kind = self._headers[path][name]["dtype"]
-        if kind not in SUPPORTED:
+        path, kind = self._file_of[name], self.kind(name)
+        if kind not in READ:
             raise CheckpointError(
-                f"{path.name}: tensor {quoted(name)} is stored as {kind}, expected one of {', '.join(SUPPORTED)} "
-                "(Gradus loads unquantized weights, and quantizes by itself)"
+                f"{path.name}: tensor {quoted(name)} is stored as {kind}, expected one of {', '.join(READ)}"
             )
         try:
             if path not in self._open:
@@ -66,6 +64,10 @@ class SafetensorsFolder:
             return self._open[path].get_tensor(name)
         except (safetensors.SafetensorError, OSError, ValueError) as error:
             raise CheckpointError(f"{path.name}: tensor {quoted(name)} cannot be read: {error}") from error
+
+    def kind(self, name: str) -> str:
+        """The type that a tensor is stored in, as the format spells it."""
+        return str(self._headers[self._file_of[name]][name]["dtype"])
 
     def where(self, name: str) -> str:
         return self._file_of[name].name

@@ -5,7 +5,7 @@ Read in this order:
     config.py       what a model is, in numbers;  shapes.py: known ones by name
     attention.py    the one seam to the engine: how keys and values are kept and read
     gpt2.py         the first model, whole
-    llama.py        Llama, Mistral, SmolLM2;  qwen3.py, gemma3.py: variations
+    llama.py        Llama, Mistral, SmolLM2, Qwen2;  qwen3.py, gemma3.py: variations
     heads.py        between the qkv product and the output product;  rope.py: a token's position as an angle
     layers.py       linear layers, embeddings, norms
     create.py       a model from its configuration

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from gradus.errors import ConfigError
 
-Family = Literal["gpt2", "llama", "qwen3", "gemma3"]
+Family = Literal["gpt2", "llama", "qwen2", "qwen3", "gemma3"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ModelConfig:
     norm_eps: float
     activation: str  # a key of layers.ACTIVATIONS
     tie_embeddings: bool  # the output head is the input embedding's matrix
-    attention_bias: bool
+    attention_bias: bool  # of queries, keys and values
     attention_output_bias: bool
     mlp_bias: bool
     rope: Rope | None  # None: learned positions (GPT-2)

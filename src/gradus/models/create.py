@@ -12,7 +12,13 @@ from gradus.models.llama import Llama
 from gradus.models.qwen3 import Qwen3
 from gradus.models.weights import assign, parameters
 
-FAMILIES: dict[str, type[Model]] = {"gpt2": GPT2, "llama": Llama, "qwen3": Qwen3, "gemma3": Gemma3}
+FAMILIES: dict[str, type[Model]] = {
+    "gpt2": GPT2,
+    "llama": Llama,
+    "qwen2": Llama,  # with biases on queries, keys and values, which its configuration asks for
+    "qwen3": Qwen3,
+    "gemma3": Gemma3,
+}
 
 CHUNK = 1 << 20  # random values drawn at once: 4 MiB, which stay in the CPU's cache until they are copied
 

@@ -93,6 +93,7 @@ _ARCHITECTURES = {
     "GPT2LMHeadModel": "gpt2",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -161,7 +162,8 @@ def _read_gpt2(fields: _Fields) -> ModelConfig:
 
 def _read_llama(fields: _Fields) -> ModelConfig:
     bias = fields.boolean("attention_bias", False)
-    return _rotary(fields, attention_bias=bias, mlp_bias=fields.boolean("mlp_bias", False), bos=1, eos=2)
+    mlp_bias = fields.boolean("mlp_bias", False)
+    return _rotary(fields, attention_bias=bias, attention_output_bias=bias, mlp_bias=mlp_bias, bos=1, eos=2)
 
 
 def _read_mistral(fields: _Fields) -> ModelConfig:
@@ -171,19 +173,30 @@ def _read_mistral(fields: _Fields) -> ModelConfig:
     return _rotary(fields, kv_heads=8, windows=(window,) * _layer_count(fields), bos=1, eos=2)
 
 
+def _read_qwen2(fields: _Fields) -> ModelConfig:
+    """Llama with biases on queries, keys and values, always; no key says so."""
+    return _rotary(fields, family="qwen2", kv_heads=32, attention_bias=True, windows=_qwen_windows(fields))
+
+
 def _read_qwen3(fields: _Fields) -> ModelConfig:
-    layers = _layer_count(fields)
-    window = fields.integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
-    first = fields.integer("max_window_layers", 28, least=0)  # the layers from here on have the window
-    usual = tuple(window if layer >= first else None for layer in range(layers))
+    bias = fields.boolean("attention_bias", False)
     return _rotary(
         fields,
         family="qwen3",
         kv_heads=32,
         head_dim=128,
-        attention_bias=fields.boolean("attention_bias", False),
-        windows=_windows_by_type(fields, window, usual),
+        attention_bias=bias,
+        attention_output_bias=bias,
+        windows=_qwen_windows(fields),
     )
+
+
+def _qwen_windows(fields: _Fields) -> tuple[int | None, ...]:
+    """What Qwen2 and Qwen3 share: a window that is off unless a key turns it on, and then only in the last layers."""
+    window = fields.integer("sliding_window", 4096) if fields.boolean("use_sliding_window", False) else None
+    first = fields.integer("max_window_layers", 28, least=0)  # the layers from here on have the window
+    usual = tuple(window if layer >= first else None for layer in range(_layer_count(fields)))
+    return _windows_by_type(fields, window, usual)
 
 
 def _read_gemma3(fields: _Fields) -> ModelConfig:
@@ -241,6 +254,7 @@ _READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
     "gpt2": _read_gpt2,
     "llama": _read_llama,
     "mistral": _read_mistral,
+    "qwen2": _read_qwen2,
     "qwen3": _read_qwen3,
     "gemma3_text": _read_gemma3,
     "gemma3": _read_gemma3_multimodal,
@@ -254,12 +268,13 @@ def _rotary(
     kv_heads: int | None = None,
     head_dim: int | None = None,
     attention_bias: bool = False,
+    attention_output_bias: bool = False,
     mlp_bias: bool = False,
     windows: tuple[int | None, ...] | None = None,
     bos: int | None = None,
     eos: int | None = None,
 ) -> ModelConfig:
-    """What Llama, Mistral and Qwen3 share. The arguments are what absent keys mean, which differs between them."""
+    """What Llama, Mistral, Qwen2 and Qwen3 share. The arguments are what absent keys mean, to each of them."""
     hidden, heads, layers = fields.integer("hidden_size"), fields.integer("num_attention_heads"), _layer_count(fields)
     context = fields.integer("max_position_embeddings")
     if head_dim is None and not fields.has("head_dim"):
@@ -280,7 +295,7 @@ def _rotary(
         activation=fields.choice("hidden_act", "silu", _ACTIVATIONS),
         tie_embeddings=fields.boolean("tie_word_embeddings", False),
         attention_bias=attention_bias,
-        attention_output_bias=attention_bias,
+        attention_output_bias=attention_output_bias,
         mlp_bias=mlp_bias,
         rope=_rope(
             fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling"),

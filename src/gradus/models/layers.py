@@ -64,10 +64,10 @@ class Linear(nn.Module):
     out_features is a tuple: (q, k, v) is one fused product whose output is the three side by side, [N, q + k + v].
     One large product is faster than three small ones, and at one row per step it is read from memory in one stream.
 
-    To store weights in another way (narrower, packed, sharded), subclass: override `assign`, which receives them, and
-    `forward`. `dtype` is the activations' dtype. The subclass chooses what weights are kept in, and may answer in a
-    narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype. A subclass
-    with its own `forward` may also have its own kernels: see `gradus.kernels.view`.
+    To store weights in another way (narrower, packed, sharded), subclass: override `allocate`, `assign`, which receives
+    them, and `forward`. `dtype` is the activations' dtype. The subclass chooses what weights are kept in, and may
+    answer in a narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype. A
+    subclass with its own `forward` may also have its own kernels: see `gradus.kernels.view`.
     """
 
     accepted: ClassVar[frozenset[torch.dtype]] = FLOATS
@@ -88,9 +88,12 @@ class Linear(nn.Module):
         super().__init__()
         self.place = place
         self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
-        rows = sum(out_features)
-        self.weight = parameter((rows, in_features), dtype, device)
-        self.bias = parameter((rows,), dtype, device) if bias else None
+        self.allocate(dtype, device)
+        self.bias = parameter((sum(out_features),), dtype, device) if bias else None
+
+    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        """Memory for the matrix, [sum(out_features), in_features]."""
+        self.weight = parameter((sum(self.out_features), self.in_features), dtype, device)
 
     def assign(self, name: str, start: int, value: Tensor) -> None:
         """Take rows start, start + 1, … of `name` ("weight" or "bias"): of an `accepted` type, on any device."""

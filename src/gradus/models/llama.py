@@ -1,7 +1,8 @@
-"""Llama (Touvron et al. 2023), and with it Mistral and SmolLM2: most open models are variations of this decoder.
+"""Llama (Touvron et al. 2023), and with it Mistral, SmolLM2 and Qwen2: most open models vary this decoder.
 
 Unlike GPT-2: RMSNorm for LayerNorm, rotary positions for learned ones, a gated MLP, no biases, and grouped-query
-attention, in which several query heads share one key and value head, so that the KV cache is that much smaller.
+attention, in which several query heads share one key and value head, so that the KV cache is that much smaller. Qwen2
+has biases after all, on queries, keys and values.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
 """

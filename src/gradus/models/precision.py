@@ -28,18 +28,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Precision:
-    """weights, activations: what is stored, and what is computed and cached. reason: one phrase, for people."""
+    """weights, activations: what is stored, and what is computed and cached. reason: one phrase, for people.
+
+    scheme: how matrices are quantized, if they are; `weights` is then the type of what is not.
+    """
 
     weights: torch.dtype
     activations: torch.dtype
     linear: LinearFactory
     reason: str
+    scheme: str | None = None
 
     @property
     def name(self) -> str:
-        """For people and files: "bfloat16", or "bfloat16 weights, float32" where activations are wider."""
+        """For files: "bfloat16", or "bfloat16 weights, float32" where activations are wider."""
         weights, activations = (str(kind).removeprefix("torch.") for kind in (self.weights, self.activations))
+        weights = self.scheme or weights
         return weights if weights == activations else f"{weights} weights, {activations}"
+
+    @property
+    def title(self) -> str:
+        """For people: "bfloat16 weights, float32 activations"."""
+        return f"{self.name} activations" if "," in self.name else self.name
 
 
 class NarrowLinear(Linear):

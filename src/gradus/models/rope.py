@@ -36,7 +36,7 @@ class RotaryTable(nn.Module):
     ) -> None:
         super().__init__()
         table = torch.empty(context_length, head_dim, dtype=dtype, device=device)
-        if not table.is_meta:  # a shape alone is not computed with: torch would load its compiler for that, two seconds
+        if not table.is_meta:  # a shape alone is not computed with: torch would load its compiler for that
             positions = torch.arange(context_length, dtype=torch.float32, device=device)
             angles = torch.outer(positions, frequencies(rope, head_dim).to(device))  # [L, Dh/2]
             table.copy_(torch.cat((angles.cos(), angles.sin()), dim=-1))

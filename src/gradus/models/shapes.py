@@ -46,6 +46,24 @@ def _llama3(hidden: int, intermediate: int, layers: int, heads: int, factor: flo
     }
 
 
+def _qwen2(hidden: int, intermediate: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 151643,
+        "eos_token_id": [151645, 151643],
+    }
+
+
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
     return {
         "model_type": "qwen3",
@@ -123,6 +141,8 @@ SHAPES: dict[str, ModelConfig] = {
         "llama-3.2-1b": _llama3(2048, 8192, 16, 32, factor=32.0, tied=True),
         "llama-3.2-3b": _llama3(3072, 8192, 28, 24, factor=32.0, tied=True),
         "llama-3.1-8b": _llama3(4096, 14336, 32, 32, factor=8.0, tied=False),
+        "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14),
+        "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12),
         "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
         "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
         "qwen3-8b": _qwen3(4096, 12288, 36, 32, tied=False),
@@ -132,6 +152,7 @@ SHAPES: dict[str, ModelConfig] = {
         | {"vocab_size": 320, "n_positions": 512, "bos_token_id": 256, "eos_token_id": 257},
         "tiny-llama": _TINY | {"model_type": "llama"},
         "tiny-mistral": _TINY | {"model_type": "mistral", "sliding_window": 16},
+        "tiny-qwen2": _TINY | {"model_type": "qwen2"},
         "tiny-qwen3": _TINY | {"model_type": "qwen3"},
         "tiny-gemma3": _TINY
         | {

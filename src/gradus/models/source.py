@@ -28,6 +28,10 @@ class Stored:
     def convert(self, value: Tensor) -> Tensor:
         return value
 
+    def restore(self, value: Tensor) -> Tensor:
+        """What `convert` makes `value` of."""
+        return value
+
 
 @dataclass(frozen=True)
 class Transposed(Stored):
@@ -39,6 +43,9 @@ class Transposed(Stored):
     def convert(self, value: Tensor) -> Tensor:
         return value.T
 
+    def restore(self, value: Tensor) -> Tensor:
+        return value.T
+
 
 @dataclass(frozen=True)
 class OnePlus(Stored):
@@ -46,6 +53,9 @@ class OnePlus(Stored):
 
     def convert(self, value: Tensor) -> Tensor:
         return 1.0 + value.float()
+
+    def restore(self, value: Tensor) -> Tensor:
+        return value.float() - 1.0
 
 
 Source = str | tuple[str, ...] | Stored

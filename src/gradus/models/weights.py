@@ -17,6 +17,15 @@ from gradus.models.layers import FLOATS, Linear, Model
 from gradus.models.source import Shape, Source, Stored
 
 
+class Prepared(Protocol):
+    """A matrix that is not made of floats: it knows how to become rows of a module that keeps such."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def into(self, module: nn.Module, start: int) -> None: ...
+
+
 class TensorSource(Protocol):
     """A checkpoint's tensors by name, whatever files they lie in."""
 
@@ -24,8 +33,8 @@ class TensorSource(Protocol):
 
     def shape(self, name: str) -> Shape: ...
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, in the type it is stored in, on the CPU."""
+    def read(self, name: str) -> Tensor | Prepared:
+        """The tensor, in the type it is stored in, on the CPU; or what stands for a quantized matrix."""
 
     def where(self, name: str) -> str:
         """The file that holds it, for messages."""
@@ -42,6 +51,37 @@ class Piece:
     shape: Shape
 
 
+@dataclass(frozen=True)
+class CheckedSource:
+    """A checkpoint's tensors under the names of the model's tables: all that the model needs, in the right shapes.
+
+    spelling: canonical name → the name in the files.
+    """
+
+    source: TensorSource
+    spelling: dict[str, str]
+
+    def names(self) -> Iterable[str]:
+        return self.spelling
+
+    def shape(self, name: str) -> Shape:
+        return self.source.shape(self.spelling[name])
+
+    def read(self, name: str) -> Tensor | Prepared:
+        return self.source.read(self.spelling[name])
+
+    def where(self, name: str) -> str:
+        return self.source.where(self.spelling[name])
+
+
+def checked(model: Model, source: TensorSource) -> CheckedSource:
+    """Raises CheckpointError when a tensor is missing, unknown, or of another shape than the configuration says."""
+    pieces, spelling = plan(model), _spellings(model, source)
+    _check_names(model, pieces, spelling, source)
+    _check_shapes(pieces, spelling, source)
+    return CheckedSource(source, spelling)
+
+
 def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str, int], None] | None = None) -> None:
     """Fill every weight of `model` from `source`.
 
@@ -49,16 +89,16 @@ def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str
     nothing, when a tensor is missing, unknown, or of another shape than the configuration says; and while copying,
     when one holds values that are not finite: the model is then of no use.
     """
-    pieces = plan(model)
-    spelling = _spellings(model, source)
-    _check_names(model, pieces, spelling, source)
-    _check_shapes(pieces, spelling, source)
+    tensors = checked(model, source)
     with torch.no_grad():
-        for piece in pieces:
-            name = spelling[piece.stored.name]
+        for piece in plan(model):
+            name = tensors.spelling[piece.stored.name]
             value = source.read(name)
-            _check_values(value, piece, f"{source.where(name)}: tensor {name!r}")
-            assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
+            if isinstance(value, Tensor):
+                _check_values(value, piece, f"{source.where(name)}: tensor {name!r}")
+                assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
+            else:
+                value.into(piece.module, piece.start)
             if on_tensor is not None:
                 on_tensor(name, value.nbytes)
 
@@ -69,7 +109,7 @@ def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
     A Linear is asked for what it computes, not for what it stores: that may be packed beyond recognition.
     """
     seen: set[int] = set()
-    for path, module in model.named_modules():
+    for path, module in _parts(model):
         if isinstance(module, Linear):
             rows = sum(module.out_features)
             shapes: dict[str, Shape] = {"weight": (rows, module.in_features)}
@@ -81,6 +121,15 @@ def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
             if not isinstance(stored, nn.Parameter) or id(stored) not in seen:
                 yield f"{path}.{name}", module, name, shape
             seen |= {id(stored)} if isinstance(stored, nn.Parameter) else set()
+
+
+def _parts(model: Model) -> Iterator[tuple[str, nn.Module]]:
+    """All modules with their paths, but for those that a Linear is made of."""
+    inside: str | None = None
+    for path, module in model.named_modules():
+        if inside is None or not path.startswith(inside):
+            inside = f"{path}." if isinstance(module, Linear) else None
+            yield path, module
 
 
 def assign(module: nn.Module, name: str, start: int, value: Tensor) -> None:
@@ -118,15 +167,19 @@ def _rows(entry: Source, module: nn.Module, rows: int) -> Iterator[tuple[Stored,
         start += width
 
 
+def canonical_name(family: type[Model], name: str) -> str:
+    """A tensor's name in the family's tables, of which a checkpoint may begin the names in another way."""
+    for prefix, replacement in family.renamed:
+        if name.startswith(prefix):
+            return replacement + name.removeprefix(prefix)
+    return name
+
+
 def _spellings(model: Model, source: TensorSource) -> dict[str, str]:
     """Canonical name → the name in this checkpoint, leaving out what no model needs."""
     spelling: dict[str, str] = {}
     for name in source.names():
-        canonical = name
-        for prefix, replacement in model.renamed:
-            if name.startswith(prefix):
-                canonical = replacement + name.removeprefix(prefix)
-                break
+        canonical = canonical_name(type(model), name)
         if any(re.search(pattern, canonical) for pattern in model.ignored):
             continue
         if canonical == "lm_head.weight" and model.config.tie_embeddings:

@@ -40,15 +40,12 @@ def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple
 
 def described(llm: "LLM") -> ModelInfo:
     """What a server says of an engine."""
-    weights, activations = (
-        str(dtype).removeprefix("torch.") for dtype in (llm.precision.weights, llm.precision.activations)
-    )
     return ModelInfo(
         model=llm.checkpoint.name,
         engine=llm.phase or FINAL,
         phase=llm.phase,
         device=str(llm.device),
-        dtype=weights if weights == activations else f"{weights} weights, {activations} activations",
+        dtype=llm.precision.title,
         limits=llm.limits,
         settings=llm.settings,
     )

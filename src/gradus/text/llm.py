@@ -16,7 +16,8 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 from gradus.loading import Checkpoint, Progress, open_checkpoint
-from gradus.models.precision import Precision, resolve_device, resolve_precision
+from gradus.models.precision import Precision, resolve_device
+from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
 
@@ -62,7 +63,9 @@ class LLM:
             eos_token_ids=_eos(self.checkpoint),
         )
         options = given.options(limits, self.device.type)
-        self.precision: Precision = resolve_precision(given.dtype, self.device, self.config)
+        self.precision: Precision = resolve(
+            given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
+        )
         self.engine, self.options = assemble(self.checkpoint, phase, options, self.device, self.precision, progress)
         self.limits = self.options.limits
         self.core = GuardedCore(self.engine, self.device, self.options)

@@ -1,0 +1,83 @@
+"""One layer of a model on its own: made, loaded and run, so that no more than it is in memory."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from gradus.attention.whole import WholeSequence
+from gradus.calibration.observed import ObservedLinear
+from gradus.models.config import ModelConfig
+from gradus.models.create import create_model
+from gradus.models.layers import Linear, Model, Place
+from gradus.models.weights import Piece, TensorSource, assign, plan
+
+
+@dataclass
+class LoneLayer:
+    """number: of the layer in its model. model: one of that layer alone, with a vocabulary of nothing."""
+
+    number: int
+    model: Model
+
+    @classmethod
+    def load(cls, config: ModelConfig, number: int, source: TensorSource, device: torch.device) -> "LoneLayer":
+        """In float32. The checkpoint's names and shapes have been checked."""
+        alone = replace(
+            config, num_layers=1, windows=(config.windows[number],), vocab_size=1, bos_token_id=None, eos_token_ids=()
+        )
+        layer = cls(number, create_model(alone, device=device, linear=ObservedLinear))
+        for piece in layer.pieces():
+            value = source.read(layer.name(piece))
+            assert isinstance(value, Tensor)
+            assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
+        return layer
+
+    def pieces(self) -> Iterator[Piece]:
+        """What the checkpoint has of this layer, under the names of the first one."""
+        inside = set(self.model.layers.modules())
+        return (piece for piece in plan(self.model) if piece.module in inside)
+
+    def name(self, piece: Piece) -> str:
+        """Of a piece's tensor in the whole model."""
+        return re.sub(r"\.0\.", f".{self.number}.", piece.stored.name, count=1)
+
+    def linears(self) -> dict[str, ObservedLinear]:
+        """By role: "qkv" and the like."""
+        found = {module.place.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
+        return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
+
+    def norm_before(self, place: Place) -> nn.Module:
+        """The norm whose output a product reads: of "qkv" and "gate_up"."""
+        layer = self.model.layers[0]
+        found = layer.attention_norm if place.role == "qkv" else layer.mlp_norm
+        assert isinstance(found, nn.Module)
+        return found
+
+    def run(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        """Each sequence's states [T, D] behind the layer."""
+        attention = WholeSequence(self.model.config)
+        return [self.model.run_layers(x, torch.arange(len(x), device=x.device), attention) for x in hidden]
+
+    def observed(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        """The same, and all matrices have statistics afterwards."""
+        for linear in self.linears().values():
+            linear.observe()
+        return self.run(hidden)
+
+
+def around_layers(config: ModelConfig, source: TensorSource, device: torch.device) -> Model:
+    """The model without its layers, in float32: the embedding, the last norm, and the head."""
+    model = create_model(replace(config, num_layers=0, windows=()), device=device)
+    for piece in plan(model):
+        value = source.read(piece.stored.name)
+        assert isinstance(value, Tensor)
+        assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
+    return model
+
+
+def embedded(model: Model, sequences: Sequence[Tensor]) -> list[Tensor]:
+    """Token ids [T] → what enters the first layer, [T, D] each."""
+    return [model.embed(ids, torch.arange(len(ids), device=ids.device)) for ids in sequences]

@@ -1,0 +1,244 @@
+"""A checkpoint in fewer bits, layer by layer: at no time is more than one layer in memory, beside the text's states.
+
+Every layer is a file of its own, so a run that was cut off goes on where it was. What it was doing is noted in
+`quantize.json`, which a finished checkpoint no longer has.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gradus.calibration.files import fp8_tensors, int4_tensors, int8_tensors, quantization_config
+from gradus.calibration.layer import LoneLayer, around_layers, embedded
+from gradus.calibration.methods import METHODS, scale_columns
+from gradus.calibration.observed import ObservedLinear
+from gradus.errors import ConfigError
+from gradus.loading import Checkpoint, Progress
+from gradus.loading.safetensors import read_header
+from gradus.loading.small_files import small_files
+from gradus.models.config import ModelConfig
+from gradus.models.create import create_model
+from gradus.models.layers import Linear
+from gradus.models.weights import CheckedSource, TensorSource, checked
+from gradus.quantization.grid import wide
+from gradus.quantization.int4 import GROUPS
+
+SCHEMES = ("int4", "int8", "fp8")
+STATE = "quantize.json"
+HIDDEN = "hidden.safetensors"
+DTYPE = torch.bfloat16  # of what a file keeps as floats
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """scheme: one of SCHEMES. method: one of METHODS; awq and gptq are for int4. group: of int4; None is the largest
+    that divides every row. samples, length: how many pieces of the text there are, and their tokens."""
+
+    scheme: str = "int4"
+    method: str = "rtn"
+    group: int | None = None
+    samples: int = 128
+    length: int = 512
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise ConfigError(f"scheme must be {', '.join(SCHEMES)}, got {self.scheme!r}")
+        if self.method not in METHODS:
+            raise ConfigError(f"method must be {', '.join(METHODS)}, got {self.method!r}")
+        if self.method != "rtn" and self.scheme != "int4":
+            raise ConfigError(f"method {self.method} is for int4: {self.scheme} is rounded to nearest (rtn)")
+        if self.group is not None and (self.scheme != "int4" or self.group not in GROUPS):
+            raise ConfigError(f"group is for int4, and one of {', '.join(map(str, GROUPS))}, got {self.group}")
+        if self.samples < 1 or self.length < 2:
+            raise ConfigError("samples must be 1 or more, and length 2 or more")
+
+    def group_of(self, config: ModelConfig) -> int | None:
+        """The group of all matrices alike. Raises ConfigError where it does not divide the rows of each."""
+        if self.scheme != "int4":
+            return None
+        widths = sorted({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim})
+        fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
+        if not fitting or (self.group or fitting[0]) not in fitting:
+            wanted = f"groups of {self.group}" if self.group else "no group of 128, 64, 32"
+            raise ConfigError(f"int4: {wanted} would divide rows of {', '.join(map(str, widths))} weights")
+        return self.group or fitting[0]
+
+
+def quantize(
+    checkpoint: Checkpoint, out: Path, recipe: Recipe, text: str | None, *, device: torch.device, progress: Progress
+) -> None:
+    """Write a checkpoint to the folder `out`. text: to calibrate by, for awq and gptq.
+
+    Raises ConfigError, before anything is written, for what cannot be done, and for a folder that holds another run.
+    """
+    source, group = _checked(checkpoint, recipe)
+    config, texts = small_files(checkpoint)
+    sequences = _sequences(checkpoint, recipe, text, device)
+    run = Run.begin(out, {"model": checkpoint.name, "text": len(text or ""), "group": group, **asdict(recipe)})
+    with torch.inference_mode():
+        hidden = run.hidden(device)
+        if hidden is None and sequences is not None:
+            hidden = embedded(around_layers(checkpoint.config, source, device), sequences)
+        progress.begin(f"quantizing {checkpoint.name}", checkpoint.config.num_layers)
+        progress.advance(run.done)
+        for number in range(run.done, checkpoint.config.num_layers):
+            layer = LoneLayer.load(checkpoint.config, number, source, device)
+            tensors, hidden = _quantized(layer, recipe, group, hidden)
+            run.write(number, tensors, hidden)
+            progress.advance(1)
+    run.finish(_around(source), config | {"quantization_config": quantization_config(recipe.scheme, group)}, texts)
+
+
+def _checked(checkpoint: Checkpoint, recipe: Recipe) -> tuple[CheckedSource, int | None]:
+    config = checkpoint.config
+    if checkpoint.quantized is not None:
+        raise ConfigError(f"{checkpoint.name} is quantized already ({checkpoint.quantized.label})")
+    if checkpoint.tensors is None:
+        raise ConfigError(f"{checkpoint.name}: random weights have no files to write others like")
+    if config.family == "gpt2":
+        raise ConfigError(f"{checkpoint.name}: no format has quantized GPT-2, whose matrices lie transposed")
+    group = recipe.group_of(config)
+    return checked(create_model(config, device="meta", linear=ObservedLinear), checkpoint.tensors), group
+
+
+def _sequences(checkpoint: Checkpoint, recipe: Recipe, text: str | None, device: torch.device) -> list[Tensor] | None:
+    if recipe.method == "rtn":
+        return None
+    if text is None or checkpoint.tokenizer is None:
+        missing = "a text to calibrate by (--calibration FILE)" if text is None else "a tokenizer with the model"
+        raise ConfigError(f"method {recipe.method} needs {missing}")
+    length = min(recipe.length, checkpoint.config.context_length)
+    ids = torch.tensor(checkpoint.tokenizer.encode(text, special_tokens=False), device=device)
+    pieces = [piece for piece in ids.split(length)[: recipe.samples] if len(piece) == length]
+    if not pieces:
+        raise ConfigError(f"the text to calibrate by has {len(ids)} tokens, fewer than one sequence of {length}")
+    return pieces
+
+
+def _quantized(
+    layer: LoneLayer, recipe: Recipe, group: int | None, hidden: list[Tensor] | None
+) -> tuple[dict[str, Tensor], list[Tensor] | None]:
+    """A layer's tensors by name, and the text's states behind the layer as it is now."""
+    if hidden is not None:
+        layer.observed(hidden)
+        if recipe.method == "awq":
+            scale_columns(layer, group or 0, DTYPE)
+    stored: dict[Linear, list[dict[str, Tensor]]] = {}
+    for linear in layer.linears().values():
+        stored[linear] = _matrices(linear, recipe, group)
+        linear.forget()
+    return dict(_tensors(layer, stored)), None if hidden is None else layer.run(hidden)
+
+
+def _matrices(linear: ObservedLinear, recipe: Recipe, group: int | None) -> list[dict[str, Tensor]]:
+    """The tensors of each matrix that is fused, by their ends; the matrix becomes what they stand for."""
+    parts = linear.weight.split(linear.out_features)
+    if group is None:
+        make = int8_tensors if recipe.scheme == "int8" else fp8_tensors
+        return [make(part) for part in parts]
+    values, grid = METHODS[recipe.method](linear, group, DTYPE)
+    linear.weight.copy_(wide(values, grid.per_column(group)))
+    pieces = zip(*(each.split(linear.out_features) for each in (values, *grid)), strict=True)
+    return [int4_tensors(part, type(grid)(*scales), DTYPE) for part, *scales in pieces]
+
+
+def _tensors(layer: LoneLayer, stored: Mapping[Linear, list[dict[str, Tensor]]]) -> Iterator[tuple[str, Tensor]]:
+    for piece in layer.pieces():
+        name, module = layer.name(piece), piece.module
+        if isinstance(module, Linear) and piece.parameter == "weight":
+            starts = [sum(module.out_features[:part]) for part in range(len(module.out_features))]
+            for end, tensor in stored[module][starts.index(piece.start)].items():
+                yield f"{name.removesuffix('weight')}{end}", tensor.cpu().contiguous()
+        else:
+            rows = getattr(module, piece.parameter)[piece.start : piece.start + piece.shape[0]]
+            yield name, piece.stored.restore(rows).to(DTYPE).cpu().contiguous()
+
+
+def _around(source: TensorSource) -> dict[str, Tensor]:
+    """All that belongs to no layer, as it is."""
+    found = {name: source.read(name) for name in source.names() if ".layers." not in name}
+    return {
+        name: value.to(DTYPE) if value.is_floating_point() else value
+        for name, value in found.items()
+        if isinstance(value, Tensor)
+    }
+
+
+@dataclass
+class Run:
+    """What is written so far. done: layers."""
+
+    folder: Path
+    settings: dict[str, Any]
+    done: int
+
+    @classmethod
+    def begin(cls, folder: Path, settings: dict[str, Any]) -> "Run":
+        """An empty folder, or one where a run with these settings was cut off."""
+        state = folder / STATE
+        if not state.is_file():
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise ConfigError(f"{folder} is there already, and no run that was cut off: give another folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            run = cls(folder, settings, 0)
+            run._note()
+            return run
+        found = json.loads(state.read_text(encoding="utf-8"))
+        if found["settings"] != settings:
+            other = sorted(name for name in settings if settings[name] != found["settings"].get(name))
+            raise ConfigError(
+                f"{folder} holds {found['done']} layers that were quantized with another {', '.join(other)}: "
+                "give another folder, or the same settings to go on"
+            )
+        return cls(folder, settings, found["done"])
+
+    def hidden(self, device: torch.device) -> list[Tensor] | None:
+        """The text's states behind the last layer that is done."""
+        if not (self.folder / HIDDEN).is_file():
+            return None
+        stored = load_file(self.folder / HIDDEN)
+        return [stored[str(number)].to(device) for number in range(len(stored))]
+
+    def write(self, number: int, tensors: dict[str, Tensor], hidden: list[Tensor] | None) -> None:
+        """A layer, whole or not at all."""
+        self._save(self._layer_file(number), tensors)
+        if hidden is not None:
+            self._save(HIDDEN, {str(number): each.cpu().contiguous() for number, each in enumerate(hidden)})
+        self.done = number + 1
+        self._note()
+
+    def finish(self, around: dict[str, Tensor], config: dict[str, Any], texts: Mapping[str, str]) -> None:
+        """What belongs to no layer, the index, and the small files; then nothing is left of the run."""
+        last = self._layer_file(self.done)
+        self._save(last, around)
+        files = [*(self._layer_file(number) for number in range(self.done)), last]
+        index = {name: file for file in files for name in read_header(self.folder / file)}
+        texts = {
+            **texts,
+            "model.safetensors.index.json": json.dumps({"metadata": {}, "weight_map": index}, indent=1),
+            "config.json": json.dumps(config, indent=2),
+        }
+        for name, text in texts.items():
+            (self.folder / name).write_text(text, encoding="utf-8")
+        for name in (HIDDEN, STATE):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def _layer_file(self, number: int) -> str:
+        return f"model-{number + 1:05}.safetensors"
+
+    def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        part = self.folder / f"{name}.part"
+        save_file(tensors, part, metadata={"format": "pt"})
+        os.replace(part, self.folder / name)
+
+    def _note(self) -> None:
+        part = self.folder / f"{STATE}.part"
+        part.write_text(json.dumps({"settings": self.settings, "done": self.done}), encoding="utf-8")
+        os.replace(part, self.folder / STATE)

@@ -1,0 +1,141 @@
+"""How others store quantized matrices, and what that is here: one function per format.
+
+    AWQ                 qweight i32 [K, N / 8], qzeros i32 [K / g, N / 8], scales f16 [K / g, N]
+    GPTQ                qweight i32 [K / 8, N], qzeros i32 [G, N / 8], scales f16 [G, N], g_idx i32 [K]
+    compressed-tensors  weight_packed i32 [N, K / 8], weight_scale [N, G], weight_zero_point i32 [N / 8, G]
+                        weight int8 or e4m3 [N, K], weight_scale [1], [N, 1] or [blocks, blocks]
+    block FP8           weight e4m3 [N, K], weight_scale_inv [⌈N / 128⌉, ⌈K / 128⌉], to multiply by despite its name
+
+K in, N out, g weights per group, G groups of a row. A word of 32 bits holds eight integers of 4 bits, lowest first.
+All integers of 4 bits become q in 0 … 15 with w = scale q + offset.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gradus.quantization.fp8 import BLOCK, blocks
+from gradus.quantization.int4 import GROUPS, MOST
+from gradus.quantization.packed import Packed
+from gradus.quantization.schemes import ORDERED
+
+Shape = tuple[int, ...]
+
+NIBBLES = 8  # in a word
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble i of a word is its column AWQ_ORDER[i]
+MIDDLE = 8  # the zero point of symmetric integers
+
+
+class NotReadable(ValueError):
+    """What a matrix's tensors say cannot be so, or is not supported. Its text is a clause about the matrix."""
+
+
+def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Packed:
+    values = _nibbles(qweight)[..., _inverse(AWQ_ORDER)].flatten(1).t()  # [N, K]
+    zeros = _nibbles(qzeros)[..., _inverse(AWQ_ORDER)].flatten(1).t()
+    return _int4(values, scales.t(), zeros)
+
+
+def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, zeros_less_one: bool) -> Packed:
+    """zeros_less_one: as the first version of the format stores zero points."""
+    values = _nibbles(qweight).permute(1, 0, 2).flatten(1)  # [N, K]
+    zeros = _nibbles(qzeros).flatten(1).t() + int(zeros_less_one)
+    return _int4(values, scales.t(), zeros, g_idx)
+
+
+def packed_int4(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None) -> Packed:
+    """compressed-tensors' pack-quantized: integers and zero points are stored with 8 added."""
+    values = _nibbles(weight).flatten(1)
+    zeros = torch.full(scale.shape, MIDDLE)
+    if zero_point is not None:
+        zeros = _nibbles(zero_point).permute(0, 2, 1).flatten(0, 1)[: len(scale)]
+    return _int4(values, scale, zeros, g_idx)
+
+
+def int8(weight: Tensor, scale: Tensor) -> Packed:
+    return Packed("int8", (weight, _per_row(scale, len(weight))))
+
+
+def fp8(weight: Tensor, scale: Tensor) -> Packed:
+    """scale: one for all, one per row, or one per block of 128 x 128."""
+    scheme = fp8_scheme(tuple(weight.shape), tuple(scale.shape))
+    return Packed(scheme, (weight, _finite(scale) if scheme == "fp8-block" else _per_row(scale, len(weight))))
+
+
+def fp8_scheme(shape: Shape, scale: Shape) -> str:
+    """By the shapes of a matrix and its scales."""
+    rows, width = shape
+    tiles = blocks(rows), blocks(width)
+    if prod(scale) in (1, rows):
+        return "fp8"
+    if scale == tiles:
+        return "fp8-block"
+    raise NotReadable(f"has scales of shape {scale}: one, {rows} or {tiles} of blocks of {BLOCK} x {BLOCK} can be read")
+
+
+def _int4(values: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None = None) -> Packed:
+    """values [N, K]; scales, zeros [N, G]. g_idx [K]: the group of each column, where that is not its place."""
+    rows, width = values.shape
+    if scales.shape != zeros.shape or len(scales) != rows:
+        raise NotReadable(f"has scales {tuple(scales.shape)} and zero points {tuple(zeros.shape)} for {rows} rows")
+    order = _order(g_idx, width // scales.shape[1])
+    group = stored_group(width, scales.shape[1])
+    scales, offsets = scales.float(), -zeros.float() * scales.float()
+    scales, offsets = (each.repeat_interleave(width // group // each.shape[1], 1) for each in (scales, offsets))
+    largest = torch.finfo(torch.float16).max
+    if not (_finite(scales).abs().max() <= largest and offsets.abs().max() <= largest):
+        raise NotReadable("has scales beyond float16")
+    scheme = f"int4-g{group}{'' if order is None else ORDERED}"
+    values = values.to(torch.uint8)
+    return Packed(scheme, (values, scales, offsets) if order is None else (values[:, order], scales, offsets, order))
+
+
+def int4_scheme(width: int, groups: int, g_idx: Tensor | None) -> str:
+    """By the number of groups of a row, and the group of each column where it is stored."""
+    ordered = _order(g_idx, width // groups) is not None
+    return f"int4-g{stored_group(width, groups)}{ORDERED if ordered else ''}"
+
+
+def stored_group(width: int, groups: int) -> int:
+    """Of the groups that there are here, the largest that those of the checkpoint consist of."""
+    size, left = divmod(width, max(groups, 1))
+    fitting = [group for group in GROUPS if size and size % group == 0]
+    if left or not fitting:
+        raise NotReadable(f"has {groups} groups per row of {width}: groups of multiples of {GROUPS[-1]} can be read")
+    return fitting[0]
+
+
+def _order(g_idx: Tensor | None, group: int) -> Tensor | None:
+    """Columns by group, where they do not lie so already."""
+    if g_idx is None:
+        return None
+    ascending = torch.arange(len(g_idx)) // group
+    if torch.equal(g_idx.long(), ascending):
+        return None
+    order = g_idx.long().argsort(stable=True)
+    if not torch.equal(g_idx.long()[order], ascending):
+        raise NotReadable(f"has groups of other sizes than {group}")
+    return order
+
+
+def _nibbles(words: Tensor) -> Tensor:
+    """int32 [..., n] → int32 [..., n, 8], each in 0 … 15."""
+    shifts = 4 * torch.arange(NIBBLES, dtype=torch.int32)
+    return (words.unsqueeze(-1) >> shifts) & MOST
+
+
+def _inverse(order: tuple[int, ...]) -> list[int]:
+    return [order.index(place) for place in range(len(order))]
+
+
+def _per_row(scale: Tensor, rows: int) -> Tensor:
+    if scale.numel() not in (1, rows):
+        raise NotReadable(f"has scales of shape {tuple(scale.shape)} for {rows} rows")
+    return _finite(scale).reshape(-1, 1).expand(rows, 1)
+
+
+def _finite(scale: Tensor) -> Tensor:
+    if not scale.float().isfinite().all():
+        raise NotReadable("has scales that are not finite")
+    return scale.float()

@@ -1,0 +1,188 @@
+"""A checkpoint whose matrices are quantized already: found out by its tensors, and read as they are.
+
+What a matrix is stored in follows from the tensors beside its name, which can be trusted; the configuration adds what
+they cannot tell. A matrix `….q_proj` is then listed as `….q_proj.weight`, like a float one, and read as `Packed`.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from gradus.errors import CheckpointError
+from gradus.loading import packed_formats as formats
+from gradus.loading.packed_formats import NotReadable
+from gradus.loading.quoting import quoted
+from gradus.quantization.mix import Mix
+from gradus.quantization.packed import Packed
+
+Shape = tuple[int, ...]
+FP8, INT8 = "F8_E4M3", "I8"
+IGNORED = ("input_scale", "output_scale", "k_scale", "v_scale", "kv_scale")
+"""Scales of activations, which here are found when they come."""
+
+
+class TypedTensors(Protocol):
+    """A TensorSource that knows how each tensor is stored."""
+
+    def names(self) -> Iterable[str]: ...
+    def shape(self, name: str) -> Shape: ...
+    def read(self, name: str) -> Tensor: ...
+    def where(self, name: str) -> str: ...
+    def kind(self, name: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """A quantized matrix. scheme: what it is here. parts: the names of its tensors. read: makes them Packed."""
+
+    scheme: str
+    parts: tuple[str, ...]
+    shape: Shape
+    read: Callable[[], Packed]
+
+
+class QuantizedTensors:
+    """A TensorSource over another one. config: the object `quantization_config` of config.json."""
+
+    def __init__(self, tensors: TypedTensors, config: dict[str, Any]) -> None:
+        self._tensors, self._config = tensors, config
+        self._there = frozenset(tensors.names())
+        self._found = {f"{name}.weight": found for name in self._prefixes() if (found := self._look(name))}
+        if not self._found:
+            raise CheckpointError(f"config.json: quantization {quoted(self._method)}, but no matrix is quantized")
+        self._parts = {part for found in self._found.values() for part in found.parts}
+
+    # -- a TensorSource ------------------------------------------------------------------------------------------------
+
+    def names(self) -> Iterable[str]:
+        plain = (name for name in self._there if name not in self._parts and name.rpartition(".")[2] not in IGNORED)
+        return [*plain, *self._found]
+
+    def shape(self, name: str) -> Shape:
+        return self._found[name].shape if name in self._found else self._tensors.shape(name)
+
+    def read(self, name: str) -> Tensor | Packed:
+        """Raises CheckpointError for parts that contradict each other."""
+        if name not in self._found:
+            return self._tensors.read(name)
+        try:
+            return self._found[name].read()
+        except NotReadable as error:
+            raise CheckpointError(f"{self.where(name)}: {quoted(name)} {error}") from error
+
+    def where(self, name: str) -> str:
+        return self._tensors.where(self._found[name].parts[0] if name in self._found else name)
+
+    def mix(self, canonical: Callable[[str], str]) -> Mix:
+        """What each matrix is stored in. canonical: the name that the model's tables have for a tensor's."""
+        rules = ((canonical(name).removesuffix(".weight"), found.scheme) for name, found in self._found.items())
+        return Mix(self._method, tuple(rules))
+
+    # -- what a name's tensors are -------------------------------------------------------------------------------------
+
+    @property
+    def _method(self) -> str:
+        return str(self._config.get("quant_method") or self._config.get("method"))
+
+    def _prefixes(self) -> list[str]:
+        ends = (".qweight", ".weight_packed", ".weight")
+        return sorted({name.removesuffix(end) for name in self._there for end in ends if name.endswith(end)})
+
+    def _look(self, name: str) -> Found | None:
+        try:
+            if f"{name}.qweight" in self._there:
+                return self._words(name)
+            if f"{name}.weight_packed" in self._there:
+                return self._pack_quantized(name)
+            kind = self._tensors.kind(f"{name}.weight")
+            return self._eight_bits(name, kind) if kind in (FP8, INT8) else None
+        except NotReadable as error:
+            raise CheckpointError(f"quantized matrix {quoted(name)} {error}") from error
+
+    def _words(self, name: str) -> Found:
+        """AWQ and GPTQ."""
+        bits = self._config.get("bits", self._config.get("w_bit", 4))
+        require(bits == 4, f"has {bits} bits: 4 can be read")
+        parts = self._need(name, "qweight", "qzeros", "scales")
+        height, width = self._matrix(parts[0])
+        groups = self._matrix(parts[2])[0]
+        if self._method == "awq":
+            version = str(self._config.get("version", "gemm")).lower()
+            require(version == "gemm", f"is of AWQ's version {version}: gemm can be read")
+            shape = width * formats.NIBBLES, height
+            return Found(
+                formats.int4_scheme(height, groups, None), parts, shape, lambda: formats.awq(*self._three(parts))
+            )
+        require(self._method in ("gptq", "gptqmodel"), f"is of the method {self._method!r}: awq and gptq can be read")
+        kind = str(self._config.get("checkpoint_format") or self._config.get("format") or "gptq")
+        require(kind in ("gptq", "gptq_v2"), f"is of GPTQ's format {kind!r}: gptq and gptq_v2 can be read")
+        g_idx = self._read_if_there(f"{name}.g_idx")
+        scheme = formats.int4_scheme(height * formats.NIBBLES, groups, g_idx)
+        return Found(
+            scheme,
+            (*parts, *self._there & {f"{name}.g_idx"}),
+            (width, height * formats.NIBBLES),
+            lambda: formats.gptq(*self._three(parts), g_idx, zeros_less_one=kind == "gptq"),
+        )
+
+    def _pack_quantized(self, name: str) -> Found:
+        parts = self._need(name, "weight_packed", "weight_scale", "weight_shape")
+        height, width = (int(size) for size in self._tensors.read(parts[2]))
+        words = self._matrix(parts[0])
+        require(
+            words == (height, -(-width // formats.NIBBLES)), f"of {(height, width)} has words {words}, not of 4 bits"
+        )
+        zero_point, g_idx = f"{name}.weight_zero_point", self._read_if_there(f"{name}.weight_g_idx")
+        scheme = formats.int4_scheme(width, self._matrix(parts[1])[1], g_idx)
+        more = self._there & {zero_point, f"{name}.weight_g_idx"}
+        return Found(
+            scheme,
+            (*parts, *more),
+            (height, width),
+            lambda: formats.packed_int4(*self._two(parts), self._read_if_there(zero_point), g_idx),
+        )
+
+    def _eight_bits(self, name: str, kind: str) -> Found:
+        scale = next((end for end in ("weight_scale", "weight_scale_inv") if f"{name}.{end}" in self._there), None)
+        require(scale is not None, f"is stored as {kind} and lacks weight_scale")
+        parts = self._need(name, "weight", str(scale))
+        shape = self._matrix(parts[0])
+        if kind == FP8:
+            scheme = formats.fp8_scheme(shape, self._tensors.shape(parts[1]))
+            return Found(scheme, parts, shape, lambda: formats.fp8(*self._two(parts)))
+        require(not self._weights_alone(), "has int8 weights for float activations: int8 for both can be read")
+        return Found("int8", parts, shape, lambda: formats.int8(*self._two(parts)))
+
+    def _weights_alone(self) -> bool:
+        """Whether a group of compressed-tensors leaves activations as they are, which no tensor tells."""
+        groups = self._config.get("config_groups")
+        found = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+        return any(group.get("input_activations") is None for group in found)
+
+    def _need(self, name: str, *ends: str) -> tuple[str, ...]:
+        parts = tuple(f"{name}.{end}" for end in ends)
+        for part in parts:
+            require(part in self._there, f"lacks {quoted(part)}")
+        return parts
+
+    def _matrix(self, name: str) -> tuple[int, int]:
+        """The shape of a tensor that must have rows and columns."""
+        shape = self._tensors.shape(name)
+        require(len(shape) == 2, f"has {quoted(name)} of shape {shape}: two sizes are expected")
+        return shape[0], shape[1]
+
+    def _two(self, parts: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+        return self._tensors.read(parts[0]), self._tensors.read(parts[1])
+
+    def _three(self, parts: tuple[str, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        return *self._two(parts), self._tensors.read(parts[2])
+
+    def _read_if_there(self, name: str) -> Tensor | None:
+        return self._tensors.read(name) if name in self._there else None
+
+
+def require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise NotReadable(problem)

@@ -1,0 +1,50 @@
+"""What a checkpoint has beside its weights, for writing another one like it: its configuration, and its tokenizer."""
+
+import json
+from typing import Any
+
+from gradus.errors import ConfigError
+from gradus.loading.checkpoint import Checkpoint
+from gradus.loading.gguf import GGUFFile
+from gradus.loading.gguf_model import hugging_face_config
+from gradus.loading.json_file import read_object, read_text
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json",
+    "merges.txt", "generation_config.json",
+)  # fmt: skip
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+"""What others look a model's code up by: in every config.json, and in no GGUF."""
+
+
+def small_files(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, str]]:
+    """The contents of config.json, and the texts of all other files by name. Raises ConfigError for random weights."""
+    if checkpoint.source is None:
+        raise ConfigError(f"{checkpoint.name}: random weights have no files")
+    if checkpoint.source.is_dir():
+        there = [name for name in TOKENIZER_FILES if (checkpoint.source / name).is_file()]
+        texts = {name: read_text(checkpoint.source / name) for name in there}
+        return read_object(checkpoint.source / "config.json"), texts
+    file = GGUFFile(checkpoint.source)
+    config = hugging_face_config(file)
+    return config | {"architectures": [ARCHITECTURES[config["model_type"]]]}, _tokenizer_of(checkpoint, file)
+
+
+def _tokenizer_of(checkpoint: Checkpoint, file: GGUFFile) -> dict[str, str]:
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None:
+        return {}
+    texts = {"tokenizer.json": tokenizer.to_json()}
+    template = file.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        texts["chat_template.jinja"] = template
+    ends = {"bos_token": tokenizer.bos_token_id, "eos_token": next(iter(tokenizer.eos_token_ids), None)}
+    spelled = {name: tokenizer.decode([token], skip_special=False) for name, token in ends.items() if token is not None}
+    return texts | {"tokenizer_config.json": json.dumps(spelled, indent=1)}

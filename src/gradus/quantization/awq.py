@@ -1,0 +1,60 @@
+"""AWQ (Lin et al. 2023, arXiv 2306.00978): before rounding, make the columns larger that meet large activations.
+
+Rounding errs by half a step of the group at most, whatever the weight. Multiply a column by s and divide its
+activations by s, which what comes before the matrix can do for nothing: the product stays, and the column's error
+counts 1/s. The group's step grows only if the column was among its largest. So s should be large where activations are,
+and not too large: s = x̄^r / w̄^(1 - r), with the r of the least error. After that, a little less than a group's range
+may be better than all of it: the largest weights are clipped where that makes the error smaller.
+
+Errors are of the matrix's output, ΔW H ΔWᵀ with H = Σ xᵀx over calibration activations, which need not be kept.
+"""
+
+import torch
+from torch import Tensor
+
+from gradus.quantization.grid import Grid, nearest, output_error, wide
+
+RATIOS = 20
+SHRINKS = 10  # steps of the search for a range, down to a half
+
+
+def column_factors(weight: Tensor, gram: Tensor, magnitude: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """s, float32 [K]: by which columns are multiplied before they are rounded. Ones where no others are better.
+
+    weight: [N, K], all matrices that read the same activations. magnitude: the mean |x| of each column, [K].
+    """
+    share = weight.unflatten(1, (-1, group)).abs()
+    share = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).flatten(1).mean(0)
+    best, least = torch.ones_like(magnitude), _error(weight, gram, torch.ones_like(magnitude), group, dtype)
+    for step in range(1, RATIOS):
+        ratio = step / RATIOS
+        factors = (magnitude.pow(ratio) / (share.pow(1 - ratio) + 1e-4)).clamp(min=1e-4)
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        error = _error(weight, gram, factors, group, dtype)
+        if error < least:
+            best, least = factors, error
+    return best
+
+
+def _error(weight: Tensor, gram: Tensor, factors: Tensor, group: int, dtype: torch.dtype) -> float:
+    values, grid = nearest(weight * factors, group, dtype)
+    difference = wide(values, grid.per_column(group)) / factors - weight
+    return output_error(difference, gram).sum().item()
+
+
+def clipped(weight: Tensor, gram: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Grid]:
+    """Rounded to nearest in the range of each group that makes the group's own error least: integers, and the grids.
+
+    weight: [N, K]. gram: [K, K], of which a group's own block counts.
+    """
+    blocks = torch.stack([gram[k : k + group, k : k + group] for k in range(0, weight.shape[1], group)])
+    best = torch.ones(len(weight), len(blocks), device=weight.device)
+    least = torch.full_like(best, float("inf"))
+    for step in range(SHRINKS):
+        shrink = 1 - 0.5 * step / SHRINKS
+        values, grid = nearest(weight, group, dtype, shrink)
+        difference = (wide(values, grid.per_column(group)) - weight).unflatten(1, (-1, group))
+        error = torch.einsum("ngk,gkl,ngl->ng", difference, blocks, difference)
+        best = torch.where(error < least, shrink, best)
+        least = torch.minimum(error, least)
+    return nearest(weight, group, dtype, best)

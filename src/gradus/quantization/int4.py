@@ -1,0 +1,136 @@
+"""int4: weights of 4 bits in groups along a row, each with a scale and an offset. Activations stay as they are.
+
+    w ≈ scale q + offset,  q in 0 … 15
+
+The offset is a float. So every way to write such weights down is this one: symmetric (offset = -8 scale), an integer
+zero point z (offset = -z scale: AWQ, GPTQ), and a minimum (Q4_1 of llama.cpp).
+
+The weight is that sum rounded once, to the type of the activations, and products are those of floats. So a prompt may
+make the matrix wide first and multiply as ever, and a decode, which reads a quarter of the bytes, unpacks it in
+registers: the weights are the same.
+
+A quantizer may have sorted columns by weight before it cut them into groups ("act-order"). What it stored is then kept
+in its order, and activations are brought into it.
+
+Storage, so that a kernel finds what it multiplies in registers: an int16 word holds four weights that lie 32 apart in
+their row. Word (t, n, c) has in its nibble j the weight of row n and column 128 t + 32 j + c. The nibbles j of 32 words
+are then 32 columns side by side: a plane, unpacked by a shift and a mask, and the smallest group. Scale and offset of a
+group are a pair of 16-bit floats in one int32: bfloat16 where activations are, so that a GPU's arithmetic on pairs does
+it all, else float16.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.errors import ConfigError
+from gradus.models.layers import Place, parameter
+from gradus.quantization.linear import PIECE, QuantizedLinear
+
+TILE, PLANE, PLANES = 128, 32, 4
+GROUPS = (128, 64, 32)
+MOST = 15
+
+
+class Int4Linear(QuantizedLinear):
+    """words: int16 [T, N, 32], T = ⌈K / 128⌉; pairs: int32 [128 T / group, N], scale in the lower half, of type `kind`.
+
+    group: weights with one scale. None is the largest of 128, 64 and 32 that divides K. Raises ConfigError where it
+    does not, or none does. ordered: whether there is `order`, int64 [K]: of which column each stored one is.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        *,
+        group: int | None = None,
+        ordered: bool = False,
+    ) -> None:
+        self.group, self.ordered = group_for(in_features, group), ordered
+        super().__init__(place, in_features, out_features, bias, dtype, device)
+
+    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16
+        rows, tiles = sum(self.out_features), -(-self.in_features // TILE)
+        self.words = parameter((tiles, rows, PLANE), torch.int16, device)
+        self.pairs = parameter((tiles * TILE // self.group, rows), torch.int32, device)
+        self.order = parameter((self.in_features,), torch.int64, device) if self.ordered else None
+
+    def quantize(self, start: int, weight: Tensor) -> None:
+        self.store(start, *to_int4(weight, self.group, self.kind))
+
+    def store(self, start: int, values: Tensor, scales: Tensor, offsets: Tensor, order: Tensor | None = None) -> None:
+        """Rows as a checkpoint has them: integers 0 … 15 [rows, K]; scales, offsets: [rows, K / group].
+
+        order: of the columns, all rows alike, where there is one.
+        """
+        rows = slice(start, start + len(values))
+        if self.order is not None:
+            self.order.copy_(torch.arange(self.in_features) if order is None else order)
+        self.words[:, rows] = packed(values)
+        pairs = torch.stack([scales.to(self.kind), offsets.to(self.kind)], -1).view(torch.int32).squeeze(-1)
+        self.pairs[:, rows] = F.pad(pairs, (0, len(self.pairs) - pairs.shape[1])).t()
+
+    def dequantized(self) -> Tensor:
+        wide = self.wide_rows(0, sum(self.out_features))
+        return wide if self.order is None else torch.empty_like(wide).index_copy_(1, self.order, wide)
+
+    def wide_rows(self, first: int, end: int) -> Tensor:
+        """float32 [end - first, K], columns as they are stored."""
+        pairs = self.pairs[:, first:end].t().flatten().view(self.kind).view(end - first, -1, 2).float()
+        values = unpacked(self.words[:, first:end]).unflatten(1, (-1, self.group))
+        wide = torch.addcmul(pairs[..., 1:], values.float(), pairs[..., :1])
+        return wide.flatten(1)[:, : self.in_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, step = sum(self.out_features), max(1, PIECE // self.in_features)
+        x = x if self.order is None else x[:, self.order]
+        parts = [F.linear(x, self.wide_rows(n, min(n + step, rows)).to(x.dtype)) for n in range(0, rows, step)]
+        out = torch.cat(parts, 1)
+        return out if self.bias is None else out + self.bias
+
+
+def group_for(width: int, asked: int | None) -> int:
+    """Raises ConfigError where the group that was asked for, or every group, does not divide the width."""
+    fitting = [group for group in GROUPS if width % group == 0]
+    if asked in fitting:
+        return asked
+    if not fitting:
+        raise ConfigError(f"int4: rows of {width} weights have no groups of {', '.join(map(str, GROUPS))}")
+    if asked is not None:
+        raise ConfigError(f"int4: groups of {asked} do not divide rows of {width} weights; {fitting[0]} would")
+    return fitting[0]
+
+
+def to_int4(weight: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Rounded to nearest: integers [N, K], scales and offsets [N, K / group], which span each group's range.
+
+    Scales and offsets are rounded to their type first, so that weights are rounded to what will be there.
+    """
+    groups = weight.float().unflatten(1, (-1, group))
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    offsets = low.to(kind).float()
+    scales = ((high - offsets) / MOST).to(kind).float()
+    steps = torch.where(scales > 0, scales, 1.0)  # a group of equal weights: all are the offset
+    values = ((groups - offsets) / steps).round().clamp(0, MOST)
+    return values.flatten(1).to(torch.uint8), scales.squeeze(-1), offsets.squeeze(-1)
+
+
+def packed(values: Tensor) -> Tensor:
+    """Integers 0 … 15, [N, K], as words: int16 [T, N, 32]."""
+    padded = F.pad(values.int(), (0, -values.shape[1] % TILE))
+    planes = padded.unflatten(1, (-1, PLANES, PLANE))
+    shifts = 4 * torch.arange(PLANES, device=values.device, dtype=torch.int32).view(1, 1, PLANES, 1)
+    return (planes << shifts).sum(2, dtype=torch.int32).to(torch.int16).transpose(0, 1)
+
+
+def unpacked(words: Tensor) -> Tensor:
+    """int32 [N, 128 T]."""
+    shifts = 4 * torch.arange(PLANES, device=words.device, dtype=torch.int32).view(1, 1, PLANES, 1)
+    planes = (words.transpose(0, 1).int().unsqueeze(2) >> shifts) & MOST
+    return planes.flatten(1)

@@ -1,0 +1,151 @@
+"""Which matrix of a model gets which scheme: one for all but the head, or patterns of names from a file.
+
+    "*.mlp.*": int4                       # the first pattern that matches a matrix decides
+    "model.layers.0.self_attn.*": none
+    "*.self_attn.*": int8
+    lm_head: int8
+
+Names are those of the checkpoint, one for each matrix that was stored as one, also where several are fused here
+(`model.layers.0.self_attn.q_proj`). `*` stands for anything. What no pattern matches stays as it is.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import yaml
+
+from gradus.errors import ConfigError
+from gradus.models.config import ModelConfig
+from gradus.models.create import FAMILIES
+from gradus.models.layers import Linear, LinearFactory, Place, Role
+from gradus.models.source import Stored
+from gradus.quantization.int4 import GROUPS, group_for
+from gradus.quantization.parts import SideBySide
+from gradus.quantization.schemes import ORDERED, SCHEMES, STORED
+
+log = logging.getLogger(__name__)
+
+NONE = "none"
+HEAD = "lm_head"
+PATHS: dict[Role, tuple[str, ...]] = {
+    "qkv": ("layers.{}.qkv.weight",),
+    "attn_out": ("layers.{}.output.weight",),
+    "gate_up": ("layers.{}.gate_up.weight", "layers.{}.up.weight"),
+    "down": ("layers.{}.down.weight",),
+    "head": ("head.weight",),
+}
+"""Where a role's matrix stands in the tables of the model files; an MLP without a gate calls it `up`."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """label: for people and files. rules: (pattern, scheme or NONE), the first match decides."""
+
+    label: str
+    rules: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, quantize: str) -> Self:
+        """A scheme's name, or a YAML file. Raises ConfigError for anything else."""
+        if quantize in SCHEMES:
+            return cls(quantize, ((HEAD, NONE), ("*", quantize)))
+        if quantize.endswith((".yaml", ".yml")):
+            path = Path(quantize).expanduser()
+            return cls(path.stem, tuple(_rules(path)))
+        raise ConfigError(f"quantize must be {', '.join(SCHEMES)}, or a .yaml file of patterns, got {quantize!r}")
+
+    @property
+    def schemes(self) -> list[str]:
+        return [scheme for scheme in dict.fromkeys(scheme for _, scheme in self.rules) if scheme != NONE]
+
+    def scheme(self, name: str) -> str:
+        """Of a matrix, by its name in the checkpoint."""
+        return next((scheme for pattern, scheme in self.rules if fnmatchcase(name, pattern)), NONE)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ConfigError for a pattern that no matrix of the model has."""
+        names = [name for place in places(config) for name in names_of(place, config)]
+        for pattern, _ in self.rules:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(
+                    f"quantize {self.label}: pattern {pattern!r} matches no matrix of this {config.family} model, "
+                    f"whose names are like {names[0]!r}"
+                )
+
+
+def _rules(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"quantize {path}: cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"quantize {path}: not valid YAML: {' '.join(str(error).split())[:160]}") from error
+    if not isinstance(content, Mapping) or not content:
+        raise ConfigError(f"quantize {path}: must map patterns of matrix names to schemes, as in '*.mlp.*: int4'")
+    for pattern, scheme in content.items():
+        yield _rule(path, pattern, NONE if scheme is None else scheme)
+
+
+def _rule(path: Path, pattern: Any, scheme: Any) -> tuple[str, str]:
+    if not isinstance(pattern, str) or scheme not in (*SCHEMES, NONE):
+        raise ConfigError(f"quantize {path}: {pattern!r} must be one of {', '.join(SCHEMES)} or {NONE}, got {scheme!r}")
+    return pattern, scheme
+
+
+def places(config: ModelConfig) -> Iterator[Place]:
+    """Of all matrices of a model."""
+    for layer in range(config.num_layers):
+        for role in ("qkv", "attn_out", "gate_up", "down"):
+            yield Place(role, layer)
+    yield Place("head", None)
+
+
+def names_of(place: Place, config: ModelConfig) -> list[str]:
+    """The checkpoint's names of what is one matrix here, one above another."""
+    table = FAMILIES[config.family].weights
+    entry = next(table[path] for path in PATHS[place.role] if path in table)
+    stored = entry if isinstance(entry, tuple) else (entry.name if isinstance(entry, Stored) else entry,)
+    return [name.replace("{}", str(place.layer)).removesuffix(".weight") for name in stored]
+
+
+def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:
+    """Makes every matrix of a model as the mix says. otherwise: makes those that stay as they are."""
+
+    def make(
+        place: Place,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> Linear:
+        names = names_of(place, config)
+        schemes = [mix.scheme(name) for name in names]
+        try:
+            makers = [_maker(scheme, in_features, otherwise) for scheme in schemes]
+            if len(set(schemes)) == 1 and not schemes[0].endswith(ORDERED):  # each may have an order of its own
+                return makers[0](place, in_features, out_features, bias, dtype, device)
+            return SideBySide(place, in_features, out_features, bias, dtype, device, makers=makers)
+        except ConfigError as error:
+            raise ConfigError(f"{names[0]}: {error}") from error
+
+    return make
+
+
+def _maker(scheme: str, width: int, otherwise: LinearFactory) -> LinearFactory:
+    if scheme == "int4":
+        _say_group(width)
+    return otherwise if scheme == NONE else STORED[scheme]
+
+
+@cache
+def _say_group(width: int) -> None:
+    group = group_for(width, None)
+    if group != GROUPS[0]:
+        log.warning("int4: groups of %d, since %d does not divide rows of %d weights", group, GROUPS[0], width)

@@ -1,0 +1,37 @@
+"""The schemes by name, and what each needs of a device."""
+
+from functools import partial
+
+import torch
+
+from gradus.device.capability import capability
+from gradus.errors import ConfigError
+from gradus.models.layers import LinearFactory
+from gradus.quantization.fp8 import Fp8BlockLinear, Fp8Linear
+from gradus.quantization.int4 import GROUPS, Int4Linear
+from gradus.quantization.int8 import Int8Linear
+
+ORDERED = "-ordered"
+
+SCHEMES: dict[str, LinearFactory] = {
+    "int8": Int8Linear,
+    "fp8": Fp8Linear,
+    "fp8-block": Fp8BlockLinear,
+    "int4": Int4Linear,
+    **{f"int4-g{group}": partial(Int4Linear, group=group) for group in GROUPS},
+}
+
+STORED: dict[str, LinearFactory] = SCHEMES | {
+    f"int4-g{group}{ORDERED}": partial(Int4Linear, group=group, ordered=True) for group in GROUPS
+}
+"""Those that a checkpoint may be stored in, too."""
+
+
+def check_device(scheme: str, device: torch.device) -> None:
+    """Raises ConfigError for a GPU that has no arithmetic for the scheme's numbers."""
+    if scheme.startswith("fp8") and device.type == "cuda":
+        found = capability(device)
+        if not found.multiplies_fp8:
+            raise ConfigError(
+                f"{scheme} needs a GPU of compute capability 8.9 or later, this one has {found}: int8 and int4 run"
+            )

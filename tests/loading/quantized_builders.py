@@ -1,0 +1,178 @@
+"""Random quantized matrices in the formats of others, written from the formats' definitions, with loops and numpy.
+
+Each function returns the tensors by their ends, and the float matrix [N, K] that they stand for, found independently of
+how anything is packed.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gradus import LLM
+from gradus.loading.json_file import read_object
+from gradus.quantization.mix import names_of, places
+from gradus.quantization.parts import SideBySide
+from tests.loading.builders import write_folder, write_json
+
+Matrix = tuple[dict[str, Tensor], Tensor]
+
+
+def words(values: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
+    """[rows, n] integers 0 … 15 → int32 [rows, ⌈n / 8⌉]: nibble i of a word is its column order[i]."""
+    rows, count = values.shape
+    padded = np.zeros((rows, -(-count // 8) * 8), np.uint64)
+    padded[:, :count] = values
+    found = np.zeros((rows, padded.shape[1] // 8), np.uint64)
+    for word in range(found.shape[1]):
+        for nibble, column in enumerate(order):
+            found[:, word] |= padded[:, 8 * word + column] << np.uint64(4 * nibble)
+    return torch.from_numpy(found.astype(np.uint32).view(np.int32))
+
+
+def random_groups(n: int, k: int, group: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Integers [N, K]; scales (exact in float16) and zero points 1 … 14, [N, K / group]."""
+    draw = np.random.default_rng(seed)
+    scales = (draw.uniform(0.005, 0.02, (n, k // group))).astype(np.float16).astype(np.float64)
+    return draw.integers(0, 16, (n, k)), scales, draw.integers(1, 15, (n, k // group))
+
+
+def stand_for(values: np.ndarray, scales: np.ndarray, zeros: np.ndarray, group_of: np.ndarray) -> Tensor:
+    found = np.zeros(values.shape)
+    for column, group in enumerate(group_of):
+        found[:, column] = (values[:, column] - zeros[:, group]) * scales[:, group]
+    return torch.from_numpy(found).float()
+
+
+def awq(n: int, k: int, seed: int, group: int = 32) -> Matrix:
+    values, scales, zeros = random_groups(n, k, group, seed)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {
+        "qweight": words(values.T, order),
+        "qzeros": words(zeros.T, order),
+        "scales": torch.from_numpy(scales.T.copy()).half(),
+    }
+    return tensors, stand_for(values, scales, zeros, np.arange(k) // group)
+
+
+def gptq(
+    n: int, k: int, seed: int, group: int = 32, *, version: int = 1, ordered: bool = False, sym: bool = False
+) -> Matrix:
+    values, scales, zeros = random_groups(n, k, group, seed)
+    if sym:
+        zeros[:] = 8
+    group_of = np.arange(k) // group
+    if ordered:
+        group_of = np.random.default_rng(seed).permutation(group_of)
+    tensors = {
+        "qweight": words(values).t().contiguous(),  # [K / 8, N]: nibble i of word r is row 8 r + i
+        "qzeros": words((zeros - (version == 1)).T),
+        "scales": torch.from_numpy(scales.T.copy()).half(),
+        "g_idx": torch.from_numpy(group_of).int(),
+    }
+    return tensors, stand_for(values, scales, zeros, group_of)
+
+
+def pack_quantized(
+    n: int, k: int, seed: int, group: int = 32, *, asymmetric: bool = False, ordered: bool = False
+) -> Matrix:
+    values, scales, zeros = random_groups(n, k, group, seed)
+    if not asymmetric:
+        zeros[:] = 8
+    group_of = np.arange(k) // group
+    if ordered:
+        group_of = np.random.default_rng(seed).permutation(group_of)
+    tensors = {
+        "weight_packed": words(values),
+        "weight_scale": torch.from_numpy(scales).to(torch.float16),
+        "weight_shape": torch.tensor([n, k]),
+    }
+    if asymmetric:
+        tensors["weight_zero_point"] = words(zeros.T).t().contiguous()
+    if ordered:
+        tensors["weight_g_idx"] = torch.from_numpy(group_of).int()
+    return tensors, stand_for(values, scales, zeros, group_of)
+
+
+def int8(n: int, k: int, seed: int, *, one: bool = False) -> Matrix:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
+    scale = torch.rand((1,) if one else (n, 1), generator=generator) / 500
+    return {"weight": weight, "weight_scale": scale}, weight.float() * scale
+
+
+def fp8(n: int, k: int, seed: int, *, scales: str = "row", name: str = "weight_scale") -> Matrix:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn((n, k), generator=generator).mul(60).to(torch.float8_e4m3fn)
+    shape = {"one": (), "row": (n, 1), "block": (-(-n // 128), -(-k // 128))}[scales]
+    scale = torch.rand(shape, generator=generator) / 2000
+    wide = scale.repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k] if scales == "block" else scale
+    return {"weight": weight, name: scale, "input_scale": torch.tensor(0.5)}, weight.float() * wide
+
+
+def compressed(bits: int, kind: str = "int") -> dict[str, Any]:
+    weights = {"num_bits": bits, "type": kind, "strategy": "group", "group_size": 32, "symmetric": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "x",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}),
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}),
+    "gptq sym": (partial(gptq, sym=True), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}),
+    "gptq v2": (partial(gptq, version=2), {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}),
+    "gptq desc_act": (partial(gptq, ordered=True), {"quant_method": "gptq", "bits": 4, "desc_act": True}),
+    "pack-quantized": (pack_quantized, compressed(4)),
+    "pack-quantized asymmetric": (partial(pack_quantized, asymmetric=True), compressed(4)),
+    "pack-quantized actorder": (partial(pack_quantized, ordered=True), compressed(4)),
+    "int-quantized": (int8, compressed(8)),
+    "int-quantized tensor": (partial(int8, one=True), compressed(8)),
+    "float-quantized": (fp8, compressed(8, "float")),
+    "fp8 tensor": (partial(fp8, scales="one"), {"quant_method": "fp8", "activation_scheme": "static"}),
+    "fp8 block": (
+        partial(fp8, scales="block", name="weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    ),
+}
+
+
+def quantize_folder(folder: Path, form: str) -> dict[str, Tensor]:
+    """Rewrite a checkpoint's matrices in a format, with new random values. Returns what each stands for, by name."""
+    make, config = FORMATS[form]
+    write_folder(folder)
+    tensors = load_file(folder / "model.safetensors")
+    found = {}
+    for number, name in enumerate(sorted(tensors)):
+        if name.endswith("_proj.weight"):
+            n, k = tensors.pop(name).shape
+            prefix = name.removesuffix(".weight")
+            parts, found[prefix] = make(n, k, number)
+            tensors |= {f"{prefix}.{end}": part.contiguous() for end, part in parts.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", read_object(folder / "config.json") | {"quantization_config": config})
+    return found
+
+
+def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
+    """Name in the checkpoint → the float matrix that is stored here, for every quantized one."""
+    model = llm.engine.runner.model
+    modules = {"qkv": "qkv", "attn_out": "output", "gate_up": "gate_up", "down": "down"}
+    for place in places(llm.config):
+        if place.role == "head":
+            continue
+        module = getattr(model.layers[place.layer], modules[place.role])
+        names = names_of(place, llm.config)
+        if isinstance(module, SideBySide):
+            yield from zip(names, (part.dequantized() for part in module.parts), strict=True)
+        else:
+            yield from zip(names, module.dequantized().split(module.out_features), strict=True)

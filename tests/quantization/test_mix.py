@@ -1,0 +1,152 @@
+"""Which matrix gets which scheme, by name; and what is refused."""
+
+import logging
+
+import pytest
+import torch
+
+from gradus import LLM, SamplingParams
+from gradus.errors import ConfigError
+from gradus.models.layers import Linear, Place
+from gradus.models.shapes import SHAPES
+from gradus.quantization import mix as mix_module
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.mix import Mix, factory, names_of, places
+from gradus.quantization.parts import SideBySide
+
+LLAMA = SHAPES["tiny-llama"]
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+def written(folder, text):
+    path = folder / "mix.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def kinds(quantize, config=LLAMA):
+    """Place → the class that its matrix is made of."""
+    make = factory(Mix.of(quantize), config, Linear)
+    return {
+        place: type(make(place, 64, (64,) * len(names_of(place, config)), False, torch.float32, "meta"))
+        for place in places(config)
+    }
+
+
+def test_a_scheme_s_name_is_for_all_matrices_but_the_head():
+    found = kinds("int8")
+    assert found.pop(Place("head", None)) is Linear
+    assert set(found.values()) == {Int8Linear} and len(found) == 4 * LLAMA.num_layers
+
+
+def test_names_are_the_checkpoint_s_one_for_each_matrix_there():
+    assert names_of(Place("qkv", 2), LLAMA) == [f"model.layers.2.self_attn.{part}_proj" for part in "qkv"]
+    assert names_of(Place("gate_up", 0), LLAMA)[1] == "model.layers.0.mlp.up_proj"
+    assert names_of(Place("qkv", 1), SHAPES["tiny-gpt2"]) == ["h.1.attn.c_attn"]
+    assert names_of(Place("gate_up", 1), SHAPES["tiny-gpt2"]) == ["h.1.mlp.c_fc"]
+    assert names_of(Place("head", None), SHAPES["tiny-gemma3"]) == ["lm_head"]
+
+
+def test_the_first_pattern_that_matches_decides(tmp_path):
+    text = '"model.layers.0.*": none\n"*.mlp.*": int4\n"*.v_proj": null\n"*.self_attn.*": int8\nlm_head: int8\n'
+    found = kinds(written(tmp_path, text))
+    assert {found[Place(role, 0)] for role in ("qkv", "attn_out", "gate_up", "down")} == {Linear}
+    assert found[Place("gate_up", 1)] is found[Place("down", 3)] is Int4Linear
+    assert found[Place("qkv", 1)] is SideBySide and found[Place("attn_out", 1)] is Int8Linear
+    assert found[Place("head", None)] is Int8Linear
+
+
+def test_matrices_side_by_side_compute_what_they_do_alone():
+    make = factory(Mix("x", (("*.q_proj", "int8"), ("*.k_proj", "int4"))), LLAMA, Linear)
+    fused = make(Place("qkv", 0), 64, (48, 16, 16), True, torch.float32, "cpu")
+    generator = torch.Generator().manual_seed(0)
+    weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((80, 64), (80,), (3, 64)))
+    for start, rows in ((0, 30), (30, 30), (60, 20)):  # pieces that straddle matrices
+        fused.assign("weight", start, weight[start : start + rows])
+    fused.assign("bias", 0, bias)
+    out, first = fused(x), 0
+    for kind, rows in ((Int8Linear, 48), (Int4Linear, 16), (Linear, 16)):
+        alone = kind(Place("qkv", 0), 64, (rows,), True)
+        alone.assign("weight", 0, weight[first : first + rows])
+        alone.assign("bias", 0, bias[first : first + rows])
+        torch.testing.assert_close(out[:, first : first + rows], alone(x))
+        first += rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"*.gate": int8', r"pattern '\*.gate' matches no matrix of this llama model, whose names are like 'model.lay"),
+        ('"*": int3', r"'\*' must be one of int8, .*none, got 'int3'"),
+        ("3: int8", "3 must be one of"),
+        ("- int8", "must map patterns"),
+        ("", "must map patterns"),
+        ("{", "not valid YAML"),
+    ],
+)
+def test_a_file_that_says_nothing_sensible_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        LLM("random:tiny-llama", device="cpu", dtype="float32", quantize=written(tmp_path, text))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "message"),
+    [
+        ("int9", "quantize must be int8, fp8, .* or a .yaml file of patterns, got 'int9'"),
+        ("nowhere.yaml", "quantize nowhere.yaml: cannot be read: No such file"),
+        (
+            "int4-g128",
+            "model.layers.0.self_attn.q_proj: int4: groups of 128 do not divide rows of 64",
+        ),
+    ],
+)
+def test_an_unknown_scheme_and_groups_that_do_not_fit_are_refused(quantize, message):
+    with pytest.raises(ConfigError, match=message):
+        LLM("random:tiny-llama", device="cpu", dtype="float32", quantize=quantize)
+
+
+def test_fp8_is_refused_on_a_gpu_that_has_none(monkeypatch):
+    from gradus.device.capability import Capability
+    from gradus.quantization import precision, schemes
+
+    monkeypatch.setattr(schemes, "capability", lambda device: Capability(8, 6))
+    with pytest.raises(ConfigError, match=r"fp8 needs a GPU of compute capability 8.9 or later, this one has 8.6"):
+        precision.resolve("bfloat16", "fp8", torch.device("cuda"), LLAMA)
+    assert precision.resolve("bfloat16", "int8", torch.device("cuda"), LLAMA).scheme == "int8"
+
+
+def test_groups_that_are_smaller_than_usual_are_said_once_per_width(caplog):
+    mix_module._say_group.cache_clear()
+    with caplog.at_level(logging.WARNING, logger=mix_module.__name__):
+        LLM("random:tiny-llama", device="cpu", dtype="float32", quantize="int4")
+    said = [record.getMessage() for record in caplog.records if record.name == mix_module.__name__]
+    assert sorted(said) == sorted(
+        f"int4: groups of {group}, since 128 does not divide rows of {width} weights"
+        for width, group in ((64, 64), (96, 32), (160, 32))
+    )
+
+
+# -- whole models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-mistral"])
+@pytest.mark.parametrize("quantize", ["int8", "fp8", "fp8-block", "int4"])
+def test_every_engine_gives_a_quantized_model_s_tokens(quantize, shape):
+    """The oracle: the plainest engine, over the same quantized weights."""
+    settings = {"device": "cpu", "dtype": "float32", "quantize": quantize}
+    prompts = [[5, 6, 7], [9] * 20, list(range(40, 80))]
+    plain = LLM(f"random:{shape}", phase="p00", **settings)
+    expected = [done.token_ids for done in plain.generate(prompts, GREEDY)]
+    for phase in ("p06", None):
+        engine = LLM(f"random:{shape}", phase=phase, max_sequences=2, **settings)
+        assert [done.token_ids for done in engine.generate(prompts, GREEDY)] == expected, phase
+    assert engine.precision.name == f"{quantize} weights, float32"
+
+
+def test_a_mix_goes_through_an_engine_from_a_file_of_weights(tmp_path):
+    text = '"*.q_proj": int8\n"*.mlp.*": int4\nlm_head: fp8\n'
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32", quantize=written(tmp_path, text))
+    (done,) = llm.generate([[5, 6, 7]], GREEDY)
+    assert len(done.token_ids) == 12 and llm.precision.title == "mix weights, float32 activations"
