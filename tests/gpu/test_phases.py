@@ -6,9 +6,9 @@ import torch
 from gradus import phases
 from gradus.config.options import EngineOptions
 from gradus.engine.request import Request, SamplingParams
-from gradus.models import Model, create_model, randomize
+from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
-from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of
+from tests.phases.conftest import FAMILIES, NaiveAttention, limits_of, tiny_model
 from tests.phases.drive import Ending, run
 
 pytestmark = pytest.mark.gpu
@@ -19,11 +19,9 @@ CLOSE_CALL = 0.25
 
 
 def model_on(device: str, shape: str, dtype: torch.dtype) -> Model:
-    """The same weights on any device and in any type: drawn on the CPU in float32, then copied."""
-    drawn = create_model(SHAPES[shape])
-    randomize(drawn, seed=0, std=0.1)
+    """The same weights on any device and in any type: those of the CPU's tests in float32, copied."""
     model = create_model(SHAPES[shape], dtype=dtype, device=device)
-    for mine, theirs in zip(model.parameters(), drawn.parameters(), strict=True):
+    for mine, theirs in zip(model.parameters(), tiny_model(shape).parameters(), strict=True):
         mine.copy_(theirs)
     return model
 

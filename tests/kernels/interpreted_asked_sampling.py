@@ -16,8 +16,8 @@ from triton.runtime import interpreter
 from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
 from gradus.kernels import narrowing
+from gradus.kernels.seen_words import COUNT
 from gradus.sampling.kernel_sampler import KernelSampler
-from gradus.sampling.slots import COUNT
 from tests.sampling.cases import EOS, NARROWINGS, Ask, asks, check, define, shaped
 
 CPU = torch.device("cpu")

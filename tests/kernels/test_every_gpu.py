@@ -120,23 +120,14 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
     rows |= {"latest_ptr": "*i64", "out_ptr": "*i64"}
     noted = Statistics(*["*fp32"] * 5, room="*i32", groups="i32", blocks="i32")
     tables = SlotSettings(
-        "*i64",
-        "*fp32",
-        "*i32",
-        "*i32",
-        "*fp32",
-        "*i32",
-        "*i32",
-        slots="i32",
-        most_entries="i32:16",
-        seen_stride="i32:16",
-    )
-    known = numbers | rows | {"asked": noted, "raw": noted, "settings": tables}
-    searched = {"GROUPS": 2048, "BLOCKS": 128}
+        seeds="*i64", numbers="*fp32", choices="*i32", bias_values="*fp32", banned_until="*i32", seen="*i32",
+        slots="i32", most_entries="i32:16", seen_stride="i32:16",
+    )  # fmt: skip
+    known = numbers | rows | {"noted": noted, "settings": tables}
     for name, kernel, constants, warps in (
         ("statistics", asked_sampling.statistics_kernel, {"BLOCK": narrowing.BLOCK}, 4),
-        ("narrow", asked_sampling.narrow_kernel, searched, 8),
-        ("search and report", asked_sampling.search_and_report_kernel, searched | {"PAIRS": 21}, 16),
+        ("narrow and report", asked_sampling.narrow_and_report_kernel, {"GROUPS": 2048, "BLOCKS": 128, "PAIRS": 21}, 8),
+        ("search", asked_sampling.search_kernel, {"BLOCKS": 128}, 16),
         ("asked block", asked_sampling.asked_block_kernel, {"BLOCK": 2048}, 4),
         ("asked row", asked_sampling.asked_row_kernel, {"BLOCKS": 128, "PAIRS": 21}, 1),
     ):

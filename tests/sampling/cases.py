@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from gradus.engine.plan import Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.kernels.noise import exponential
+from gradus.kernels.seen_words import COUNT
 from gradus.sampling.sampler import Drawn, Rows, Sampler
-from gradus.sampling.slots import COUNT
 
 MASS = 1e-5  # how near to top-p a cumulative mass may be for either side to be right
 VALUE = 2e-6  # the same of two logits, relative to the larger one

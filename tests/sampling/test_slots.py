@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -10,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradus.engine.plan import Admission
 from gradus.engine.request import MAX_EOS_TOKENS, ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
+from gradus.kernels.seen_words import COUNT, ENTRY, ENTRY_SHIFT, IN_PROMPT
 from gradus.sampling import slots as slots_module
-from gradus.sampling.slots import ALWAYS, COUNT, LISTED, SEEN_IN_PROMPT, SlotTable
+from gradus.sampling.slots import SlotTable
 
 VOCAB = 37
 LIMITS = ModelLimits(VOCAB, 64, eos_token_ids=(2, 9))
@@ -31,7 +31,7 @@ def table(*admissions: Admission, slots: int | None = None) -> SlotTable:
 
 def entries(of: SlotTable, slot: int) -> list[tuple[int, float, int]]:
     count = of.entries[slot]
-    columns = (column[slot, :count].tolist() for column in (of.bias_tokens, of.bias_values, of.bias_until))
+    columns = (column[slot, :count].tolist() for column in (of.bias_tokens, of.bias_values, of.banned_until))
     return list(zip(*columns, strict=True))
 
 
@@ -39,6 +39,10 @@ def seen(of: SlotTable, slot: int) -> dict[int, int]:
     """The tokens that are not 0 there."""
     assert of.seen is not None
     return {token: bits for token, bits in enumerate(of.seen[slot].tolist()) if bits}
+
+
+def number_of_entry(word: int) -> int:
+    return word >> ENTRY_SHIFT & ENTRY
 
 
 def test_rows_are_off_until_they_have_an_owner():
@@ -99,11 +103,17 @@ def test_a_temperature_that_float32_cannot_hold_is_greedy():
 
 def test_biases_last_and_bans_of_stop_tokens_end():
     made = table(admission(0, logit_bias={4: 2.5, 11: -100}, min_tokens=3, stop_token_ids=[7]), admission(1))
-    ban = (-math.inf, 3 + 3)
-    assert entries(made, 0) == [(4, 2.5, ALWAYS), (11, -100, ALWAYS), (2, *ban), (7, *ban), (9, *ban)]
+    assert entries(made, 0) == [(4, 2.5, 0), (11, -100, 0), (2, 0, 3 + 3), (7, 0, 3 + 3), (9, 0, 3 + 3)]
     assert entries(made, 1) == []
     assert made.adjusting[:2].tolist() == [True, False]
-    assert {token for token, bits in seen(made, 0).items() if bits & LISTED} == {4, 11, 2, 7, 9}
+    assert {token: number_of_entry(bits) for token, bits in seen(made, 0).items() if number_of_entry(bits)} == {
+        4: 1, 11: 2, 2: 3, 7: 4, 9: 5,
+    }  # fmt: skip
+
+
+def test_a_stop_token_with_a_bias_has_one_entry():
+    made = table(admission(0, logit_bias={4: 2.5, 7: 1.5}, min_tokens=3, stop_token_ids=[7], ignore_eos=True))
+    assert entries(made, 0) == [(4, 2.5, 0), (7, 1.5, 3 + 3)]
 
 
 def test_min_tokens_without_a_stop_token_adjusts_nothing():
@@ -112,13 +122,13 @@ def test_min_tokens_without_a_stop_token_adjusts_nothing():
 
 def test_tokens_known_after_a_preemption_count_anew():
     made = table(admission(1, prompt=(5, 6, 5), output=(6, 8, 8, 8), presence_penalty=1.0, logit_bias={8: 1.0}))
-    assert seen(made, 1) == {5: SEEN_IN_PROMPT, 6: SEEN_IN_PROMPT | 1, 8: LISTED | 3}
+    assert seen(made, 1) == {5: IN_PROMPT, 6: IN_PROMPT | 1, 8: 1 << ENTRY_SHIFT | 3}
 
 
 def test_tokens_are_kept_for_slots_that_adjust_alone():
     assert table(admission(0, temperature=1.0)).seen is None
     made = table(admission(0, temperature=1.0), admission(3, repetition_penalty=2.0))
-    assert seen(made, 0) == {} and seen(made, 3) == {5: SEEN_IN_PROMPT, 6: SEEN_IN_PROMPT}
+    assert seen(made, 0) == {} and seen(made, 3) == {5: IN_PROMPT, 6: IN_PROMPT}
 
 
 def test_what_is_sampled_is_counted_and_no_token_is_none():
@@ -126,8 +136,8 @@ def test_what_is_sampled_is_counted_and_no_token_is_none():
     made.record(torch.tensor([0, 1]), torch.tensor([5, -1]))
     made.record(torch.tensor([0, 1]), torch.tensor([0, 36]))
     made.record(torch.tensor([0]), torch.tensor([5]))
-    assert seen(made, 0) == {0: 1, 5: SEEN_IN_PROMPT | 2, 6: SEEN_IN_PROMPT}
-    assert seen(made, 1) == {5: SEEN_IN_PROMPT, 6: SEEN_IN_PROMPT, 36: 1}
+    assert seen(made, 0) == {0: 1, 5: IN_PROMPT | 2, 6: IN_PROMPT}
+    assert seen(made, 1) == {5: IN_PROMPT, 6: IN_PROMPT, 36: 1}
     assert made.seen[0, 5].item() & COUNT == 2
 
 
@@ -153,7 +163,7 @@ def test_nothing_of_an_earlier_owner_remains(params):
 
 def test_the_last_of_a_slot_s_owners_in_a_step_has_it():
     made = table(admission(0, presence_penalty=1.0, prompt=(8, 8)), admission(0, presence_penalty=2.0))
-    assert made.presence[0] == 2 and seen(made, 0) == {5: SEEN_IN_PROMPT, 6: SEEN_IN_PROMPT}
+    assert made.presence[0] == 2 and seen(made, 0) == {5: IN_PROMPT, 6: IN_PROMPT}
 
 
 def test_a_table_of_no_stated_size_grows_and_keeps_what_it_holds():
@@ -163,7 +173,7 @@ def test_a_table_of_no_stated_size_grows_and_keeps_what_it_holds():
     assert made.rows > 40
     assert (entries(made, 0), seen(made, 0), made.seeds[0].item(), made.top_p[0].item()) == before
     assert made.narrowing[0] and made.reporting[0] == 4 and made.plain[1:40].all() and not made.plain[40]
-    assert made.temperatures[40] == 0.75 and seen(made, 40) == {5: SEEN_IN_PROMPT, 6: SEEN_IN_PROMPT}
+    assert made.temperatures[40] == 0.75 and seen(made, 40) == {5: IN_PROMPT, 6: IN_PROMPT}
     assert made.top_k[20] == VOCAB and made.top_p[20] == math.inf
 
 
@@ -218,9 +228,12 @@ def test_more_end_tokens_than_there_is_room_for_are_refused():
 
 def test_a_list_as_long_as_a_request_may_make_it_has_room():
     limits = ModelLimits(5000, 64, tuple(range(MAX_EOS_TOKENS)))
-    bias = dict.fromkeys(range(1024), 1.0)
+    bias = dict.fromkeys(range(100, 1124), 1.0)
     params = SamplingParams(logit_bias=bias, stop_token_ids=list(range(2000, 2064)), min_tokens=1)
     made = SlotTable(5000, CPU, slots=2)
     made.admit([Admission(1, Request.create("r", [1], params, limits), 0, (1,))])
     assert made.entries[1] == made.bias_tokens.shape[1] == 1024 + 64 + 64
-    assert np.isneginf(made.bias_values[1, 1024:].numpy()).all()
+    assert (made.banned_until[1] == 0).tolist() == [True] * 1024 + [False] * 128
+    numbers = [number_of_entry(word) for word in seen(made, 1).values()]
+    assert sorted(filter(None, numbers)) == list(range(1, 1024 + 64 + 64 + 1))
+    assert made.seen[1, 100] == 1 << ENTRY_SHIFT and made.seen[1, 1] == IN_PROMPT | 1026 << ENTRY_SHIFT

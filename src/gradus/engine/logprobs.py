@@ -1,9 +1,10 @@
-"""Log-probabilities on their way to the reader: bytes, and objects only once they are read. No torch here.
+"""Log-probabilities on their way to the reader: bytes first, and objects once they are read. No torch here.
 
 With 5 alternatives, the log-probabilities of one token are some twenty Python objects, and 256 sequences bring as many
-tokens per step. Not the engine needs them, but the front end. Until then a token has pairs of (token id, logarithm), as
-bytes: first the sampled token's, then those of the likeliest tokens, best first. So the device writes them. Bytes are
-quickly cut from what a step brings, keep nothing else of it alive, and cost the garbage collector nothing.
+tokens per step. The engine has no use for them; the front end makes them. Until then a token has pairs of (token id,
+logarithm) as bytes, just as the device wrote them: first the sampled token's, then those of the likeliest tokens, best
+first. Bytes are quickly cut from what a step brings, keep nothing else of it alive, and cost the garbage collector
+nothing.
 """
 
 import struct
@@ -15,7 +16,7 @@ from typing import overload
 PAIR = struct.Struct("<if")
 
 
-@dataclass(slots=True)  # not frozen: it would take half as long again to make
+@dataclass(slots=True)  # not frozen: that takes longer to make, and there are thousands per step
 class TokenLogprob:
     """The log-probability of a sampled token, and the likeliest tokens at its position, best first."""
 

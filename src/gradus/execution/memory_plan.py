@@ -243,7 +243,7 @@ def memory_plan(
     else:
         assert isinstance(options, EngineConfig)
         plan = _final(at, options)
-    return replace(plan, dtype=_dtypes(precision))
+    return replace(plan, dtype=precision.title)
 
 
 def sized(model: Model, options: EngineConfig) -> EngineConfig:
@@ -374,12 +374,6 @@ def graph_bytes(config: ModelConfig, slots: int, itemsize: int) -> int:
     logits = slots * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
     own = 2 * len(sizes) * GRAPH_BYTES  # two graphs per size
     return step_bytes(config, slots, 0, itemsize) + logits + own
-
-
-def _dtypes(precision: Precision) -> str:
-    """In words: "bfloat16", or "bfloat16 weights, float32 activations"."""
-    names = dict.fromkeys(map(_name, (precision.weights, precision.activations)))
-    return " weights, ".join(names) + (" activations" if len(names) > 1 else "")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -29,8 +29,9 @@ def warm_up(
         attention.prepare(batch)
         hidden = model(batch.token_ids, batch.positions, attention)
         slots = torch.full((len(counts),), padding, device=model.device)
+        logits = model.logits(hidden[batch.logits_rows])
         for asked in (False, True):
-            sampler.draw_slots(model.logits(hidden[batch.logits_rows]), slots, slots, asked=asked)
+            sampler.draw_slots(logits, slots, slots, asked=asked)
     torch.cuda.synchronize(model.device)
 
 

@@ -1,10 +1,10 @@
 """The draw of `gradus.kernels.sampling` for rows that ask for more: penalties, biases, top-k, top-p, min-p, reports.
 
 Idea: what a row asks for stands in its slot's settings, so five launches serve any mixture, and a CUDA graph can hold
-them. The logits are read once for statistics, by rows that narrow the choice or report on it. One program per row then
-finds the threshold among the best groups of tokens, and mostly draws the token. In the third launch one more program
-per row finds a threshold that was not there, and another what is to be reported. The rest is the race that plain rows
-run, among tokens that are not below their threshold. Rows that ask for nothing pass through the first three at once.
+them. The logits are read once for statistics, by rows that narrow the choice or report on it. Then one program per row
+finds the threshold among the best groups of tokens, and mostly draws the token; another finds what is to be reported.
+In the third launch a threshold that was not there is found in the whole row. The rest is the race that plain rows run,
+among tokens that are not below their threshold. Rows that ask for nothing pass through the first three at once.
 
 Bytes: the logits twice; and once or twice the words of `seen`, for rows that adjust.
 """
@@ -24,10 +24,13 @@ from gradus.kernels.narrowing import (
     UNFOUND,
     Row,
     Statistics,
+    greatest_of_row,
+    groups_looked_into,
     narrowed,
     note,
     searched,
     statistics,
+    total_mass,
 )
 from gradus.kernels.online_softmax import LOG2_E
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
@@ -49,7 +52,7 @@ from gradus.kernels.slot_settings import (
 @triton.jit
 def statistics_kernel(
     logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
-    asked: Statistics, raw: Statistics, V: int, BLOCK: constexpr, PDL: constexpr,
+    noted: Statistics, V: int, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Row program_id(0), tokens from program_id(1) * BLOCK on: of the logits to choose from, and of the model's own."""
     let_next_start(PDL)
@@ -62,55 +65,62 @@ def statistics_kernel(
         inside = token < V
         x = widened(logits_ptr + row.to(tl.int64) * row_stride, token, token < row_stride, inside)
         if reports:
-            note(x, LOG2_E, raw, row, block)
+            note(x, LOG2_E, noted, row + tl.num_programs(0), block)
         if narrow:
             scale = LOG2_E / number_of(settings, TEMPERATURE, slot)
             x = adjusted(x, token, inside, settings, slot, tl.load(positions_ptr + row))
-            note(x, scale, asked, row, block)
+            note(x, scale, noted, row, block)
 
 
 @triton.jit
-def narrow_kernel(
+def narrow_and_report_kernel(
     logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
-    asked: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor, V: int,
-    GROUPS: constexpr, BLOCKS: constexpr, PDL: constexpr,
-) -> None:  # fmt: skip
-    """Row program_id(0): its threshold, and its token, UNDRAWN or UNFOUND."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    row = tl.program_id(0)
-    slot = tl.load(slots_ptr + row)
-    threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), UNDRAWN, tl.int32)
-    if narrows(settings, slot, V):
-        row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-        mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
-        threshold, drawn = narrowed(mine, asked, row, GROUPS, BLOCKS)
-    tl.store(thresholds_ptr + row, threshold)
-    tl.store(drawn_ptr + row, drawn)
-
-
-@triton.jit
-def search_and_report_kernel(
-    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
-    asked: Statistics, raw: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor,
-    totals_ptr: tensor, pairs_ptr: tensor, V: int,
+    noted: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor, totals_ptr: tensor, pairs_ptr: tensor, V: int,
     GROUPS: constexpr, BLOCKS: constexpr, PAIRS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Row program_id(0). Program 0 of it searches for a threshold that was not found, program 1 reports."""
+    """Row program_id(0). Program 0 of it finds its threshold, and its token, UNDRAWN or UNFOUND; program 1 reports."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, reports = tl.program_id(0), tl.program_id(1) > 0
+    slot = tl.load(slots_ptr + row)
+    count, narrow = choice_of(settings, REPORTS, slot), narrows(settings, slot, V)
+    if not reports:
+        tl.store(thresholds_ptr + row, -INFINITY)
+        tl.store(drawn_ptr + row, UNDRAWN)
+    if tl.where(reports, count >= 0, narrow):
+        mine = Row(
+            logits_ptr + row.to(tl.int64) * row_stride, row_stride, settings, slot, tl.load(positions_ptr + row), V
+        )
+        number = row + tl.program_id(1) * tl.num_programs(0)
+        top = greatest_of_row(noted, number, BLOCKS)
+        groups, bound = groups_looked_into(noted, number, GROUPS)
+        if reports:
+            total = top + tl.log(total_mass(noted, number, top, LOG2_E, BLOCKS))
+            tl.store(totals_ptr + row, total)
+            best_ptr = pairs_ptr + (row * PAIRS + 1) * 2  # the first pair is the sampled token's
+            report(mine, groups, total, count, best_ptr)
+        elif tl.abs(top) < INFINITY:
+            scale = LOG2_E / number_of(settings, TEMPERATURE, slot)
+            total = total_mass(noted, number, top, scale, BLOCKS)
+            threshold, drawn = narrowed(mine, groups, bound, total, top, scale)
+            tl.store(thresholds_ptr + row, threshold)
+            tl.store(drawn_ptr + row, drawn)
+
+
+@triton.jit
+def search_kernel(
+    logits_ptr: tensor, row_stride: int, slots_ptr: tensor, positions_ptr: tensor, settings: SlotSettings,
+    noted: Statistics, thresholds_ptr: tensor, drawn_ptr: tensor, V: int, BLOCKS: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Row program_id(0): its threshold, where it was not found."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
-    slot = tl.load(slots_ptr + row)
-    row_ptr = logits_ptr + row.to(tl.int64) * row_stride
-    if tl.program_id(1) == 0:
-        if tl.load(drawn_ptr + row) == UNFOUND:
-            mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
-            tl.store(thresholds_ptr + row, searched(mine, asked, row, tl.load(thresholds_ptr + row), BLOCKS))
-    else:
-        count = choice_of(settings, REPORTS, slot)
-        if count >= 0:
-            best_ptr = pairs_ptr + (row * PAIRS + 1) * 2  # the first pair is the sampled token's
-            report(row_ptr, V, raw, row, count, totals_ptr + row, best_ptr, GROUPS, BLOCKS)
+    if tl.load(drawn_ptr + row) == UNFOUND:
+        slot = tl.load(slots_ptr + row)
+        row_ptr = logits_ptr + row.to(tl.int64) * row_stride
+        mine = Row(row_ptr, row_stride, settings, slot, tl.load(positions_ptr + row), V)
+        tl.store(thresholds_ptr + row, searched(mine, noted, row, tl.load(thresholds_ptr + row), BLOCKS))
 
 
 @triton.jit
@@ -130,15 +140,9 @@ def asked_block_kernel(
         x = widened(logits_ptr + row.to(tl.int64) * row_stride, token, token < row_stride, inside)
         x = adjusted(x, token, inside, settings, slot, tl.load(positions_ptr + row))
         x = tl.where(x >= tl.load(thresholds_ptr + row), x, -INFINITY)
+        temperature = number_of(settings, TEMPERATURE, slot)
         maximum, first, winner = first_of_block(
-            x,
-            token,
-            block,
-            settings.seeds + slot,
-            positions_ptr + row,
-            number_of(settings, TEMPERATURE, slot),
-            V,
-            BLOCK,
+            x, token, block, settings.seeds + slot, positions_ptr + row, temperature, V, BLOCK
         )
         here = row * tl.num_programs(1) + block
         tl.store(maxima_ptr + here, maximum)
@@ -188,7 +192,7 @@ def sample_asked(
     """
     rows, vocab_size = logits.shape
     of_row = logits, logits.stride(0), slots, positions, settings
-    asked, raw = (statistics(rows, vocab_size, logits.device) for _ in range(2))
+    noted = statistics(rows, vocab_size, logits.device)
     thresholds, totals = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     drawn = torch.empty(rows, dtype=torch.int32, device=logits.device)
     pairs = torch.empty(rows, 1 + MAX_LOGPROBS, 2, dtype=torch.int32, device=logits.device)
@@ -198,17 +202,15 @@ def sample_asked(
     maxima, times = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
     early = starts_early()
-    statistics_kernel[(rows, asked.blocks)](
-        *of_row, asked, raw, vocab_size, BLOCK, early, num_warps=4, launch_pdl=early
+    statistics_kernel[(rows, noted.blocks)](*of_row, noted, vocab_size, BLOCK, early, num_warps=4, launch_pdl=early)
+    groups = max(KEPT.value, triton.next_power_of_2(noted.groups))
+    noted_blocks = triton.next_power_of_2(noted.blocks)
+    narrow_and_report_kernel[(rows, 2)](
+        *of_row, noted, thresholds, drawn, totals, pairs, vocab_size,
+        groups, noted_blocks, pairs.shape[1], early, num_warps=8, launch_pdl=early,
     )  # fmt: skip
-    groups = max(KEPT.value, triton.next_power_of_2(asked.groups))
-    noted_blocks = triton.next_power_of_2(asked.blocks)
-    narrow_kernel[(rows,)](
-        *of_row, asked, thresholds, drawn, vocab_size, groups, noted_blocks, early, num_warps=8, launch_pdl=early
-    )  # fmt: skip
-    search_and_report_kernel[(rows, 2)](
-        *of_row, asked, raw, thresholds, drawn, totals, pairs, vocab_size,
-        groups, noted_blocks, pairs.shape[1], early, num_warps=16, launch_pdl=early,
+    search_kernel[(rows,)](
+        *of_row, noted, thresholds, drawn, vocab_size, noted_blocks, early, num_warps=16, launch_pdl=early
     )  # fmt: skip
     asked_block_kernel[(rows, blocks)](
         *of_row, thresholds, drawn, maxima, times, winners, vocab_size, block, early, num_warps=4, launch_pdl=early

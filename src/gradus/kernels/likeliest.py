@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
-from gradus.kernels.narrowing import FINE, Statistics, groups_looked_into, members, total_mass
-from gradus.kernels.online_softmax import LOG2_E
-from gradus.kernels.slot_settings import widened
+from gradus.kernels.narrowing import BEYOND, FINE, Row, earlier, members
+from gradus.kernels.slot_settings import INFINITY, widened
 
-TAKEN = constexpr(float("nan"))  # equal to nothing, and no maximum: -inf is a logit that others may have
+TAKEN = constexpr(BEYOND.value * FINE.value)  # the number of no token
 
 
 @triton.jit
@@ -24,20 +23,16 @@ def store_pair(pair_ptr: tensor, token: tensor, logprob: tensor) -> None:
 
 
 @triton.jit
-def report(
-    logits_ptr: tensor, V: int, raw: Statistics, row: tensor, count: tensor, total_ptr: tensor, pairs_ptr: tensor,
-    GROUPS: constexpr, BLOCKS: constexpr,
-) -> None:  # fmt: skip
-    """Store the logarithm of the sum of exponentials of one row's logits, and its `count` likeliest, best first."""
-    groups, _ = groups_looked_into(raw, row, GROUPS)
+def report(row: Row, groups: tensor, total: tensor, count: tensor, pairs_ptr: tensor) -> None:
+    """Store the `count` likeliest tokens of a row's groups, best first.
+
+    total: the logarithm of the sum of exponentials of the row's logits.
+    """
     token = members(groups, FINE)
-    inside = token < V
-    x = widened(logits_ptr, token, inside, inside)
-    top = tl.max(x, 0)
-    total = top + tl.log(total_mass(raw, row, top, LOG2_E, BLOCKS))
-    tl.store(total_ptr, total)
+    inside = token < row.vocab_size
+    below = -widened(row.logits, token, inside, inside)
     for rank in range(count):
-        best = tl.max(x, 0)
-        likeliest = tl.min(tl.where(x == best, token, V - 1), 0)
-        store_pair(pairs_ptr + 2 * rank, likeliest, best - total)
-        x = tl.where(token == likeliest, TAKEN, x)
+        least, likeliest = tl.reduce((below, token), 0, earlier)
+        store_pair(pairs_ptr + 2 * rank, likeliest, -least - total)
+        taken = token == likeliest
+        below, token = tl.where(taken, INFINITY, below), tl.where(taken, TAKEN, token)  # behind logits of -inf too

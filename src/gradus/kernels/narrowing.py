@@ -50,9 +50,12 @@ LARGEST = constexpr(float(torch.finfo(torch.float32).max))
 
 
 class Statistics(NamedTuple):
-    """Of the rows of a step. fine, coarse: float32 [R, groups], the groups' maxima. tops, masses, bottoms: float32
-    [R, blocks]: a block's maximum, its mass relative to that, its least finite logit. room: int32 [R, 2 KEPT], where
-    chosen groups are set side by side."""
+    """Of R rows: r of the logits that row r draws from, R + r of the model's own, which it reports on.
+
+    fine, coarse: float32 [2 R, groups], the groups' maxima. tops, masses, bottoms: float32 [2 R, blocks]: a block's
+    maximum, its mass relative to that, its least finite logit. room: int32 [2 R, 2 KEPT], where chosen groups are set
+    side by side.
+    """
 
     fine: Tensor
     coarse: Tensor
@@ -66,13 +69,13 @@ class Statistics(NamedTuple):
 
 def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
     """Memory for them, a tensor each: kernels are compiled once more for pointers that are no multiple of 16 bytes."""
-    assert vocab_size <= FINE.value * BEYOND.value, "more groups than there are numbers"
+    assert vocab_size < COARSE.value << 15, "more groups than a rank has bits for"
     groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
     widths = (groups * (COARSE.value // FINE.value), groups, blocks, blocks, blocks)
     fine, coarse, tops, masses, bottoms = (
-        torch.empty(rows, width, dtype=torch.float32, device=device) for width in widths
+        torch.empty(2 * rows, width, dtype=torch.float32, device=device) for width in widths
     )
-    room = torch.empty(rows, 2 * KEPT.value, dtype=torch.int32, device=device)
+    room = torch.empty(2 * rows, 2 * KEPT.value, dtype=torch.int32, device=device)
     return Statistics(fine, coarse, tops, masses, bottoms, room, groups, blocks)
 
 
@@ -184,26 +187,39 @@ def cut(x: tensor, weights: tensor, target: tensor, low: tensor, high: tensor) -
 
 
 @triton.jit
+def summary(
+    a0: tensor, a1: tensor, most: tensor, least: tensor, b0: tensor, b1: tensor, other_most: tensor, other_least: tensor
+) -> tuple[tensor, tensor, tensor, tensor]:  # fmt: skip
+    """Two sums, a maximum and a minimum: one reduction of four takes hardly longer than one of one."""
+    return a0 + b0, a1 + b1, tl.maximum(most, other_most), tl.minimum(least, other_least)
+
+
+@triton.jit
 def best_groups(peaks: tensor, numbers: tensor, room_ptr: tensor) -> tuple[tensor, tensor]:
     """KEPT of the groups with these maxima and numbers, [N], those with the largest maxima, of equal ones the first.
 
     Returns their numbers, int32 [KEPT], in no order that matters, BEYOND in the place of groups that are not there; and
     the bound: the largest maximum among the others. room_ptr: KEPT int32, to set them side by side.
     """
-    there = (peaks > -INFINITY).to(tl.float32)
-    least, most = tl.min(tl.where(peaks > -INFINITY, peaks, INFINITY), 0), tl.max(peaks, 0)
+    there = peaks > -INFINITY
+    count, _, most, least = tl.reduce(
+        (there.to(tl.int32), there.to(tl.int32), peaks, tl.where(there, peaks, INFINITY)), 0, summary
+    )
     last = tl.full((), -INFINITY, tl.float32)
-    if tl.sum(there, 0) > KEPT:
-        last = cut(peaks, there, tl.full((), KEPT, tl.float32), least, above(most))
-    larger, equal = peaks > last, peaks == last
-    left = KEPT - tl.sum(larger.to(tl.int32), 0)
-    chosen = larger | (equal & (tl.cumsum(equal.to(tl.int32), 0) <= left))
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(room_ptr + place, numbers, mask=chosen)
+    if count > KEPT:
+        last = cut(peaks, there.to(tl.float32), tl.full((), KEPT, tl.float32), least, above(most))
+    larger, equal = (peaks > last).to(tl.int32), (peaks == last).to(tl.int32)
+    left_out = tl.where(peaks < last, peaks, -INFINITY)
+    larger_ones, equal_ones, bound, _ = tl.reduce((larger, equal, left_out, left_out), 0, summary)
+    rank = tl.cumsum(
+        larger + (equal << 16), 0
+    )  # of both kinds, in a word's halves: a scan costs as much as a search's pass
+    place = tl.where(larger > 0, (rank & 0xFFFF) - 1, larger_ones + (rank >> 16) - 1)
+    tl.store(room_ptr + place, numbers, mask=(larger + equal > 0) & (place < KEPT))
     tl.debug_barrier()  # what one thread has stored, another loads
     slot = tl.arange(0, KEPT)
-    kept = tl.load(room_ptr + slot, mask=slot < tl.sum(chosen.to(tl.int32), 0), other=BEYOND)
-    return kept, tl.max(tl.where(chosen, -INFINITY, peaks), 0)
+    kept = tl.load(room_ptr + slot, mask=slot < larger_ones + equal_ones, other=BEYOND)
+    return kept, tl.where(larger_ones + equal_ones > KEPT, last, bound)
 
 
 @triton.jit
@@ -293,15 +309,16 @@ def threshold_among(
     """
     k, top_p = choice_of(row.settings, TOP_K, row.slot), number_of(row.settings, TOP_P, row.slot)
     mine = x > bound
-    low, high = tl.min(tl.where(mine, x, INFINITY), 0), above(top)
     masses = tl.where(mine, tl.exp2((x - top) * scale), 0.0)
+    count, mass, _, low = tl.reduce((mine.to(tl.float32), masses, masses, tl.where(mine, x, INFINITY)), 0, summary)
+    high = above(top)
     threshold, found = tl.full((), -INFINITY, tl.float32), tl.full((), 1, tl.int1)
     for turn in range(2):
         by_mass = turn == 1
         if found & tl.where(by_mass, top_p < 1, k < row.vocab_size):
             weights = tl.where(by_mass, masses, mine.to(tl.float32))
             target = tl.where(by_mass, top_p * total, k.to(tl.float32))
-            if tl.sum(weights, 0) >= target:
+            if tl.where(by_mass, mass, count) >= target:
                 threshold = tl.maximum(threshold, cut(x, weights, target, low, high))
                 total = tl.sum(tl.where(x >= threshold, masses, 0.0), 0)
             else:
@@ -335,35 +352,38 @@ def floor_of(row: Row, top: tensor) -> tensor:
 
 
 @triton.jit
+def earlier(time: tensor, token: tensor, other_time: tensor, other_token: tensor) -> tuple[tensor, tensor]:
+    """Of equal times, the lower token's."""
+    first = (time < other_time) | ((time == other_time) & (token < other_token))
+    return tl.where(first, time, other_time), tl.where(first, token, other_token)
+
+
+@triton.jit
 def race_among(x: tensor, groups: tensor, threshold: tensor, top: tensor, scale: tensor, row: Row) -> tensor:
     """The first to arrive of the groups' tokens that are not below the threshold."""
     seed = tl.load(row.settings.seeds + row.slot)
     noise = exponential_noise(seed, row.position, members(groups, FINE // 4))
     time = tl.where(x >= threshold, noise * tl.exp2((top - x) * scale), INFINITY)
-    return tl.min(tl.where(time == tl.min(time, 0), members(groups, FINE), row.vocab_size - 1), 0)
+    _, token = tl.reduce((time, members(groups, FINE)), 0, earlier)
+    return tl.minimum(token, row.vocab_size - 1)
 
 
 @triton.jit
 def narrowed(
-    row: Row, noted: Statistics, number: tensor, GROUPS: constexpr, BLOCKS: constexpr
+    row: Row, groups: tensor, bound: tensor, total: tensor, top: tensor, scale: tensor
 ) -> tuple[tensor, tensor]:
-    """The threshold of row `number`, and its token if it could be drawn at once.
+    """The threshold of a row, and its token if it can be drawn at once. groups: that are looked into.
 
     Instead of a token: UNDRAWN, or UNFOUND where the threshold is the bound, above which it is not.
     """
-    threshold, drawn = tl.full((), -INFINITY, tl.float32), tl.full((), UNDRAWN, tl.int32)
-    top = greatest_of_row(noted, number, BLOCKS)
-    if tl.abs(top) < INFINITY:
-        scale = LOG2_E / number_of(row.settings, TEMPERATURE, row.slot)
-        total = total_mass(noted, number, top, scale, BLOCKS)
-        fine, bound = groups_looked_into(noted, number, GROUPS)
-        x = logits_of(row, members(fine, FINE))
-        threshold, found = threshold_among(x, bound, total, top, scale, row)
-        threshold = tl.maximum(threshold, floor_of(row, top))
-        if not found:
-            threshold, drawn = bound, tl.full((), UNFOUND, tl.int32)
-        elif threshold > bound:
-            drawn = race_among(x, fine, threshold, top, scale, row)
+    x = logits_of(row, members(groups, FINE))
+    threshold, found = threshold_among(x, bound, total, top, scale, row)
+    threshold = tl.maximum(threshold, floor_of(row, top))
+    drawn = tl.full((), UNDRAWN, tl.int32)
+    if not found:
+        threshold, drawn = bound, tl.full((), UNFOUND, tl.int32)
+    elif threshold > bound:
+        drawn = race_among(x, groups, threshold, top, scale, row)
     return threshold, drawn
 
 

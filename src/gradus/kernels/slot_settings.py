@@ -1,8 +1,9 @@
 """What a draw needs of its request, as kernels read it: tables on the device with a row per slot.
 
 Numbers of one type lie in one matrix, one setting after the other. What changes a logit before anything else is applied
-where the logit is read, in float32 (`adjusted`): no second matrix of logits is written. Which tokens it concerns stands
-in one word per slot and token, read beside the logit, by slots that adjust alone.
+where the logit is read, in float32 (`adjusted`): no second matrix of logits is written. What concerns a token stands in
+one word per slot and token, read beside the logit, by slots that adjust alone. It also says where the token's bias is,
+so however long a list is, no token looks through it.
 """
 
 from typing import NamedTuple
@@ -12,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels import seen_words
+
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = (constexpr(row) for row in range(6))
 TOP_K, ADJUSTS, REPORTS, ENTRIES = (constexpr(row) for row in range(4))
-COUNT = constexpr((1 << 24) - 1)
-IN_PROMPT, LISTED = constexpr(1 << 30), constexpr(1 << 29)
-SEEN = constexpr((1 << 30) | ((1 << 24) - 1))
+COUNT, ENTRY_SHIFT, ENTRY = (constexpr(getattr(seen_words, name)) for name in ("COUNT", "ENTRY_SHIFT", "ENTRY"))
+SEEN = constexpr(seen_words.COUNT | seen_words.IN_PROMPT)  # in the prompt or in the output
 INFINITY = constexpr(float("inf"))
 
 
@@ -27,17 +29,16 @@ class SlotSettings(NamedTuple):
     the penalties for repetition (1 is off), frequency and presence. choices: int32 [4, S]: top-k (V is off), whether
     the slot adjusts logits, how many likeliest tokens it reports (-1 for no report), and how many entries its list has.
 
-    entry_tokens, entry_until: int32 [S, E]; entry_values: float32 [S, E]. An entry's value is added to its token's
-    logit while the new token's position is smaller than `until`. seen: int32 [S, V], rows seen_stride apart: how often
-    the token occurs in the output, with IN_PROMPT if it does in the prompt and LISTED if the list has an entry of it.
+    bias_values: float32 [S, E]; banned_until: int32 [S, E]. An entry's value is added to its token's logit; but while
+    the new token's position is smaller than `banned_until`, -inf is. seen: int32 [S, V], rows seen_stride apart: how
+    often the token occurs in the output, its entry's number, and whether it occurs in the prompt (`seen_words`).
     """
 
     seeds: Tensor
     numbers: Tensor
     choices: Tensor
-    entry_tokens: Tensor
-    entry_values: Tensor
-    entry_until: Tensor
+    bias_values: Tensor
+    banned_until: Tensor
     seen: Tensor
     slots: int
     most_entries: int
@@ -83,12 +84,11 @@ def adjusted(
         logits = tl.where((word & SEEN) != 0, repeated, logits)
         logits -= number_of(settings, FREQUENCY, slot) * count.to(tl.float32)
         logits -= tl.where(count > 0, number_of(settings, PRESENCE, slot), 0.0)
-        listed = inside & ((word & LISTED) != 0)
-        if tl.max(tl.ravel(listed.to(tl.int32)), 0) != 0:
-            first = slot * settings.most_entries
-            for entry in range(choice_of(settings, ENTRIES, slot)):
-                applies = position < tl.load(settings.entry_until + first + entry)
-                here = listed & (token == tl.load(settings.entry_tokens + first + entry)) & applies
-                logits = tl.where(here, logits + tl.load(settings.entry_values + first + entry), logits)
+        if choice_of(settings, ENTRIES, slot) > 0:
+            entry = (word >> ENTRY_SHIFT) & ENTRY
+            place = slot * settings.most_entries + entry - 1
+            bias = tl.load(settings.bias_values + place, mask=entry > 0, other=0.0)
+            banned = position < tl.load(settings.banned_until + place, mask=entry > 0, other=0)
+            logits += tl.where(banned, -INFINITY, bias)
             logits = tl.where(logits == logits, logits, INFINITY)  # where an infinite logit was banned
     return logits

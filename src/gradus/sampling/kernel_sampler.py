@@ -32,7 +32,7 @@ class KernelSampler(Sampler):
         super().__init__(vocab_size, device, slots + 1)
         table, seen = self.table, self.table.allocate()
         self.settings = SlotSettings(
-            table.seeds, table.floats, table.ints, table.bias_tokens, table.bias_values, table.bias_until, seen,
+            table.seeds, table.floats, table.ints, table.bias_values, table.banned_until, seen,
             table.rows, table.bias_tokens.shape[1], seen.stride(0),
         )  # fmt: skip
 

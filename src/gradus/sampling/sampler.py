@@ -33,7 +33,8 @@ from torch import Tensor
 from gradus.device.transfer import to_host, upload, upload_parts
 from gradus.engine.plan import Admission, Column
 from gradus.kernels.noise import exponential
-from gradus.sampling.slots import COUNT, SEEN_IN_PROMPT, SlotTable
+from gradus.kernels.seen_words import COUNT, IN_PROMPT
+from gradus.sampling.slots import SlotTable
 
 Mask = NDArray[np.bool_]
 
@@ -125,13 +126,14 @@ class Sampler:
         )
         seen = table.allocate()[slots]
         count = seen & COUNT
-        known = (seen & (COUNT | SEEN_IN_PROMPT)) != 0
+        known = (seen & (COUNT | IN_PROMPT)) != 0
         logits = torch.where(known, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
         logits -= frequency * count
         logits -= presence * (count > 0)
         entry = torch.arange(table.bias_tokens.shape[1], device=self.device)
-        holds = (entry < table.entries[slots].unsqueeze(1)) & (positions.unsqueeze(1) < table.bias_until[slots])
-        bias = table.bias_values[slots].where(holds, 0.0)
+        banned = positions.unsqueeze(1) < table.banned_until[slots]
+        bias = table.bias_values[slots].masked_fill(banned, float("-inf"))
+        bias = bias.where(entry < table.entries[slots].unsqueeze(1), 0.0)
         return logits.scatter_add_(1, table.bias_tokens[slots].long(), bias)
 
     def _scale(self, logits: Tensor, best: Tensor, slots: Tensor, owners: Column) -> Tensor:
@@ -184,7 +186,7 @@ def lowest_kept(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 def ascending(values: Tensor) -> Tensor:
     """The values of each row, [R, V], smallest first.
 
-    On a CPU numpy sorts values without their places, in a twentieth of the time of torch's sort.
+    On a CPU numpy sorts values without their places, and far quicker than torch sorts both.
     """
     if values.device.type != "cpu":
         return values.sort(dim=-1).values

@@ -19,14 +19,11 @@ from torch import Tensor
 from gradus.device.transfer import upload
 from gradus.engine.plan import Admission, Column
 from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
+from gradus.kernels.seen_words import ENTRY, ENTRY_SHIFT, IN_PROMPT
 
 MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
+assert MAX_ENTRIES <= ENTRY, "the number of an entry has no room in a word"
 
-SEEN_IN_PROMPT = 1 << 30
-LISTED = 1 << 29  # the token has an entry in its slot's list of biases
-COUNT = (1 << 24) - 1  # the bits that count a token's occurrences in the output
-
-ALWAYS = 2**31 - 1  # no position is as large: a bias until here is always added
 NO_MASS = math.inf  # a mass that is never reached: top-p is off, and rounding cannot make it drop a token
 COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a device may take such a number for 0
 
@@ -60,11 +57,11 @@ class SlotTable:
         adjusts         int32 [S]       1 if penalties, a bias or a ban may change the logits
         reports         int32 [S]       how many likeliest tokens are reported beside the sampled one; -1: nothing is
         entries         int32 [S]       how many of the B entries are the owner's
-        bias_tokens, bias_until int32 [S, B]; bias_values float32 [S, B]
-                                        the value is added to the token's logit where the new token's position is below
-                                        `until`; the ban of a stop token has the value -inf
-        seen            int32 [S, V]    the token's COUNT in the output, SEEN_IN_PROMPT, LISTED. Kept for slots that
-                                        adjust; others hold anything. None until there is one (see `allocate`)
+        bias_tokens, banned_until int32 [S, B]; bias_values float32 [S, B]
+                                        the value is added to the token's logit, and -inf instead where the new token's
+                                        position is below `banned_until`; no token has two entries
+        seen            int32 [S, V]    the token's COUNT in the output, the number of its ENTRY, IN_PROMPT. Kept for
+                                        slots that adjust; others hold anything. None until there is one (`allocate`)
 
     On the host, to plan a step by: adjusting, drawing (not greedy), ranking (drawing by top-k or top-p), narrowing
     (drawing by one of these or min-p), plain (temperature and seed say all): bool [S]; reporting: int64 [S], as
@@ -97,7 +94,7 @@ class SlotTable:
         self.floats = _filled([0, NO_MASS, 0, 1, 0, 0], rows, torch.float32, self.device)
         self.temperatures, self.top_p, self.min_p, self.repetition, self.frequency, self.presence = self.floats
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
-        self.bias_tokens, self.bias_until = self._lists
+        self.bias_tokens, self.banned_until = self._lists
         self.bias_values = torch.zeros(rows, MAX_ENTRIES, dtype=torch.float32, device=self.device)
         self.adjusting, self.drawing, self.ranking, self.narrowing = np.zeros((4, rows), np.bool_)
         self.plain, self.reporting = np.ones(rows, np.bool_), np.full(rows, -1)
@@ -158,13 +155,13 @@ class SlotTable:
         """All of them in one copy."""
         return upload(np.concatenate(parts), dtype, self.device).split([len(part) for part in parts])
 
-    def _recall(self, slots: Tensor, prompts: Tensor, listed: Tensor, outputs: Tensor) -> None:
+    def _recall(self, slots: Tensor, prompts: Tensor, listed: Tensor, numbers: Tensor, outputs: Tensor) -> None:
         """Build rows of `seen` anew: see Newcomers.seen."""
         seen = self.allocate()
         seen[slots] = 0
         flat = seen.flatten()
-        flat[prompts] = SEEN_IN_PROMPT  # a token that comes twice is the same number stored twice
-        flat[listed] |= LISTED
+        flat[prompts] = IN_PROMPT  # a token that comes twice is the same number stored twice
+        flat[listed] |= numbers.int() << ENTRY_SHIFT
         flat.index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
     # -- every step ----------------------------------------------------------------------------------------------------
@@ -182,7 +179,7 @@ class Newcomers:
     slots, seeds: [n]. ints, floats: [columns, n], in the order of SlotTable.ints and floats.
     places, tokens, until, values: the entries of all lists, and where they go in the tables [S, B], flat.
     seen: of the slots that adjust, their numbers; then places in the table [S, V], flat: of the tokens of their
-        prompts, of tokens with an entry, and of the tokens of their outputs, one per occurrence.
+        prompts; of tokens with an entry, with the entries' numbers; of the tokens of their outputs, one per occurrence.
     """
 
     slots: Column
@@ -193,7 +190,7 @@ class Newcomers:
     tokens: Column
     until: Column
     values: NDArray[np.float32]
-    seen: tuple[Column, Column, Column, Column]
+    seen: tuple[Column, Column, Column, Column, Column]
 
     @classmethod
     def of(cls, admissions: Sequence[Admission], vocab_size: int) -> "Newcomers":
@@ -216,18 +213,20 @@ class Newcomers:
             tokens=np.array(tokens, np.int64),
             until=np.array(until, np.int64),
             values=np.array(values, np.float32),
-            seen=(slots[ints[1] > 0], prompts, owners * vocab_size + np.array(tokens, np.int64), outputs),
+            seen=(slots[ints[1] > 0], prompts, owners * vocab_size + np.array(tokens, np.int64), places + 1, outputs),
         )
 
 
 def _entries(admission: Admission) -> Iterator[tuple[int, int, float]]:
-    """(token, until, value) of each: the request's biases, and the ban of its stop tokens before min_tokens."""
+    """(token, banned until, bias) of each: the request's biases, and the ban of its stop tokens before min_tokens."""
     request = admission.request
-    for token, value in request.params.logit_bias.items():
-        yield token, ALWAYS, value
-    if request.params.min_tokens > 0:
-        for token in sorted(request.stop_ids):
-            yield token, admission.prompt_length + request.params.min_tokens, -math.inf
+    biases = request.params.logit_bias
+    banned = request.stop_ids if request.params.min_tokens > 0 else frozenset()
+    until = admission.prompt_length + request.params.min_tokens
+    for token, value in biases.items():
+        yield token, until if token in banned else 0, value
+    for token in sorted(banned - biases.keys()):
+        yield token, until, 0.0
 
 
 def _ints(admissions: Sequence[Admission], entries: Column, vocab_size: int) -> Column:
