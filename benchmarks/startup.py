@@ -1,10 +1,13 @@
 """How long until the first token, and is the first crowd served as fast as the next?
 
-    PYTHONPATH=src:. python3 benchmarks/startup.py --model random:qwen3-0.6b --out benchmarks/startup.json
+    PYTHONPATH=src:. python3 benchmarks/startup.py --serve random:smollm2-135m --out benchmarks/startup.json
 
 For each model two processes of their own, one after the other: the first finds none of our kernels compiled, the
 second finds those of the first in Triton's cache. Both build an `LLM`, ask for one token, and then serve the same kind
 of crowd several times. Importing torch is not counted: it is the same whatever comes after.
+
+With --serve, so do streams over HTTP: a server that has just said it is ready, and one crowd after another, each stream
+a request of its own.
 """
 
 import argparse
@@ -15,10 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-ROUNDS, PROMPT, ANSWER = 4, 64, 128
+from benchmarks.http_cost import CLIENTS, Load, serving, through_http
+
+ROUNDS, PROMPT, ANSWER, STREAMS = 4, 64, 128, 64
 MODELS = ("random:qwen3-0.6b", "random:gpt2-124m")
 
 
@@ -27,6 +34,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--requests", type=int, default=256, help="of a crowd")
+    parser.add_argument("--serve", metavar="MODEL", help=f"serve {STREAMS} streams over HTTP as well, with this model")
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -34,12 +42,13 @@ def main() -> None:
     if asked.child:
         print(json.dumps(measure(asked.model[0], asked.device, asked.requests)))
         return
+    served = [over_http(asked.serve, asked.device)] if asked.serve else []
     rows = [row for model in asked.model or MODELS for row in both(model, asked.device, asked.requests)]
     from gradus.bench.fingerprint import commit, fingerprint  # here: children import what they measure
     from gradus.models.precision import resolve_device
 
     machine = fingerprint(resolve_device(asked.device), quick=True)
-    found = {"commit": asked.commit or commit(), **machine, "requests": asked.requests, "rows": rows}
+    found = {"commit": asked.commit or commit(), **machine, "requests": asked.requests, "rows": rows, "served": served}
     text = json.dumps(found, indent=1)
     if asked.out:
         asked.out.write_text(text + "\n")
@@ -83,6 +92,30 @@ def measure(model: str, device: str, requests: int) -> dict[str, Any]:
         done = llm.generate(prompts, params)
         rates.append(round(sum(len(each.token_ids) for each in done) / (time.perf_counter() - begun), 1))
     return {"built_s": round(built, 2), "first_token_s": round(first_token, 2), "round_tok_s": rates}
+
+
+def over_http(model: str, device: str) -> dict[str, Any]:
+    """From a server's ready line on: tokens per second and the 99th percentile of TTFT, round by round."""
+    from gradus.models.shapes import SHAPES
+
+    vocab_size = SHAPES[model.removeprefix("random:")].vocab_size
+    load = Load(STREAMS, 1, PROMPT, ANSWER)
+    with (
+        serving({"model": model, "device": device}) as server,
+        ProcessPoolExecutor(CLIENTS, get_context("spawn")) as pool,
+    ):
+        list(pool.map(time.sleep, [0.5] * CLIENTS))  # so that every client process has started
+        found = [
+            through_http(pool, server, load, load.prompts(vocab_size, seed=number)).summary(load)
+            for number in range(ROUNDS)
+        ]
+    rates = [round(load.streams * ANSWER / one["seconds"], 1) for one in found]
+    return {
+        "model": model,
+        "streams": STREAMS,
+        "round_tok_s": rates,
+        "ttft_ms_p99": [one["ttft_ms"]["p99"] for one in found],
+    }
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from gradus.bench.beside import (
     reached,
     vllm_config,
 )
-from gradus.bench.block import ContenderFailed, check
+from gradus.bench.measure import ContenderFailed, check_completions
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import burst, single_stream
 from gradus.engine.logprobs import TokenLogprob
@@ -202,14 +202,14 @@ def test_neither_does_one_of_ours():
     timings = Timings(0.0, 0.1, 0.2, 2)
     whole = Completion("r", 0, 0, "", (1, 2), (pair, pair), "length", None, 3, 0, timings)
     params = SamplingParams(max_tokens=2, logprobs=0)
-    check([whole], [params])
-    check([replace(whole, logprobs=None)], [replace(params, logprobs=None)])
+    check_completions([whole], [params])
+    check_completions([replace(whole, logprobs=None)], [replace(params, logprobs=None)])
     with pytest.raises(ContenderFailed, match="log-probabilities of 1 of 2 tokens"):
-        check([replace(whole, logprobs=(pair,))], [params])
+        check_completions([replace(whole, logprobs=(pair,))], [params])
     with pytest.raises(ContenderFailed, match="log-probabilities of 0 of 2 tokens"):
-        check([replace(whole, logprobs=None)], [params])
+        check_completions([replace(whole, logprobs=None)], [params])
     with pytest.raises(ContenderFailed, match="got 1 tokens instead of 2: timeout"):
-        check([replace(whole, token_ids=(1,), finish_reason="timeout")], [params])
+        check_completions([replace(whole, token_ids=(1,), finish_reason="timeout")], [params])
 
 
 def test_cases_that_a_model_does_not_have_are_refused(driver, cases, tmp_path):

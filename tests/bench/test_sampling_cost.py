@@ -6,7 +6,7 @@ import pytest
 
 from gradus.bench import __main__ as plain
 from gradus.bench import command, fingerprint, plots, report, results, sampling_cost, sampling_report
-from gradus.bench.measure import ContenderFailed
+from gradus.bench.measure import ContenderFailed, check_completions
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.sampling_cost import Size
 from gradus.bench.sampling_report import EVERYTHING, PLAIN, TABLES, more_us, ratios
@@ -99,7 +99,7 @@ def test_every_round_has_the_plain_draw_on_both_sides_and_every_other_goes_backw
 def test_a_run_that_brought_less_than_it_was_asked_for_does_not_count():
     asked = SamplingParams(max_tokens=2, logprobs=1)
     whole = Completion("r", 0, 0, "", (1, 2), (_logprob(1), _logprob(1)), "length", None, 4, 0, None)
-    sampling_cost._check(whole, asked)
+    check_completions([whole], [asked])
     for broken in (
         replace(whole, token_ids=(1,)),
         replace(whole, logprobs=None),
@@ -107,7 +107,7 @@ def test_a_run_that_brought_less_than_it_was_asked_for_does_not_count():
         replace(whole, logprobs=(_logprob(1), _logprob(0))),
     ):
         with pytest.raises(ContenderFailed, match="r: "):
-            sampling_cost._check(broken, asked)
+            check_completions([broken], [asked])
 
 
 def _logprob(count):

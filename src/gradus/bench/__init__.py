@@ -19,6 +19,8 @@ Read in this order:
     report.py        report.md and the tables in the lessons;  prose.py, plots.py: its sentences and figures
     simulation.py    the scheduler over a machine that is a formula;  scheduling.py: what is measured of it
     sampling_cost.py what each sampling parameter costs beside the plain draw;  sampling_report.py: what is said of it
+    quality.py       how far a quantized model is from its original;  divergence.py: in which figures;
+                     quality_text.py: on which text;  quality_report.py: what is said of it
     suite.py         a whole benchmark, cell by cell;  progress.py: how far it is
     profiler.py      where a step's time goes
     command.py       what `gradus bench`, `gradus report` and `gradus profile` do

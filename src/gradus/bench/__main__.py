@@ -4,6 +4,7 @@ For machines where a plain checkout and torch are all there is: no typer, no ric
 
     PYTHONPATH=src:. python -m gradus.bench p01 --device cuda --model random:gpt2-124m --dtype float32
     PYTHONPATH=src:. python -m gradus.bench sampling --device cuda --model random:qwen3-0.6b --dtype bfloat16
+    PYTHONPATH=src:. python -m gradus.bench quality --device cuda --model FOLDER --text FILE
     PYTHONPATH=src:. python -m gradus.bench scheduler --requests 1000
     PYTHONPATH=src:. python -m gradus.bench report
     PYTHONPATH=src:. python -m gradus.bench profile p01 --device cuda
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _bench(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m gradus.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("target", help="a phase (p01), ladder, ablation, matrix, all, or sampling")
+    parser.add_argument("target", help="a phase (p01), ladder, ablation, matrix, all, sampling, or quality")
     _add_model(parser)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--no-peers", dest="peers", action="store_false")
@@ -47,6 +48,7 @@ def _bench(arguments: Sequence[str]) -> None:
     parser.add_argument("--resume", action="store_true", help="leave out what this commit has measured already")
     parser.add_argument("--table", dest="tables", action="append", default=[])
     parser.add_argument("--contender", dest="contenders", action="append", default=[])
+    parser.add_argument("--text", type=Path, help="of quality: what is read, documents divided by form feeds")
     parser.add_argument("--commit", help="what the results come from, where git cannot tell")
     options = vars(parser.parse_args(arguments))
     options["tables"], options["contenders"] = tuple(options["tables"]), tuple(options["contenders"])

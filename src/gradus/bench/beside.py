@@ -150,7 +150,12 @@ def vllm_config(config: ModelConfig) -> dict[str, Any]:
 
     Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
     """
-    names = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    names = {
+        "gpt2": "GPT2LMHeadModel",
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+    }
     common = hugging_face_config(config) | {
         "architectures": [names[config.family]],
         "model_type": config.family,

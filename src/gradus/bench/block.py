@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from gradus.bench.contenders import EngineContender, Room, Workbench
 from gradus.bench.declaration import switched
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.idle import idle_watch
-from gradus.bench.measure import ContenderFailed
+from gradus.bench.measure import check_completions
 from gradus.bench.metrics import prediction_json
 from gradus.bench.prediction import predict
 from gradus.bench.registry import policy_of
@@ -34,7 +34,6 @@ from gradus.bench.workloads import Arrival, Job, Workload
 from gradus.engine.engine import Engine
 from gradus.engine.request import SamplingParams
 from gradus.garbage import spare_what_stays
-from gradus.text.completion import Completion
 from gradus.text.llm import LLM
 
 Case = dict[str, Any]
@@ -152,7 +151,7 @@ class ThroughLLM:
         start = time.perf_counter()
         completions = self._llm.generate(case["prompts"], params)
         seconds = time.perf_counter() - start
-        check(completions, params)
+        check_completions(completions, params)
         timings = [completion.timings for completion in completions]
         return {
             "seconds": significant(seconds, 5),
@@ -166,18 +165,6 @@ class ThroughLLM:
 
 
 INTERFACES: dict[str, Callable[[str, Workbench, Room], Interface]] = {"engine": ThroughEngine, "LLM": ThroughLLM}
-
-
-def check(completions: Sequence[Completion], params: Sequence[SamplingParams]) -> None:
-    """Raises ContenderFailed unless every request got all the tokens and log-probabilities that it asked for."""
-    for completion, asked in zip(completions, params, strict=True):
-        got = len(completion.token_ids)
-        if got != asked.max_tokens:
-            why = completion.error or completion.finish_reason
-            raise ContenderFailed(f"a request got {got} tokens instead of {asked.max_tokens}: {why}")
-        reported = len(completion.logprobs or ())
-        if asked.logprobs is not None and reported != got:
-            raise ContenderFailed(f"a request got log-probabilities of {reported} of {got} tokens")
 
 
 if __name__ == "__main__":

@@ -33,24 +33,31 @@ def bench(
     resume: bool = False,
     tables: tuple[str, ...] = (),
     contenders: tuple[str, ...] = (),
+    text: Path | None = None,
     commit: str | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
     """Measure `target` ("p01", "sampling", "all"), then write the reports and figures. Returns the results files.
 
-    Raises ConfigError or CheckpointError in one line. commit: what the results are said to come from, where git cannot
-    tell. Without matplotlib the figures are left to a later `gradus report`.
+    Raises ConfigError or CheckpointError in one line. text: what quality is measured on; None is the repository's own.
+    commit: what the results are said to come from, where git cannot tell. Without matplotlib the figures are left to a
+    later `gradus report`.
     """
-    from gradus.bench import sampling_cost, sampling_report
+    from gradus.bench import quality, quality_report, quality_text, sampling_cost, sampling_report
     from gradus.bench.contenders import Workbench
     from gradus.bench.suite import Settings, measure
 
     out = out or Path(OWN_REPORTS)
     settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders)
+    if text is not None and target != quality_report.NAME:
+        raise ConfigError(f"--text is for `gradus bench {quality_report.NAME}`, not for {target}")
     files: Sequence[Path]
     with watcher() as watching:
         if target == sampling_report.NAME:
             files = [sampling_cost.measure(settings, out, watching, watching.loading)]
+        elif target == quality_report.NAME:
+            read = quality_text.own(repository()) if text is None else quality_text.read(text)
+            files = [quality.measure(settings, read, out, watching, watching.loading)]
         else:
             load = partial(Workbench.open, model, device, dtype, watching.loading)
             files = measure(target, settings, out, watching, load)

@@ -23,12 +23,28 @@ from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result, Sampled
 from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import Output
+from gradus.text.completion import Completion
 
 RAW_REQUESTS = 8  # a sample keeps each request's times up to this many; beyond, the distributions must do
 
 
 class ContenderFailed(RuntimeError):
     """A contender could not do the work; its text becomes the reason in the report."""
+
+
+def check_completions(completions: Sequence[Completion], params: Sequence[SamplingParams]) -> None:
+    """Raises ContenderFailed unless every request got all the tokens and log-probabilities that it asked for."""
+    for completion, asked in zip(completions, params, strict=True):
+        got = len(completion.token_ids)
+        if got != asked.max_tokens:
+            why = completion.error or completion.finish_reason
+            raise ContenderFailed(f"{completion.request_id}: got {got} tokens instead of {asked.max_tokens}: {why}")
+        if asked.logprobs is None:
+            continue
+        reports = completion.logprobs or ()
+        whole = sum(len(token.top) == asked.logprobs for token in reports)
+        if not len(reports) == whole == got:
+            raise ContenderFailed(f"{completion.request_id}: got log-probabilities of {whole} of {got} tokens")
 
 
 @dataclass

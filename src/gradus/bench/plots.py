@@ -42,7 +42,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """kind: "lines" over an axis; "levels", one value a series; or "dots", rows of names with a dot for each series.
+    """kind: "lines" over an axis; "levels", one value per series; or "dots", rows of names with a dot for each series.
     labels: what to write at the x of each row (of dots: which are drawn from the top down, their values to the right).
 
     scale: "log" or "linear", of both axes; "names" where rows are not numbers: one beside the other, values on a log

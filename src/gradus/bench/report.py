@@ -7,11 +7,9 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin p02/batch-size -->   one of them
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
-<<<<<<< HEAD
-    <!-- results:begin sampling -->         what sampling parameters cost
-=======
     <!-- results:begin beside-vllm/sampling -->  the same of a group of cases that is measured apart
->>>>>>> a87b521 (Compare sampling parameters with vLLM's, in a run beside the others)
+    <!-- results:begin sampling -->         what sampling parameters cost
+    <!-- results:begin quality -->          what quantization does to predictions
     <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
     <!-- results:end -->
 
@@ -26,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, plots, registry, results, sampling_report, scheduling, scripts, suites
+from gradus.bench import beside, plots, quality_report, registry, results, sampling_report, scheduling, scripts, suites
 from gradus.bench.declaration import Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
@@ -36,6 +34,8 @@ from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
+OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report)}
+"""Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
 
@@ -68,9 +68,10 @@ def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Pi
     """report.md and the figures. What is no workload on several engines says it in its own words."""
     if found.benchmark == scheduling.NAME:
         return render_parts(scheduling.report_parts(found)), ()
-    if found.benchmark == sampling_report.NAME:
-        parts = (_heading(found), *sampling_report.report_parts(found), *_origin(found))
-        return render_parts(parts), sampling_report.figures(found, hardware_title(found.hardware))
+    if found.benchmark in OWN_WORDS:
+        its = OWN_WORDS[found.benchmark]
+        parts = (_heading(found), *its.report_parts(found), *_origin(found))
+        return render_parts(parts), its.figures(found, hardware_title(found.hardware))
     benchmark = registry.load(found.benchmark)
     return render(found, benchmark, with_prose=with_prose), figures(found, benchmark)
 
@@ -194,6 +195,8 @@ def _again(found: Results) -> str:
             f"{script} --model {run.model.removeprefix('random:')}" + (f" --cases {run.group}" if run.group else "")
             for run in found.runs
         ]
+    elif found.benchmark == quality_report.NAME:
+        commands = [quality_report.command(run, device) for run in found.runs]
     else:
         commands = [
             f"gradus bench {found.benchmark} --device {device} --model {run.model}"
@@ -343,8 +346,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
-    if wanted == sampling_report.NAME:
-        return _sampling(root, page)
+    if wanted in OWN_WORDS:
+        return _in_own_words(wanted, root, page)
     if name not in registry.reported():
         if name in {phase.name for phase in phases.available()}:
             return NOT_YET.format(command=f"gradus bench {name}")
@@ -373,14 +376,14 @@ def _beside_command(group: str) -> str:
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
-def _sampling(root: Path, page: Path) -> str:
-    """What sampling parameters cost, of the first model on each hardware."""
+def _in_own_words(name: str, root: Path, page: Path) -> str:
+    """One of OWN_WORDS, of the first model on each hardware."""
     parts: list[str | tuple[list[str], list[list[str]]]] = []
     for found in results.find(root):
-        if found.benchmark == sampling_report.NAME:
+        if found.benchmark == name:
             where = _folder(found, root, page)
-            parts += [_whence(found, found.runs, where), *sampling_report.tables_of(found, found.runs[0], where)]
-    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {sampling_report.NAME}")
+            parts += [_whence(found, found.runs, where), *OWN_WORDS[name].tables_of(found, found.runs[0], where)]
+    return f"\n{render_parts(parts)}\n" if parts else NOT_YET.format(command=f"gradus bench {name}")
 
 
 def _folder(found: Results, root: Path, page: Path) -> str:

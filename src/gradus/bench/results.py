@@ -21,7 +21,7 @@ from typing import Any
 from gradus.errors import ConfigError
 
 SCHEMA = 1
-MAX_BYTES = 200_000
+MAX_BYTES = 256_000
 MAX_ALL_BYTES = 4 << 20
 FILE = "results.json"
 

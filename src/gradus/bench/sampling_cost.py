@@ -21,7 +21,7 @@ import torch
 from gradus.bench import results
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name
-from gradus.bench.measure import ContenderFailed
+from gradus.bench.measure import check_completions
 from gradus.bench.results import Cell, Entry, Run
 from gradus.bench.sampling_report import EVERYTHING, NAME, PLAIN, TABLES
 from gradus.bench.statistics import significant
@@ -33,7 +33,6 @@ from gradus.errors import ConfigError
 from gradus.garbage import spare_what_stays
 from gradus.loading import Progress
 from gradus.models.precision import resolve_device
-from gradus.text.completion import Completion
 from gradus.text.llm import LLM
 
 
@@ -224,18 +223,8 @@ def _timed(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[Sampling
     start = time.perf_counter()
     completions = llm.generate(prompts, params)
     seconds = time.perf_counter() - start
-    for completion, asked in zip(completions, params, strict=True):
-        _check(completion, asked)
+    check_completions(completions, params)
     return {
         "seconds": significant(seconds, 5),
         "output_tokens": sum(len(completion.token_ids) for completion in completions),
     }
-
-
-def _check(completion: Completion, asked: SamplingParams) -> None:
-    if len(completion.token_ids) != asked.max_tokens:
-        found = completion.error or f"{len(completion.token_ids)} tokens instead of {asked.max_tokens}"
-        raise ContenderFailed(f"{completion.request_id}: {found}")
-    reported = completion.logprobs and [len(token.top) for token in completion.logprobs]
-    if asked.logprobs is not None and reported != [asked.logprobs] * len(completion.token_ids):
-        raise ContenderFailed(f"{completion.request_id}: log-probabilities are missing")

@@ -42,7 +42,7 @@ PREDICTION = (
     "and the work is the same but for the shape. What cuts by probability or rank is therefore measured at both.",
     "Alone, a row is a few hundred kilobytes and a step is launches: there everything at once should cost a few "
     "percent. With 256 rows log-probabilities should cost the host more than the GPU: a cut of bytes for each token, "
-    "and objects of them when an answer is complete.",
+    "and objects of them while the next step runs.",
 )
 HOW_TO_READ = (
     "A round runs the plain draw, every parameter, and the plain draw again; the next round goes the other way. *Times "

@@ -65,12 +65,12 @@ def ladder() -> Benchmark:
 LADDER_ACCOUNTS = {
     "h200": Account(
         explains=(
-            "The rung that the others were waiting for. One call replays all the launches of a step, and "
-            "meanwhile the host plans the next: {ladder/all/final/speedup} times the baseline against p09's "
-            "{ladder/all/p09/speedup}, in bfloat16 {random:gpt2-124m, bfloat16: ladder/all/final/speedup}. A "
-            "step is as long as its kernels now, {random:gpt2-124m, bfloat16: ladder/all/final/itl_ms} ms in "
-            "bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the bytes and multiplies "
-            "without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
+            "The rung that the others were waiting for. One call replays all the launches of a step, and meanwhile the "
+            "host plans the next: {ladder/all/p10/speedup} times the baseline against p09's {ladder/all/p09/speedup}. "
+            "The final engine's fused kernels make that {ladder/all/final/speedup}, in bfloat16 {random:gpt2-124m, "
+            "bfloat16: ladder/all/final/speedup}. A step is as long as its kernels now, {random:gpt2-124m, bfloat16: "
+            "ladder/all/final/itl_ms} ms in bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the "
+            "bytes and multiplies without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
             "{random:llama-3.2-1b, bfloat16: ladder/all/final/times_floor} times its floor, where p09 is at "
             "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
         ),

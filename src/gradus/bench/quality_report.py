@@ -1,0 +1,164 @@
+"""What quantization does to a model's predictions: what is said of what quality.py measured. No torch here."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gradus.bench.metrics import shown
+from gradus.bench.plots import Picture, Series
+from gradus.bench.results import Cell, Entry, Results, Run, figure_name
+
+NAME = "quality"
+TABLE = "text"
+TITLE = "Divergence from the model before quantization, by size"
+
+Rows = tuple[list[str], list[list[str]]]
+"""A table: its header and its rows."""
+
+QUESTION = (
+    "How far are a quantized model's predictions from those of the model that it was made of?",
+    "Every model reads the same windows of a text, and predicts each token from those before it in its window. "
+    "bfloat16 is compared with float32 of the same file; everything else with bfloat16.",
+)
+PREDICTION = (
+    "bfloat16 keeps eight bits of each weight and of each activation. That rounding is what a model is commonly served "
+    "with, so its row is the yardstick. Eight-bit integers with a scale for each row or group round weights more "
+    "coarsely and activations no further, and should end in the same order of magnitude. For small errors the "
+    "divergence grows with their square, and each bit less doubles the error of a weight: from eight bits to four, it "
+    "should grow by a factor of some hundreds.",
+    "The mean hides the tail. One position in a thousand should be off by tens of times the mean; there the first "
+    "choice changes.",
+)
+HOW_TO_READ = (
+    "*KL* is the mean divergence in nats, with its standard error over documents; *99.9 %* is what one position in a "
+    "thousand exceeds. *Top-1 agreement* says how often the likeliest token is the same. The *perplexity ratio* is the "
+    "contender's perplexity over that of the model beside it, taken position by position. *Bits per weight* counts "
+    "everything that a checkpoint fills (scales, embeddings and norms as well), over the number of weights. Logits are "
+    "rounded like every other product in bfloat16, to steps of an eighth between 16 and 32. Two models that both "
+    "compute in bfloat16 cannot come nearer than that, and some of their best tokens tie."
+)
+
+
+# -- tables and figures ------------------------------------------------------------------------------------------------
+
+
+def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
+    """What was read, the table and its figure. where: the folder of the figures, from the page."""
+    for cell in run.of(TABLE):
+        yield f"{cell.workload['what']}.{_perplexity(cell)}"
+        yield table_of(cell)
+        yield from (f"{entry.contender}: not measured, {entry.skipped}." for entry in cell.entries if entry.skipped)
+        yield f"![{TITLE}]({(Path(where) / figure_name(found, run, TABLE)).as_posix()})"
+
+
+def _perplexity(cell: Cell) -> str:
+    """How hard the text is for the model before quantization: a figure out of proportion means that something broke."""
+    first = next((entry for entry in cell.entries if entry.samples), None)
+    return "" if first is None else f" The perplexity of {first.contender} is {shown(first.samples[0]['perplexity'])}."
+
+
+def table_of(cell: Cell) -> Rows:
+    """A row per contender."""
+    header = ["", "beside", "MB", "bits per weight", "KL", "median", "99.9 %", "top-1 agreement", "perplexity ratio"]
+    return header, [_row(entry) for entry in cell.entries]
+
+
+def _row(entry: Entry) -> list[str]:
+    if not entry.samples:
+        return [entry.contender, *["–"] * 8]
+    (sample,) = entry.samples
+    return [
+        entry.contender,
+        sample["against"],
+        shown(sample["weight_bytes"] / 1e6),
+        shown(sample["bits_per_weight"]),
+        _give_or_take(shown(sample["kl"]), sample["kl_error"], shown),
+        shown(sample["kl_p50"]),
+        shown(sample["kl_p999"]),
+        _give_or_take(_percent(sample["top1"]), sample["top1_error"], _percent) + " %",
+        _give_or_take(f"{sample['perplexity_ratio']:.4f}", sample["perplexity_ratio_error"], "{:.4f}".format),
+    ]
+
+
+def _give_or_take(value: str, error: float | None, show: Callable[[float], str]) -> str:
+    """ "1.5 ± 0.2"; a text of one document has no error"""
+    return value if error is None else f"{value} ± {show(error)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
+    """(file name, picture) of each run. hardware: as people call it."""
+    for run in found.runs:
+        for cell in run.of(TABLE):
+            yield figure_name(found, run, TABLE), picture_of(cell, f"{run.title}, {hardware}")
+
+
+def picture_of(cell: Cell, subtitle: str) -> Picture:
+    """A point per contender: bits per weight, and the divergence with its standard error."""
+    measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples if sample["kl"] > 0]
+    bits = {sample["bits_per_weight"]: shown(sample["bits_per_weight"]) for _, sample in measured}
+    return Picture(
+        kind="lines",
+        title=TITLE,
+        subtitle=subtitle,
+        x_label="bits per weight",
+        y_label="KL divergence, nats",
+        series=tuple(_series(name, sample) for name, sample in measured),
+        labels=tuple(bits.items()),
+        scale="log",
+    )
+
+
+def _series(name: str, sample: dict[str, Any]) -> Series:
+    kl, error = sample["kl"], sample["kl_error"] or 0.0
+    label = f"{name}, beside {sample['against']}"
+    low = max(kl - error, kl / 10)  # a log axis has no place for 0
+    return Series(label, [sample["bits_per_weight"]], [kl], [low], [kl + error])
+
+
+# -- report.md ---------------------------------------------------------------------------------------------------------
+
+
+def report_parts(found: Results) -> Iterator[str | Rows]:
+    """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
+    yield from QUESTION
+    yield "## Predicted"
+    yield from PREDICTION
+    yield HOW_TO_READ
+    for run in found.runs:
+        yield f"## {run.title}"
+        if run.settings["quick"]:
+            yield "**A quick look, not to be quoted.** Only a few windows were read."
+        if run.model.startswith("random:"):
+            yield "**Random weights.** What they predict is noise, so this says nothing of a trained model."
+        yield from tables_of(found, run, ".")
+    yield "## Where it loses"
+    yield from (f"**{run.title}.** {_losses(cell)}" for run in found.runs for cell in run.of(TABLE))
+
+
+def _losses(cell: Cell) -> str:
+    """The first row, and every other as times as far, the farthest first."""
+    measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples]
+    if not measured:
+        return "Nothing could be measured."
+    (name, first), *others = measured
+    texts = [f"*{name}* is {shown(first['kl'])} nats from {first['against']}{_worst(first)}"]
+    for name, sample in sorted(others, key=lambda other: -other[1]["kl"]):
+        times = shown(sample["kl"] / first["kl"])
+        texts.append(f"*{name}* is {times} times as far from {sample['against']}{_worst(sample)}")
+    return " ".join(texts)
+
+
+def _worst(sample: dict[str, Any]) -> str:
+    differ = _percent(1 - sample["top1"])
+    return f": {shown(sample['kl_max'])} at its worst position, and {differ} % of the first choices differ."
+
+
+def command(run: Run, device: str) -> str:
+    """What measures the run again."""
+    texts = [cell.workload for cell in run.of(TABLE) if not cell.workload["own"]]
+    given = "".join(f" --text {text['text']}" for text in texts)
+    return f"gradus bench {NAME} --device {device} --model {run.model}{given}"

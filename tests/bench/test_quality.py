@@ -1,0 +1,340 @@
+"""Quality of quantized models: measured on a tiny one with a stand-in for quantization, and told from given figures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradus.bench import __main__ as plain
+from gradus.bench import command, fingerprint, plots, quality, quality_report, quality_text, report, results
+from gradus.bench.quality import Contender
+from gradus.bench.quality_text import CONTEXT, WINDOW, Text, Window
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.suite import Settings
+from gradus.errors import ConfigError
+from gradus.loading import Tokenizer, load_model, open_checkpoint
+from gradus.models import Linear, create_model, parameter_count
+from gradus.models.shapes import SHAPES
+from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
+from tests.loading.builders import backend
+from tests.phases.conftest import NaiveAttention
+
+TINY = ["--model", "random:tiny-llama", "--device", "cpu"]
+RATES = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
+BYTES = Tokenizer.of_bytes()
+
+
+class Rounded(Linear):
+    """A stand-in for quantization: weights are multiples of a step, kept as bytes beside it."""
+
+    step = 0.01
+
+    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(place, in_features, out_features, bias, dtype, device)
+        del self.weight
+        self.register_buffer("levels", torch.zeros(sum(out_features), in_features, dtype=torch.int8, device=device))
+
+    def assign(self, name: str, start: int, value: Tensor) -> None:
+        self.levels[start : start + len(value)] = (value / self.step).round().clamp(-127, 127)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.levels.to(x.dtype) * self.step)
+
+
+class Coarse(Rounded):
+    step = 0.04
+
+
+class Broken(Rounded):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float("nan")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Ceilings without the second that measuring them takes."""
+    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
+
+
+class Silence:
+    def cell(self, title, runs):
+        pass
+
+    def run_done(self):
+        pass
+
+    def note(self, text):
+        pass
+
+
+def measured(tmp_path: Path, *contenders: Contender, documents: int = 5, **asked) -> Run:
+    text = Text("a text", tuple(f"document {number}: " + "words and more words, " * 10 for number in range(documents)))
+    settings = Settings("random:tiny-llama", "cpu", "auto", commit="abc", **asked)
+    file = quality.measure(settings, text, tmp_path, Silence(), contenders=contenders)
+    (run,) = results.read(file).runs
+    return run
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_form_feed_divides_documents_and_blank_lines_do_not(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text("one\n\nstill one\f\n\ftwo\n", encoding="utf-8")
+    text = quality_text.read(file)
+    assert text == Text("book.txt", ("one\n\nstill one", "two\n"))
+    assert text.digest != Text("book.txt", ("one", "two")).digest
+
+
+def test_windows_cover_each_document_once_and_none_spans_two():
+    texts = ("a" * (2 * WINDOW + CONTEXT + 5), "b" * CONTEXT, "c" * (CONTEXT + 1))
+    found = quality_text.windows(Text("t", texts), BYTES, 10_000)
+    assert [(window.document, len(window.token_ids)) for window in found] == [
+        (0, WINDOW), (0, WINDOW), (0, CONTEXT + 5), (2, CONTEXT + 1),
+    ]  # fmt: skip
+    assert [len(window.targets) for window in found] == [WINDOW - CONTEXT, WINDOW - CONTEXT, 5, 1]
+    assert {bytes(window.token_ids)[:1] for window in found} == {b"a", b"c"}
+    assert len(quality_text.windows(Text("t", texts[:1]), BYTES, 100)[0].token_ids) == 100
+
+
+def test_every_window_begins_as_the_models_texts_do():
+    from gradus.loading.tokenizer import begin_texts_with
+
+    made = backend()
+    begin_texts_with(made, 0, None)
+    found = quality_text.windows(Text("t", ("the cat " * 2000,)), Tokenizer(made, bos_token_id=0), 10_000)
+    assert len(found) > 2 and all(window.token_ids[0] == 0 for window in found)
+    assert max(len(window.token_ids) for window in found) == WINDOW
+    plain_ids = Tokenizer(backend()).encode("the cat " * 2000)
+    assert [token for window in found for token in window.token_ids[1:]] == plain_ids[: sum(map(_body, found))]
+
+
+def _body(window: Window) -> int:
+    return len(window.token_ids) - 1
+
+
+def test_a_quick_look_takes_one_window_of_a_few_documents():
+    windows = [Window(document, (0,) * 100) for document in (0, 0, 1, 3, 3, 4)]
+    assert [window.document for window in quality_text.first_of_each(windows, 3)] == [0, 1, 3]
+
+
+def test_the_repositorys_own_text_is_its_pages_without_their_tables_of_results():
+    text = quality_text.own(command.repository())
+    assert len(text.documents) == len(report.pages(command.repository())) > 20
+    whole = "\n".join(text.documents)
+    assert "\n<!-- results:begin" not in whole and "## Where it loses" in whole and len(whole) > 100_000
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_row_is_bfloat16_beside_float32_and_the_others_are_beside_bfloat16(tmp_path, quick):
+    fine, coarse = Contender("fine", torch.bfloat16, Rounded), Contender("coarse", torch.bfloat16, Coarse)
+    (cell,) = measured(tmp_path, fine, coarse).cells
+    (narrow,), (near,), (far,) = (entry.samples for entry in cell.entries)
+    assert [entry.contender for entry in cell.entries] == ["bfloat16", "fine", "coarse"]
+    assert [sample["against"] for sample in (narrow, near, far)] == ["float32", "bfloat16", "bfloat16"]
+    assert 0 < narrow["kl"] < near["kl"] < far["kl"]
+    for sample in (narrow, near, far):
+        assert 0 < sample["kl_p50"] <= sample["kl_p999"] <= sample["kl_max"] and 0 < sample["kl_error"] < sample["kl"]
+        assert sample["perplexity"] / sample["reference_perplexity"] == pytest.approx(sample["perplexity_ratio"], 1e-3)
+    assert near["reference_perplexity"] == far["reference_perplexity"] == narrow["perplexity"]
+    assert cell.workload["documents"] == 5 and not cell.workload["own"]
+
+
+def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
+    (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
+    found = {entry.contender: entry.samples[0] for entry in cell.entries}
+    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4"]
+    assert 0 < found["int8"]["kl"] < found["fp8"]["kl"] < found["int4"]["kl"]
+
+
+def test_hidden_rows_and_targets_belong_together(tmp_path):
+    """The perplexity that is told is that of the model's own next-token distributions, by the textbook's attention."""
+    checkpoint = open_checkpoint("random:tiny-llama")
+    window = Window(0, tuple(range(1, CONTEXT + 4)))
+    reader = quality.Reader(checkpoint, torch.device("cpu"), [window], Silence(), None)
+    reading = reader.read(quality.EXACT)
+    entry = reader.entry(reading, against=reading)
+    model = load_model(checkpoint, dtype=torch.float32, device="cpu")
+    with torch.inference_mode():
+        ids = torch.tensor(window.token_ids)
+        logits = model.logits(model(ids, torch.arange(len(ids)), NaiveAttention(model)))
+    wanted = torch.nn.functional.cross_entropy(logits[CONTEXT - 1 : -1], ids[CONTEXT:]).exp().item()
+    (sample,) = entry.samples
+    assert sample["perplexity"] == pytest.approx(wanted, rel=1e-4) and len(window.targets) == 3
+    assert (sample["kl"], sample["top1"], sample["perplexity_ratio"]) == (0.0, 1.0, 1.0)
+
+
+def test_a_tied_head_is_weighed_once_and_positions_are_not_weights():
+    for shape in ("tiny-llama", "tiny-gemma3", "tiny-gpt2"):
+        config = SHAPES[shape]
+        assert quality.weight_bytes(create_model(config)) == 4 * parameter_count(config)
+    model = create_model(SHAPES["tiny-llama"], dtype=torch.bfloat16, linear=Rounded)
+    kept = sum(part.levels.numel() for part in model.modules() if isinstance(part, Rounded))
+    assert quality.weight_bytes(model) == kept + 2 * (parameter_count(SHAPES["tiny-llama"]) - kept)
+
+
+def test_a_contender_whose_logits_are_not_finite_is_told_and_the_others_are_measured(tmp_path, quick):
+    ways = {"broken": Broken, "fine": Rounded}
+    contenders = [Contender(name, torch.bfloat16, linear) for name, linear in ways.items()]
+    (cell,) = measured(tmp_path, *contenders).cells
+    assert [bool(entry.samples) for entry in cell.entries] == [True, False, True]
+    assert cell.entries[1].skipped == "its logits are not finite"
+    parts = list(quality_report.tables_of(results.read(tmp_path / "cpu/quality/results.json"), run_of(cell), "."))
+    assert "broken: not measured, its logits are not finite." in parts
+
+
+def run_of(cell: Cell) -> Run:
+    machine = {"hardware": {}, "rates": RATES, "versions": {}}
+    return Run("m", "", "cpu", machine, {"commit": "abc", "quick": False}, [cell])
+
+
+def test_contenders_are_chosen_by_name(tmp_path, quick):
+    ways = [Contender(name, torch.bfloat16, Rounded) for name in ("a", "b")]
+    (cell,) = measured(tmp_path, *ways, contenders=("b",)).cells
+    assert [entry.contender for entry in cell.entries] == ["bfloat16", "b"]
+    (cell,) = measured(tmp_path, *ways, contenders=("bfloat16",)).cells
+    assert [entry.contender for entry in cell.entries] == ["bfloat16"]
+    with pytest.raises(ConfigError, match="contender must be one of bfloat16, a, b, got 'c'"):
+        measured(tmp_path, *ways, contenders=("c",))
+
+
+def test_one_document_is_measured_without_an_error(tmp_path, quick):
+    (cell,) = measured(tmp_path, documents=1).cells
+    assert cell.entries[0].samples[0]["kl_error"] is None
+    _, (row,) = quality_report.table_of(cell)
+    assert "±" not in "".join(row)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def book(tmp_path) -> Path:
+    file = tmp_path / "book.txt"
+    file.write_text("\f".join("word " * 40 for _ in range(3)), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("front_end", ["typer", "plain"])
+def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, book, quick, front_end):  # noqa: F811
+    arguments = ["quality", "--quick", "--text", str(book), "--out", str(tmp_path / "out"), *TINY]
+    code = gradus("bench", *arguments).code if front_end == "typer" else plain.main(arguments)
+    assert code == 0
+    folder = tmp_path / "out" / "cpu" / "quality"
+    assert {file.name for file in folder.iterdir()} == {"report.md", "results.json", "text.svg"}
+    text = (folder / "report.md").read_text()
+    assert "not to be quoted" in text and "**Random weights.**" in text and "3 documents of book.txt" in text
+    assert "$ gradus bench quality --device cpu --model random:tiny-llama --text book.txt\n" in text
+    assert str(tmp_path) not in (folder / "results.json").read_text()
+    assert command.report(tmp_path / "out", check=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--text", "no/such/file"], "no/such/file: cannot be read: No such file or directory"),
+        (["--text", "."], "cannot be read: Is a directory"),
+        (["--text", "{binary}"], "not UTF-8 text: byte 3 is 0xff"),
+        (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
+        (
+            ["--text", "{book}", "--contender", "int3"],
+            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, got 'int3'",
+        ),
+        (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
+        (["--text", "{book}", "--table", "text"], "runs each model once"),
+        (["--text", "{book}", "--resume"], "runs each model once"),
+        (["--text", "{book}", "--repeats", "2"], "runs each model once"),
+    ],
+)
+def test_bad_input_gets_one_line(gradus, tmp_path, book, options, complaint):  # noqa: F811
+    (tmp_path / "binary").write_bytes(b"abc\xff")
+    (tmp_path / "short.txt").write_text("short")
+    named = {"book": book, "binary": tmp_path / "binary", "short": tmp_path / "short.txt"}
+    asked = [option.format(**named) for option in options]
+    done = gradus("bench", "quality", *asked, "--out", str(tmp_path / "o"), *TINY)
+    assert done.code == 2 and complaint in done.err and done.err.count("gradus: ") == 1
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("target", ["p01", "sampling", "scheduler"])
+def test_a_text_is_for_quality_alone(gradus, tmp_path, book, target):  # noqa: F811
+    done = gradus("bench", target, "--text", str(book), "--out", str(tmp_path / "o"))
+    assert done.code == 2 and done.err.count("\n") == 1
+
+
+def test_a_model_without_a_tokenizer_cannot_read(monkeypatch, tmp_path):
+    checkpoint = open_checkpoint("random:tiny-llama")
+    checkpoint.tokenizer = None
+    monkeypatch.setattr(quality, "open_checkpoint", lambda name, progress=None: checkpoint)
+    with pytest.raises(ConfigError, match="random:tiny-llama: came without a tokenizer"):
+        measured(tmp_path)
+
+
+# -- what is said of it ------------------------------------------------------------------------------------------------
+
+
+def sample(kl: float, size: int, bits: float, against: str = "bfloat16", **others) -> dict:
+    return {
+        "against": against, "weight_bytes": size, "bits_per_weight": bits, "kl": kl, "kl_error": kl / 10,
+        "kl_p50": kl / 4, "kl_p999": 30 * kl, "kl_max": 100 * kl, "top1": 0.97, "top1_error": 0.004,
+        "perplexity": 12.0, "reference_perplexity": 11.9, "perplexity_ratio": 1.0084, "perplexity_ratio_error": 0.0012,
+        **others,
+    }  # fmt: skip
+
+
+def found(kl: float = 0.02) -> Results:
+    workload = {"what": "10 windows of a book", "digest": "d", "text": "book.txt", "own": False}
+    entries = [
+        Entry("bfloat16", samples=[sample(0.001, 270_000_000, 16.0, "float32", top1=0.995)]),
+        Entry("int8", samples=[sample(0.002, 140_000_000, 8.25)]),
+        Entry("int4", samples=[sample(kl, 80_000_000, 4.5)]),
+    ]
+    run = run_of(Cell("text", "book.txt", 0, 1, workload, entries))
+    run.model = "smollm2-135m"
+    return Results("cpu", "quality", [run])
+
+
+def test_the_table_has_a_row_per_contender_and_errors_beside_figures():
+    header, rows = quality_report.table_of(found().runs[0].cells[0])
+    assert len(header) == len(rows[0]) == 9
+    assert rows[0][:4] == ["bfloat16", "float32", "270", "16"]
+    assert rows[2] == [
+        "int4", "bfloat16", "80", "4.5", "0.02 ± 0.002", "0.005", "0.6", "97.00 ± 0.40 %", "1.0084 ± 0.0012",
+    ]  # fmt: skip
+
+
+def test_losses_are_told_in_times_the_first_row_the_farthest_first():
+    text = "\n".join(part for part in quality_report.report_parts(found()) if isinstance(part, str))
+    assert (
+        "*bfloat16* is 0.001 nats from float32: 0.1 at its worst position, and 0.50 % of the first choices differ. "
+        "*int4* is 20 times as far from bfloat16: 2 at its worst position, and 3.00 % of the first choices differ. "
+        "*int8* is 2 times as far"
+    ) in text
+    assert "Random weights" not in text and "not to be quoted" not in text
+
+
+def test_the_figure_has_a_point_per_contender_and_can_be_drawn():
+    ((name, picture),) = quality_report.figures(found(), "CPU")
+    assert name == "text.svg" and [series.x for series in picture.series] == [[16.0], [8.25], [4.5]]
+    svg = plots.draw(picture)
+    assert all(f">{text}</text>" in svg for text in ("int4, beside bfloat16", "8.25", "bits per weight"))
+    ((_, other),) = quality_report.figures(found(kl=0.03), "CPU")
+    assert other.digest() != picture.digest()
+
+
+def test_a_page_shows_the_table_and_is_stale_when_a_figure_changes(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("<!-- results:begin quality -->\n<!-- results:end -->\n")
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    report.update(stale)
+    assert "Not measured yet: `gradus bench quality` does it" in page.read_text()
+    results.write(results.path(tmp_path, "cpu", "quality"), found())
+    (stale,) = report.outdated_pages(tmp_path, [page])
+    report.update(stale)
+    assert "| int4 | bfloat16 | 80 | 4.5 | 0.02 ± 0.002 |" in page.read_text()
+    assert "(cpu/quality/text.svg)" in page.read_text() and not list(report.outdated_pages(tmp_path, [page]))
+    results.write(results.path(tmp_path, "cpu", "quality"), found(kl=0.03))
+    assert [stale.file for stale in report.outdated_pages(tmp_path, [page])] == [page]
