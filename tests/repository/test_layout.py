@@ -41,6 +41,11 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
+def test_no_file_has_a_merge_s_conflict_left_in_it():
+    left = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    assert not [str(path.relative_to(ROOT)) for path in tracked_or_new() if left.search(text_of(path))]
+
+
 # -- phases ----------------------------------------------------------------------------------------------------------
 
 
