@@ -123,7 +123,8 @@ def test_gemv_with_everything_around_it(n, k, tile, dtype):
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_skinny_products(m, n, k, tile, dtype):
-    from gradus.kernels.skinny import SkinnyLaunch, counters, skinny, skinny_reference
+    from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
+    from gradus.kernels.splits import counters
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
     bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)

@@ -14,7 +14,8 @@ from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
 from gradus.kernels.noise import exponential
 from gradus.kernels.rope_store import rope_store, rope_store_reference
 from gradus.kernels.sampling import sample, sample_reference
-from gradus.kernels.skinny import SkinnyLaunch, counters, skinny, skinny_reference
+from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
+from gradus.kernels.splits import counters
 
 
 @pytest.fixture(autouse=True)

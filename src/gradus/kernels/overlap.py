@@ -54,3 +54,11 @@ def let_next_start(PDL: tl.constexpr) -> None:
 def wait_for_previous(PDL: tl.constexpr) -> None:
     if PDL:
         gdc_wait()
+
+
+@triton.jit
+def prefetch(lines: tl.tensor) -> None:
+    """Bring cache lines into the L2 cache, before the wait: of memory that no kernel of the chain writes."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )

@@ -3,9 +3,7 @@
 Idea: at these sizes a library's tiles, 64 or 128 rows of x high, are mostly padding, and few of them cover the matrix,
 so that multiprocessors stand idle. Here the product is turned around: out' = W x'. The weights are the high side of a
 tensor-core tile, x' the narrow one (16, 32 or 64 wide), and weight tiles stream through a pipeline in shared memory.
-Where N alone gives too few programs, K is split between several; each leaves its partial sums in memory, and the last
-to arrive (a counter tells) adds them up, always in the same order: the result does not depend on which was last, and no
-second launch is needed.
+Where N alone gives too few programs, K is split between several (`splits.py`).
 
 Bytes: N K of weights once, M (K + N) of activations; with S splits 2 S M N of float32, which stays in the cache.
 Layout: x [M, K], weight [N, K], out [M, N], all row-major.
@@ -20,6 +18,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.splits import arrives_last, counters, leave, total
 
 MOST_ROWS = 64
 
@@ -65,15 +64,11 @@ def skinny_kernel(
     here = m * N + n
     last = True
     if partial_ptr is not None:
-        tl.store(partial_ptr + tl.program_id(1) * M * N + here, sums, mask=inside)
-        tl.debug_barrier()  # all of the program's sums are written before it counts itself in
-        last = tl.atomic_add(arrived_ptr + tl.program_id(0), 1, sem="acq_rel") == tl.num_programs(1) - 1
+        leave(sums, here, inside, partial_ptr, M * N)
+        last = arrives_last(arrived_ptr, tl.program_id(0))
     if last:
         if partial_ptr is not None:
-            tl.store(arrived_ptr + tl.program_id(0), 0)  # ready for the next launch
-            sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-            for split in range(tl.num_programs(1)):
-                sums += tl.load(partial_ptr + split * M * N + here, mask=inside, other=0.0, cache_modifier=".cg")
+            sums = total(sums, here, inside, partial_ptr, M * N)
         if bias_ptr is not None:
             sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
         if residual_ptr is not None:
@@ -111,17 +106,6 @@ def skinny(
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out
-
-
-_COUNTERS: dict[torch.device, Tensor] = {}
-
-
-def counters(device: torch.device, count: int) -> Tensor:
-    """int32 zeros that live as long as the process: a launch leaves them at 0, and a CUDA graph keeps their address."""
-    if device not in _COUNTERS:
-        _COUNTERS[device] = torch.zeros(1 << 14, dtype=torch.int32, device=device)
-    assert count <= len(_COUNTERS[device])
-    return _COUNTERS[device]
 
 
 # -- the same in torch -------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""A tile of a product whose weights are the high side: its launch, the programs that share its sums, and how it ends.
+
+Used by the products of quantized matrices (`int4.py`, `eight_bits.py`). A program owns `rows` outputs of `tokens` rows
+of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens).
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.kernels.activation import activate
+from gradus.kernels.splits import counters
+
+ALIGNED = 16  # bytes
+
+
+class SharedSums(NamedTuple):
+    """chunk: tiles of K per program. partial [splits, M, N] and arrived: None without splits."""
+
+    grid: tuple[int, int, int]
+    chunk: int
+    partial: Tensor | None
+    arrived: Tensor | None
+
+
+class TileLaunch(NamedTuple):
+    """rows, columns: a tile of weights. tokens: rows of x. splits: programs that share a sum, at most. stages: tiles in
+    flight. ahead: tiles whose weights are fetched into the L2 cache before an early launch waits.
+    """
+
+    rows: int
+    columns: int
+    tokens: int
+    splits: int
+    stages: int
+    warps: int
+    ahead: int = 0
+
+    def shared_sums(
+        self, m: int, rows: int, outputs: int, tiles: int, dtype: torch.dtype, device: torch.device
+    ) -> SharedSums:
+        """For a matrix of `rows` rows that makes `outputs` (half of them, with a gate), and K of so many tiles."""
+        chunk = triton.cdiv(tiles, self.splits)
+        splits = triton.cdiv(tiles, chunk)  # none without a share
+        grid = triton.cdiv(outputs, self.rows), splits, triton.cdiv(m, self.tokens)
+        if splits == 1:
+            return SharedSums(grid, chunk, None, None)
+        partial = torch.empty(splits, m, rows, dtype=dtype, device=device)
+        return SharedSums(grid, chunk, partial, counters(device, grid[0] * grid[2]))
+
+
+def result(x: Tensor, outputs: int, padded: bool) -> Tensor:
+    """Memory for [M, N] in x's type; padded: rows lie at multiples of 16 bytes."""
+    aligned = ALIGNED // x.element_size()
+    width = -(-outputs // aligned) * aligned if padded else outputs
+    return x.new_empty(x.shape[0], width)[:, :outputs]
+
+
+@triton.jit
+def finish(
+    sums: tensor, ups: tensor, n: tensor, m: tensor, inside_n: tensor, inside: tensor, bias_ptr: tensor,
+    residual_ptr: tensor, out_ptr: tensor, N: int, stride: int, ACTIVATION: constexpr, GATED: constexpr,
+) -> None:  # fmt: skip
+    """Write residual + activation(sums + bias), with a gate times (ups + bias)."""
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[:, None]
+    if ACTIVATION is not None:
+        sums = activate(sums, ACTIVATION)
+    if GATED:
+        if bias_ptr is not None:
+            ups += tl.load(bias_ptr + N + n, mask=inside_n, other=0.0).to(tl.float32)[:, None]
+        sums *= ups
+    here = m.to(tl.int64)[None, :] * stride + n[:, None]
+    if residual_ptr is not None:
+        sums += tl.load(residual_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + here, sums.to(out_ptr.dtype.element_ty), mask=inside)

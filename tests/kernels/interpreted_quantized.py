@@ -1,0 +1,86 @@
+"""Run by test_quantized_kernels.py in a process of its own, where Triton interprets the kernels of quantized matrices.
+
+float16 and float32, since the interpreter's products of bfloat16 are wrong. New memory is poisoned with NaN.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradus.kernels import int4
+from gradus.kernels.int4 import Int4Weights, int4_product, int4_reference, widen, widened_product, widened_reference
+from gradus.kernels.splits import counters
+from gradus.kernels.tile import TileLaunch
+from gradus.models.layers import Place
+from gradus.quantization.int4 import Int4Linear
+
+PLACE = Place("down", 0)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def assert_close(out: Tensor, reference: Tensor) -> None:
+    assert out.dtype == reference.dtype and out.shape == reference.shape
+    error = (out.double() - reference.double()).norm() / reference.double().norm()
+    assert error < (1e-6 if out.dtype == torch.float32 else 2e-3)  # NaN is not below anything
+
+
+# -- int4 ------------------------------------------------------------------------------------------------------------
+
+
+def four_bits(n: int, k: int, group: int) -> Int4Weights:
+    linear = Int4Linear(PLACE, k, (n,), False, torch.float16, group=group)
+    linear.assign("weight", 0, torch.randn(n, k))
+    return Int4Weights(linear.words, linear.pairs, linear.kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (576, 64), (96, 32), (160, 32)])
+@pytest.mark.parametrize(("rows", "splits"), [(1, 1), (3, 2), (19, 3)])
+def test_4_bit_weights_are_unpacked_on_their_way(rows, splits, k, group, dtype):
+    x, weights, bias = torch.randn(rows, k).to(dtype), four_bits(37, k, group), torch.randn(37).to(dtype)
+    launch = TileLaunch(16, 128, 16 if rows > 8 else 8, splits, 2, 4)
+    assert_close(int4_product(x, weights, launch, bias=bias), int4_reference(x, weights, bias=bias))
+    stream = torch.randn(rows, 37).to(dtype)
+    expected = int4_reference(x, weights, residual=stream.clone())
+    assert int4_product(x, weights, launch, residual=stream) is stream
+    assert_close(stream, expected)
+    assert not counters(x.device, 1).any()  # ready for the next launch
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_an_activation_and_a_gate_follow_a_4_bit_product(gated, splits):
+    x, weights, bias = torch.randn(3, 320), four_bits(2 * 21, 320, 64), torch.randn(42)
+    options = {"bias": bias, "activation": "silu" if gated else "gelu_tanh", "gated": gated}
+    out = int4_product(x, weights, TileLaunch(16, 128, 8, splits, 2, 4), **options)
+    assert_close(out, int4_reference(x, weights, **options))
+
+
+def test_rows_of_logits_begin_at_multiples_of_16_bytes():
+    x, weights = torch.randn(3, 64).half(), four_bits(37, 64, 64)
+    for out in (
+        int4_product(x, weights, TileLaunch(16, 128, 8, 1, 2, 4), padded=True),
+        widened_product(x, weights, padded=True),
+    ):
+        assert out.stride() == (40, 1)
+        assert_close(out, int4_reference(x, weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("k", "group"), [(256, 128), (192, 64), (160, 32)])
+def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypatch):
+    weights, expected = four_bits(300, k, group), None
+    expected = widened_reference(weights, k, dtype)
+    out = torch.full((70, k), float("nan"), dtype=dtype)
+    widen(weights, 200, out)
+    assert torch.equal(out, expected[200:270])
+    monkeypatch.setattr(int4, "SCRATCH", 1)  # so that there are pieces: 256 rows, and 44
+    x, bias = torch.randn(5, k).to(dtype), torch.randn(300).to(dtype)
+    assert_close(widened_product(x, weights, bias), int4_reference(x, weights, bias=bias))

@@ -1,0 +1,105 @@
+"""The kernels of quantized matrices: interpreted on the CPU, and compiled for an H200."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton.language as tl
+
+from gradus.kernels.int4 import MAGIC, SUBNORMAL, int4_kernel, widen_kernel
+from tests.kernels.ahead_of_time import H200, Resources, compile_for
+
+
+def test_interpreted_on_the_cpu_they_do_what_their_references_do():
+    """In a process of its own: Triton decides at its import whether it interprets."""
+    file = Path(__file__).with_name("interpreted_quantized.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def assert_within(used: Resources, registers: int) -> None:
+    assert used.registers <= registers and used.spilled == 0 and used.shared <= H200.shared_memory
+
+
+# -- int4 ------------------------------------------------------------------------------------------------------------
+
+
+def int4_compiled(tokens: int, rows: int = 64, warps: int = 4, *, kind=tl.bfloat16, **more) -> Resources:
+    pointer = "*bf16" if kind == tl.bfloat16 else "*fp16"
+    constants = {"bias_ptr": None, "residual_ptr": None, "ACTIVATION": None, "GATED": False, "EVEN_K": True}
+    constants |= {"GROUPS": 1, "KIND": kind, "UNPACK": MAGIC, "BLOCK_M": tokens, "BLOCK_N": rows, "AHEAD": 0}
+    constants |= {"PDL": False} | more
+    types = {"x_ptr": pointer, "out_ptr": pointer, "words_ptr": "*i16", "pairs_ptr": "*i32"}
+    types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "M": "i32", "chunk": "i32"}
+    types |= dict.fromkeys(("N", "K", "stride"), "i32:16")
+    return compile_for(H200, int4_kernel, types, constants, num_warps=warps, num_stages=4)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("tokens", "registers"), [(8, 72), (16, 72), (64, 112)])
+def test_4_bit_weights_go_from_shared_memory_to_the_tensor_cores_in_registers(tokens, registers, groups):
+    used = int4_compiled(tokens, GROUPS=groups)
+    assert_within(used, registers)
+    assert ("wgmma" if tokens >= 16 else "mma.sync") in used.assembly
+    assert "cp.async.cg" in used.assembly and "st.shared.v" not in used.assembly.split("mma")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "unpack", "each"), [(tl.bfloat16, MAGIC, 2), (tl.bfloat16, SUBNORMAL, 1), (tl.float16, MAGIC, 2)]
+)
+def test_a_pair_of_weights_takes_one_or_two_multiplications(kind, unpack, each):
+    """16 words, so 64 weights, per thread."""
+    used = int4_compiled(8, kind=kind, UNPACK=unpack)
+    pairs = len(re.findall(r"fma\.rn\.b?f16x2", used.assembly))
+    assert pairs == 32 * each
+    assert_within(used, 64)
+
+
+def test_a_gate_s_two_matrices_fit_registers():
+    assert_within(int4_compiled(8, GATED=True, ACTIVATION="silu"), 96)
+    assert_within(int4_compiled(64, GATED=True, ACTIVATION="silu"), 168)
+
+
+def test_before_a_dependent_launch_waits_weights_are_asked_for():
+    code = int4_compiled(8, PDL=True, AHEAD=4).assembly
+    assert code.index("launch_dependents") < code.index("prefetch.global.L2") < code.index("griddepcontrol.wait")
+    assert code.index("griddepcontrol.wait") < code.index("cp.async")
+
+
+def test_a_matrix_is_made_wide_with_16_bytes_per_access():
+    types = {
+        "words_ptr": "*i16",
+        "pairs_ptr": "*i32",
+        "ROWS": "i32:16",
+        "K": "i32:16",
+        "first": "i32:16",
+        "count": "i32",
+    }
+    constants = {"GROUPS": 1, "KIND": tl.bfloat16, "BLOCK_N": 64, "PDL": False}
+    used = compile_for(H200, widen_kernel, types | {"out_ptr": "*bf16"}, constants, num_warps=4)
+    assert_within(used, 64)
+    assert len(re.findall(r"st\.global[^;]*v4\.b32", used.assembly)) == 8
+
+
+# -- arithmetic that no interpreter has ------------------------------------------------------------------------------
+
+
+def test_tricks_with_bits_give_the_scheme_s_weights():
+    """The instructions' arithmetic, one after the other, in exact numbers: float64 rounded once."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.arange(16).repeat_interleave(2000)
+    scale = torch.rand(len(q), generator=generator).mul(0.1).bfloat16().double()
+    offset = torch.randn(len(q), generator=generator).bfloat16().double()
+    expected = (q * scale + offset).bfloat16()
+    magic = (q.short() | 0x4300).view(torch.bfloat16).double()
+    assert torch.equal(((magic - 128) * scale + offset).bfloat16(), expected)
+    subnormal = (q.short() << 4).view(torch.bfloat16).double()
+    small = (subnormal * (scale * 2.0**65).bfloat16().double() + (offset * 2.0**-64).bfloat16().double()).bfloat16()
+    assert torch.equal((small.double() * 2.0**64).bfloat16(), expected)
+    half = (q.short() | 0x6400).view(torch.float16).double() - 1024
+    assert torch.equal(half, q.double())
