@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from gradus.kernels import int4
+from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference
+from gradus.kernels.gemv import Norm
 from gradus.kernels.int4 import Int4Weights, int4_product, int4_reference, widen, widened_product, widened_reference
+from gradus.kernels.quantize import quantize, quantize_reference
 from gradus.kernels.splits import counters
 from gradus.kernels.tile import TileLaunch
 from gradus.models.layers import Place
+from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
+from tests.kernels.interpreted_e4m3 import rounded_to_nearest
 
 PLACE = Place("down", 0)
 
@@ -21,7 +27,8 @@ PLACE = Place("down", 0)
 def _poisoned():
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
-    yield
+    with rounded_to_nearest():
+        yield
     torch.use_deterministic_algorithms(False)
 
 
@@ -84,3 +91,74 @@ def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypa
     monkeypatch.setattr(int4, "SCRATCH", 1)  # so that there are pieces: 256 rows, and 44
     x, bias = torch.randn(5, k).to(dtype), torch.randn(300).to(dtype)
     assert_close(widened_product(x, weights, bias), int4_reference(x, weights, bias=bias))
+
+
+# -- 8 bits ----------------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "int8": (Int8Linear, torch.int8, None),
+    "fp8": (Fp8Linear, E4M3, None),
+    "fp8-block": (Fp8BlockLinear, E4M3, 128),
+}
+
+
+def eight_bits(scheme: str, widths: tuple[int, ...], k: int) -> EightBitWeights:
+    linear = KINDS[scheme][0](PLACE, k, widths, False)
+    linear.assign("weight", 0, torch.randn(sum(widths), k))
+    return EightBitWeights(linear.values, linear.scales, getattr(linear, "block_of_row", None))
+
+
+@pytest.mark.parametrize("scheme", KINDS)
+@pytest.mark.parametrize(("rows", "k"), [(1, 128), (3, 100), (5, 576), (2, 31)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_activations_are_rounded_as_the_scheme_rounds_them(rows, k, scheme, dtype):
+    _, kind, group = KINDS[scheme]
+    x = torch.randn(rows, k)
+    x[0] *= 100
+    x[-1, : k // 2] = 0
+    x = x.to(dtype)
+    norms = [None, Norm(torch.randn(k), None, 1e-5), Norm(torch.randn(k), torch.randn(k), 1e-5)]
+    for norm in norms:
+        found, expected = quantize(x, kind, group, norm), quantize_reference(x, kind, group, norm)
+        assert found.values.dtype == kind and found.scales.shape == expected.scales.shape
+        if norm is None:  # to the bit
+            assert torch.equal(found.scales, expected.scales)
+            assert torch.equal(found.values.view(torch.int8), expected.values.view(torch.int8))
+        torch.testing.assert_close(found.scales, expected.scales, rtol=2e-3, atol=0)
+        torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=1.01)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_has_no_finite_scale(value):
+    x = torch.randn(3, 40)
+    x[1, 7] = value
+    assert quantize(x, torch.int8).scales.isfinite().tolist() == [[True, False, True]]
+
+
+@pytest.mark.parametrize("scheme", KINDS)
+@pytest.mark.parametrize("k", [256, 576, 100])
+@pytest.mark.parametrize(("rows", "splits", "columns"), [(1, 1, 128), (3, 2, 64), (19, 3, 128)])
+def test_8_bit_weights_meet_8_bit_activations(rows, splits, columns, k, scheme):
+    weights = eight_bits(scheme, (20, 17), k)
+    x = quantize_reference(torch.randn(rows, k), *KINDS[scheme][1:])
+    bias, stream = torch.randn(37), torch.randn(rows, 37)
+    launch = TileLaunch(16, columns, 8, splits, 2, 4)
+    expected = eight_bit_reference(x, weights, torch.float32, bias=bias)
+    assert_close(eight_bit_product(x, weights, torch.float32, launch, bias=bias), expected)
+    expected = eight_bit_reference(x, weights, torch.float32, residual=stream.clone())
+    assert eight_bit_product(x, weights, torch.float32, launch, residual=stream) is stream
+    assert_close(stream, expected)
+    assert_close(
+        eight_bit_product(x, weights, torch.float16, launch, padded=True),
+        eight_bit_reference(x, weights, torch.float16),
+    )
+    assert not counters(x.values.device, 1).any()
+
+
+@pytest.mark.parametrize("scheme", KINDS)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_gate_follows_an_8_bit_product(splits, scheme):
+    weights, x = eight_bits(scheme, (150, 150), 320), quantize_reference(torch.randn(3, 320), *KINDS[scheme][1:])
+    options = {"bias": torch.randn(300), "activation": "silu", "gated": True}
+    out = eight_bit_product(x, weights, torch.float32, TileLaunch(64, 128, 8, splits, 2, 4), **options)
+    assert_close(out, eight_bit_reference(x, weights, torch.float32, **options))

@@ -10,7 +10,11 @@ import pytest
 import torch
 import triton.language as tl
 
+from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.int4 import MAGIC, SUBNORMAL, int4_kernel, widen_kernel
+from gradus.kernels.norm import warps_of
+from gradus.kernels.quantize import quantize_kernel
+from gradus.kernels.tile import TOGETHER
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 
@@ -32,7 +36,15 @@ def assert_within(used: Resources, registers: int) -> None:
 def int4_compiled(tokens: int, rows: int = 64, warps: int = 4, *, kind=tl.bfloat16, **more) -> Resources:
     pointer = "*bf16" if kind == tl.bfloat16 else "*fp16"
     constants = {"bias_ptr": None, "residual_ptr": None, "ACTIVATION": None, "GATED": False, "EVEN_K": True}
-    constants |= {"GROUPS": 1, "KIND": kind, "UNPACK": MAGIC, "BLOCK_M": tokens, "BLOCK_N": rows, "AHEAD": 0}
+    constants |= {
+        "GROUPS": 1,
+        "KIND": kind,
+        "UNPACK": MAGIC,
+        "BLOCK_M": tokens,
+        "BLOCK_N": rows,
+        "GROUP_M": TOGETHER,
+        "AHEAD": 0,
+    }
     constants |= {"PDL": False} | more
     types = {"x_ptr": pointer, "out_ptr": pointer, "words_ptr": "*i16", "pairs_ptr": "*i32"}
     types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "M": "i32", "chunk": "i32"}
@@ -84,6 +96,58 @@ def test_a_matrix_is_made_wide_with_16_bytes_per_access():
     used = compile_for(H200, widen_kernel, types | {"out_ptr": "*bf16"}, constants, num_warps=4)
     assert_within(used, 64)
     assert len(re.findall(r"st\.global[^;]*v4\.b32", used.assembly)) == 8
+
+
+# -- 8 bits --------------------------------------------------------------------------------------------------------
+
+
+def eight_compiled(kind: str, launch: tuple[int, int, int, int, int], *, blocks: bool = False, **more) -> Resources:
+    """launch: rows, columns, tokens, stages, warps."""
+    rows, columns, tokens, stages, warps = launch
+    constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "ACTIVATION": None, "GATED": False}
+    constants |= {"BLOCK_M": tokens, "BLOCK_N": rows, "BLOCK_K": columns, "GROUP_M": TOGETHER, "AHEAD": 0, "PDL": False}
+    constants |= ({} if blocks else {"block_ptr": None}) | more
+    types = {"x_ptr": kind, "weight_ptr": kind, "out_ptr": "*bf16", "block_ptr": "*i64"}
+    types |= {"x_scale_ptr": "*fp32", "scale_ptr": "*fp32", "arrived_ptr": "*i32", "M": "i32", "chunk": "i32"}
+    types |= {"partial_ptr": "*i32" if kind == "*i8" else "*fp32"} | dict.fromkeys(("N", "K", "stride"), "i32:16")
+    types = {name: kind for name, kind in types.items() if name not in constants}
+    return compile_for(H200, eight_bit_kernel, types, constants, num_warps=warps, num_stages=stages)
+
+
+@pytest.mark.parametrize(("kind", "instruction"), [("*i8", "s32.s8.s8"), ("*fp8e4nv", "f32.e4m3.e4m3")])
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize(
+    ("launch", "registers"), [((64, 128, 16, 4, 4), 64), ((64, 128, 64, 4, 4), 160), ((128, 128, 128, 3, 8), 248)]
+)
+def test_8_bit_numbers_meet_in_the_tensor_cores_as_they_are(kind, instruction, blocks, launch, registers):
+    used = eight_compiled(kind, launch, blocks=blocks and kind != "*i8")
+    assert_within(used, registers)
+    assert f"wgmma.mma_async.sync.aligned.m64n{min(launch[2], 128)}k32.{instruction}" in used.assembly
+    assert "cvt.rn.f16x2.e4m3x2" not in used.assembly  # converted before they meet, as a narrower tile's are
+
+
+def test_sums_of_e4m3_are_added_in_float32_every_128_products():
+    code = eight_compiled("*fp8e4nv", (64, 128, 16, 4, 4)).assembly
+    start = code.index("wgmma.mma_async")
+    assert "add.f32" in code[start : code.index("bra", start)] or "add.rn.f32" in code[start : code.index("bra", start)]
+
+
+def test_an_8_bit_gate_s_two_matrices_fit_registers():
+    for kind in ("*i8", "*fp8e4nv"):
+        assert_within(eight_compiled(kind, (64, 128, 16, 4, 4), GATED=True, ACTIVATION="silu"), 96)
+
+
+@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
+@pytest.mark.parametrize(("width", "group"), [(4096, 4096), (4096, 128), (14336, 16384), (14336, 128)])
+def test_a_row_is_rounded_out_of_registers(width, group, kind):
+    block = 4096 if width == 4096 else 16384
+    constants = {"K": width, "LARGEST": 448.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": block, "PDL": False}
+    types = {"x_ptr": "*bf16", "gain_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
+    types |= {"M": "i32", "eps": "fp32"}
+    used = compile_for(H200, quantize_kernel, types, constants | {"shift_ptr": None}, num_warps=warps_of(block))
+    assert_within(used, 128)
+    assert len(re.findall(r"ld\.global[^;]*v4\.b32", used.assembly)) >= 4
+    assert used.assembly.count("div.rn.f32") > block // (32 * warps_of(block))  # each value's, and the scales'
 
 
 # -- arithmetic that no interpreter has ------------------------------------------------------------------------------

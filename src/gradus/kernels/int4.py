@@ -34,15 +34,16 @@ from triton.language import constexpr, tensor
 from gradus.kernels.activation import activation_reference, gated_activation_reference
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.splits import arrives_last, leave, total
-from gradus.kernels.tile import TileLaunch, finish, result
+from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result
 from gradus.quantization.int4 import unpacked
 
 TILE = 128  # columns of a word's four planes
 SCRATCH = 128 << 20  # bytes of a matrix that are wide at a time
 
 # Ways to unpack. PLAIN is arithmetic in float32, for any type. MAGIC is what the head of this file describes. SUBNORMAL
-# saves one instruction per pair: a bfloat16 with a nibble in bits 4 … 7, and nothing else, is the number q 2^-129. Scales
-# times 2^65 and offsets times 2^-64 then give weights times 2^-64, rounded at the same bit; sums are multiplied by 2^64.
+# saves one instruction per pair: a bfloat16 with a nibble in bits 4 … 7, and nothing else, is the number q 2^-129.
+# Scales times 2^65 and offsets times 2^-64 then give weights times 2^-64, rounded at the same bit. The sums are
+# multiplied by 2^64 at the end.
 PLAIN, MAGIC, SUBNORMAL = 0, 1, 2
 UP, SCALED, SHRUNK = tl.constexpr(2.0**64), tl.constexpr(2.0**65), tl.constexpr(2.0**-64)
 
@@ -201,14 +202,16 @@ def int4_kernel(
     x_ptr: tensor, words_ptr: tensor, pairs_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
     partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, stride: int, chunk: int,
     EVEN_K: constexpr, GROUPS: constexpr, KIND: constexpr, UNPACK: constexpr, ACTIVATION: constexpr, GATED: constexpr,
-    BLOCK_M: constexpr, BLOCK_N: constexpr, AHEAD: constexpr, PDL: constexpr,
+    BLOCK_M: constexpr, BLOCK_N: constexpr, GROUP_M: constexpr, AHEAD: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Outputs from program_id(0) * BLOCK_N on, of the BLOCK_M rows program_id(2); of the sum, the `chunk` tiles of 128
-    columns that are program_id(1)'s. stride: from row to row of out and residual.
+    """BLOCK_N outputs of BLOCK_M rows, and of their sum the `chunk` tiles of 128 columns that are program_id(1)'s.
+
+    stride: from row to row of out and residual.
     """
     let_next_start(PDL)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tile_m, tile_n = tl.swizzle2d(tl.program_id(2), tl.program_id(0), tl.num_programs(2), tl.num_programs(0), GROUP_M)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.arange(0, 32)
     inside_n, inside_m = n < N, (m < M)[None, :]
     rows = 2 * N if GATED else N
@@ -216,7 +219,7 @@ def int4_kernel(
     end = min(first + chunk, (K + 127) // 128)
     if PDL:
         for tile in range(first, min(first + AHEAD, end)):  # 128 bytes are two rows' words
-            prefetch(words_ptr + (tile * rows + tl.program_id(0) * BLOCK_N + 2 * tl.arange(0, BLOCK_N // 2)) * 32)
+            prefetch(words_ptr + (tile * rows + tile_n * BLOCK_N + 2 * tl.arange(0, BLOCK_N // 2)) * 32)
     wait_for_previous(PDL)
     x = x_ptr + m.to(tl.int64)[None, :] * K + column[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -288,7 +291,7 @@ def int4_product(
     m, k = x.shape
     assert x.is_contiguous() and m > 0 and weights.words.shape[0] == triton.cdiv(k, TILE)
     outputs = weights.rows // 2 if gated else weights.rows
-    out = result(x, outputs, padded) if residual is None else residual
+    out = result(x, m, outputs, x.dtype, padded) if residual is None else residual
     tiles = weights.words.shape[0]
     shared = launch.shared_sums(m, weights.rows, outputs, tiles, torch.float32, x.device)
     early = starts_early()
@@ -296,7 +299,7 @@ def int4_product(
         x, weights.words, weights.pairs, bias, residual, out, shared.partial, shared.arrived,
         m, outputs, k, out.stride(0), shared.chunk,
         k % TILE == 0, weights.groups, KINDS[weights.kind], way_to_unpack(x, weights) if unpack is None else unpack,
-        activation, gated, launch.tokens, launch.rows, launch.ahead, early,
+        activation, gated, launch.tokens, launch.rows, TOGETHER, launch.ahead, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out
@@ -351,7 +354,7 @@ def widen(weights: Int4Weights, first: int, out: Tensor) -> None:
 
 def widened_product(x: Tensor, weights: Int4Weights, bias: Tensor | None = None, *, padded: bool = False) -> Tensor:
     """x weightᵀ + bias by cuBLAS, a piece of the matrix at a time. Shapes and `padded` as in `int4_product`."""
-    out = result(x, weights.rows, padded)
+    out = result(x, x.shape[0], weights.rows, x.dtype, padded)
     scratch = x.new_empty(min(weights.rows, piece_rows(x.shape[1], x.element_size())), x.shape[1])
     for first in range(0, weights.rows, len(scratch)):
         piece = scratch[: weights.rows - first]

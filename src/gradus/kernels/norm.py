@@ -23,11 +23,14 @@ from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previo
 
 
 @triton.jit
-def _moments(x: tensor, inside: tensor, D: constexpr, CENTER: constexpr, eps: float) -> tensor:
-    """x with its mean taken away if CENTER, and 1 / sqrt(mean(x²) + eps) of that. Lanes beyond the row stay 0."""
+def moments(x: tensor, inside: tensor, D: constexpr, CENTER: constexpr, eps: float) -> tensor:
+    """x with its mean taken away if CENTER, and 1 / sqrt(mean(x²) + eps) of that. Lanes beyond the row stay 0.
+
+    x: a row in any shape.
+    """
     if CENTER:
-        x = tl.where(inside, x - tl.sum(x, 0) / D, 0.0)
-    return x, tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+        x = tl.where(inside, x - tl.sum(x) / D, 0.0)
+    return x, tl.rsqrt(tl.sum(x * x) / D + eps)
 
 
 @triton.jit
@@ -47,12 +50,12 @@ def norm_kernel(
     if delta_ptr is not None:
         delta = tl.load(delta_ptr + here, mask=inside, other=0.0).to(tl.float32)
         if delta_weight_ptr is not None:
-            delta, scale = _moments(delta, inside, D, False, eps)
+            delta, scale = moments(delta, inside, D, False, eps)
             delta = delta * scale * tl.load(delta_weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
         x = (x.to(tl.float32) + delta).to(x_ptr.dtype.element_ty)  # what later layers will read is what is normalized
         tl.store(x_ptr + here, x, mask=inside)
     if weight_ptr is not None:
-        centered, scale = _moments(x.to(tl.float32), inside, D, CENTER, eps)
+        centered, scale = moments(x.to(tl.float32), inside, D, CENTER, eps)
         y = centered * scale * weight
         if bias_ptr is not None:
             y += tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)

@@ -1,7 +1,8 @@
 """A tile of a product whose weights are the high side: its launch, the programs that share its sums, and how it ends.
 
 Used by the products of quantized matrices (`int4.py`, `eight_bits.py`). A program owns `rows` outputs of `tokens` rows
-of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens).
+of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens). Of many tiles, TOGETHER
+of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from gradus.kernels.activation import activate
 from gradus.kernels.splits import counters
 
 ALIGNED = 16  # bytes
+TOGETHER = 8
 
 
 class SharedSums(NamedTuple):
@@ -53,11 +55,11 @@ class TileLaunch(NamedTuple):
         return SharedSums(grid, chunk, partial, counters(device, grid[0] * grid[2]))
 
 
-def result(x: Tensor, outputs: int, padded: bool) -> Tensor:
-    """Memory for [M, N] in x's type; padded: rows lie at multiples of 16 bytes."""
-    aligned = ALIGNED // x.element_size()
+def result(like: Tensor, m: int, outputs: int, dtype: torch.dtype, padded: bool) -> Tensor:
+    """Memory for [M, N]; padded: rows lie at multiples of 16 bytes."""
+    aligned = ALIGNED // dtype.itemsize
     width = -(-outputs // aligned) * aligned if padded else outputs
-    return x.new_empty(x.shape[0], width)[:, :outputs]
+    return torch.empty(m, width, dtype=dtype, device=like.device)[:, :outputs]
 
 
 @triton.jit

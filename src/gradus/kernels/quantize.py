@@ -1,0 +1,103 @@
+"""Activations rounded to 8 bits: the norm, a scale per token or per 128 values, and the values, in one pass.
+
+Idea: a product of 8-bit numbers needs its input's largest magnitude before it can round the first value. As operations
+of their own (norm, magnitude, division, rounding) that is four passes over a row that is 8 kB long; here a program
+holds a row in registers, so it is read once and written once, as bytes.
+
+The normalized row is rounded to the activations' type before its scale is found, as where the norm is a launch of its
+own; division is exact and rounding to nearest even, as torch's. So the values are those of the schemes' references
+(`gradus.quantization.linear.row_scales`), and a token's do not depend on the path that it took.
+
+Bytes per row of K: 2 K read, K written, 4 per scale. Layout: x and values [M, K] row-major; scales [groups, M], so that
+a product reads the scales of neighboring tokens together.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+from triton.language import constexpr, tensor
+
+from gradus.kernels.gemv import Norm
+from gradus.kernels.norm import add_layer_norm_reference, add_rms_norm_reference, moments, warps_of
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.quantization import fp8, int8
+
+LARGEST = {torch.int8: int8.LARGEST, fp8.E4M3: fp8.LARGEST}
+ROUNDS = tl.constexpr(1.5 * 2**23)  # a float32 of this size has no digits behind the point: adding it rounds to even
+
+
+class Rounded(NamedTuple):
+    """values: int8 or e4m3 [M, K]; scales: float32 [groups, M], groups being 1 or ⌈K / 128⌉."""
+
+    values: Tensor
+    scales: Tensor
+
+
+@triton.jit
+def quantize_kernel(
+    x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor, values_ptr: tensor, scales_ptr: tensor, M: int, eps: float,
+    K: constexpr, LARGEST: constexpr, FLOOR: constexpr, GROUP: constexpr, BLOCK: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Row program_id(0). gain and shift may be None: that part is then not compiled. FLOOR: least of magnitudes."""
+    row = tl.program_id(0)
+    group = tl.arange(0, BLOCK // GROUP)
+    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < K
+    here = row.to(tl.int64) * K + column
+    let_next_start(PDL)
+    if gain_ptr is not None:
+        gain = tl.load(gain_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    if gain_ptr is not None:
+        x, scale = moments(x, inside, K, shift_ptr is not None, eps)
+        x = x * scale * gain
+        if shift_ptr is not None:
+            x += tl.load(shift_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # magnitudes, in whose order NaN is above infinity
+    largest = tl.max(bits, 1).to(tl.float32, bitcast=True)
+    scales = tl.div_rn(tl.where(largest < FLOOR, FLOOR, largest), LARGEST)
+    tl.store(scales_ptr + group * M + row, scales, mask=group * GROUP < K)
+    x = tl.div_rn(x, tl.broadcast_to(scales[:, None], x.shape))
+    if values_ptr.dtype.element_ty == tl.int8:
+        x = (x + ROUNDS) - ROUNDS
+    tl.store(values_ptr + here, x.to(values_ptr.dtype.element_ty), mask=inside)
+
+
+def quantize(x: Tensor, dtype: torch.dtype, group: int | None = None, norm: Norm | None = None) -> Rounded:
+    """norm(x) in 8 bits. x: [M, K], contiguous; dtype: int8 or e4m3; group: values with one scale, None for a row."""
+    m, k = x.shape
+    assert x.is_contiguous()
+    block = max(triton.next_power_of_2(k), group or 1)
+    gain, shift, eps = norm or (None, None, 0.0)
+    out = torch.empty(m, k, dtype=dtype, device=x.device)
+    scales = torch.empty(triton.cdiv(k, group or k), m, dtype=torch.float32, device=x.device)
+    early = starts_early()
+    quantize_kernel[(m,)](
+        x, gain, shift, out, scales, m, eps, k, LARGEST[dtype], torch.finfo(torch.float32).tiny * LARGEST[dtype],
+        group or block, block, early, num_warps=warps_of(block), launch_pdl=early,
+    )  # fmt: skip
+    return Rounded(out, scales)
+
+
+# -- the same in torch -----------------------------------------------------------------------------------------------
+
+
+def quantize_reference(x: Tensor, dtype: torch.dtype, group: int | None = None, norm: Norm | None = None) -> Rounded:
+    if norm is not None and norm.bias is not None:
+        x = add_layer_norm_reference(x, None, norm.weight, norm.bias, norm.eps)
+    elif norm is not None:
+        x = add_rms_norm_reference(x, None, norm.weight, norm.eps)
+    if dtype == torch.int8:
+        values, scales = int8.to_int8(x)
+        return Rounded(values, scales.t())
+    if group is None:
+        values, scales = fp8.to_fp8(x)
+        return Rounded(values, scales.t())
+    values, scales = fp8.to_fp8(F.pad(x, (0, -x.shape[1] % group)).unflatten(1, (-1, group)))
+    return Rounded(values.flatten(1)[:, : x.shape[1]].contiguous(), scales.squeeze(2).t().contiguous())
