@@ -90,7 +90,11 @@ def test_a_matrix_made_wide_is_the_scheme_s_to_the_bit(k, group, dtype, monkeypa
     assert torch.equal(out, expected[200:270])
     monkeypatch.setattr(int4, "SCRATCH", 1)  # so that there are pieces: 256 rows, and 44
     x, bias = torch.randn(5, k).to(dtype), torch.randn(300).to(dtype)
-    assert_close(widened_product(x, weights, bias), int4_reference(x, weights, bias=bias))
+    assert_close(widened_product(x, weights, bias=bias), int4_reference(x, weights, bias=bias))
+    stream = torch.randn(5, 300).to(dtype)
+    expected = int4_reference(x, weights, bias=bias, residual=stream.clone())
+    assert widened_product(x, weights, bias=bias, residual=stream) is stream
+    assert_close(stream, expected)
 
 
 # -- 8 bits ----------------------------------------------------------------------------------------------------------

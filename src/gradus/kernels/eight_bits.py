@@ -68,7 +68,7 @@ def _summed(
     return sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "chunk"])  # no kernel of its own for one row, or a multiple of 16
 def eight_bit_kernel(
     x_ptr: tensor, x_scale_ptr: tensor, weight_ptr: tensor, scale_ptr: tensor, block_ptr: tensor, bias_ptr: tensor,
     residual_ptr: tensor, out_ptr: tensor, partial_ptr: tensor, arrived_ptr: tensor,

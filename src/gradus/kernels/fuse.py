@@ -10,14 +10,15 @@ in a step of decodes the way to the pages vanishes into attention, where heads a
 Nothing here waits for the GPU or allocates by what it finds there, so a step may be captured in a CUDA graph; one view
 serves steps that are run and steps that are captured, inside `early_launches` and outside.
 
-A matrix with a `forward` of its own (quantized, sharded) keeps it unless it names a twin, and the parts around it are
-fused all the same.
+A matrix with a `forward` of its own (sharded, say) keeps it unless it names a twin, as quantized ones do in
+`fuse_quantized.py`; the parts around it are fused all the same.
 """
 
 from typing import Protocol, cast
 
 from torch import Tensor, nn
 
+from gradus.kernels import fuse_quantized  # noqa: F401 (names the twins of quantized matrices)
 from gradus.kernels.activation import activation, gated_activation
 from gradus.kernels.gemv import Norm
 from gradus.kernels.linear import fused_gemv, linear

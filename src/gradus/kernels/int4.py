@@ -197,7 +197,7 @@ def _x(x: tensor, column: tensor, inside_m: tensor, K: int, EVEN_K: constexpr) -
     return tl.load(x, mask=inside_m & (column < K)[:, None], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "chunk"])  # no kernel of its own for one row, or a multiple of 16
 def int4_kernel(
     x_ptr: tensor, words_ptr: tensor, pairs_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
     partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, stride: int, chunk: int,
@@ -316,7 +316,7 @@ def way_to_unpack(x: Tensor, weights: Int4Weights) -> int:
 # -- many rows -------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count"])
 def widen_kernel(
     words_ptr: tensor, pairs_ptr: tensor, out_ptr: tensor, first: int, count: int, ROWS: int, K: int,
     GROUPS: constexpr, KIND: constexpr, BLOCK_N: constexpr, PDL: constexpr,
@@ -352,20 +352,31 @@ def widen(weights: Int4Weights, first: int, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def widened_product(x: Tensor, weights: Int4Weights, bias: Tensor | None = None, *, padded: bool = False) -> Tensor:
-    """x weightᵀ + bias by cuBLAS, a piece of the matrix at a time. Shapes and `padded` as in `int4_product`."""
-    out = result(x, x.shape[0], weights.rows, x.dtype, padded)
-    scratch = x.new_empty(min(weights.rows, piece_rows(x.shape[1], x.element_size())), x.shape[1])
+def widened_product(
+    x: Tensor,
+    weights: Int4Weights,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    padded: bool = False,
+) -> Tensor:
+    """residual + x weightᵀ + bias by cuBLAS, a piece of the matrix at a time. Arguments as in `int4_product`."""
+    out = result(x, x.shape[0], weights.rows, x.dtype, padded) if residual is None else residual
+    scratch = x.new_empty(piece_rows(weights.rows, x.shape[1], x.element_size()), x.shape[1])
     for first in range(0, weights.rows, len(scratch)):
         piece = scratch[: weights.rows - first]
         widen(weights, first, piece)
-        torch.mm(x, piece.t(), out=out[:, first : first + len(piece)])
+        columns = out[:, first : first + len(piece)]
+        if residual is None:
+            torch.mm(x, piece.t(), out=columns)
+        else:
+            columns.addmm_(x, piece.t())
     return out if bias is None else out.add_(bias)
 
 
-def piece_rows(k: int, itemsize: int) -> int:
-    """Rows of a matrix that are wide at a time: whole tiles of a library's product."""
-    return max(256, SCRATCH // (k * itemsize) // 256 * 256)
+def piece_rows(n: int, k: int, itemsize: int) -> int:
+    """Rows of a matrix [n, k] that are wide at a time: whole tiles of a library's product."""
+    return min(n, max(256, SCRATCH // (k * itemsize) // 256 * 256))
 
 
 # -- the same in torch -----------------------------------------------------------------------------------------------

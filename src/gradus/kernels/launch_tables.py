@@ -13,11 +13,11 @@ Choices depend on the device's name and the product's shape alone, so all ranks 
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,6 +26,19 @@ from gradus.kernels.gemv import GemvLaunch
 from gradus.kernels.skinny import SkinnyLaunch
 
 Launch = GemvLaunch | SkinnyLaunch
+
+
+class OfDevice(Protocol):
+    """A file of launches that were measured on a device."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def capability(self) -> Capability: ...
+
+
+Stored = TypeVar("Stored", bound=OfDevice)
 
 
 class LaunchTable(Protocol):
@@ -70,7 +83,12 @@ class Measured:
         return self.gemv[self._nearest(n, k)]
 
     def _nearest(self, n: int, k: int) -> tuple[int, int]:
-        return min(self.launches, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
+        return nearest(self.launches, n, k)
+
+
+def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int]:
+    """The shape with the smallest log-ratio to [n, k]."""
+    return min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
 
 
 def _launches(rows: Sequence[int], stored: Sequence[Any]) -> tuple[Launch | None, ...]:
@@ -99,11 +117,16 @@ def table_of(device: torch.device) -> LaunchTable:
 
 
 def matching(name: str, able: Capability) -> LaunchTable:
-    """The file of this device, or of the first one (by file name) with its capability, or else `Unmeasured`."""
-    tables = stored_tables()
+    """The file of this device or its like, or else `Unmeasured`."""
+    return of_device(stored_tables(), name, able) or Unmeasured()
+
+
+def of_device(tables: Iterable[Stored], name: str, able: Capability) -> Stored | None:
+    """The table of this device, or of the first one (by file name) with its capability."""
+    tables = list(tables)
     same = [table for table in tables if table.device == name]
     alike = [table for table in tables if table.capability == able]
-    return next(iter(same + alike), Unmeasured())
+    return next(iter(same + alike), None)
 
 
 @cache

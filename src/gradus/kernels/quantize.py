@@ -37,7 +37,7 @@ class Rounded(NamedTuple):
     scales: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def quantize_kernel(
     x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor, values_ptr: tensor, scales_ptr: tensor, M: int, eps: float,
     K: constexpr, LARGEST: constexpr, FLOOR: constexpr, GROUP: constexpr, BLOCK: constexpr, PDL: constexpr,

@@ -1,0 +1,169 @@
+"""Quantized matrices in a fused model: the twin of each scheme, with the norm before it and what follows it inside.
+
+What a scheme's reference does in many operations is here one launch for 4 bits, and two for 8: the activations are
+rounded in one, together with the norm, and multiplied in the other. For few rows the activation behind it, gated or
+not, is part of the product; for many it is a launch of its own, since a gate's two sums take the registers of a tile
+twice as large. A sum with the residual stream is part of every product but the library's.
+
+Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradus.kernels.activation import activation as activate_rows
+from gradus.kernels.activation import gated_activation
+from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, library_product
+from gradus.kernels.gemv import Norm
+from gradus.kernels.int4 import Int4Weights, int4_product, piece_rows, widened_product
+from gradus.kernels.overlap import early_launches, starts_early
+from gradus.kernels.quantize import Rounded, quantize
+from gradus.kernels.tile import TileLaunch, result
+from gradus.kernels.tile_tables import Scheme, choose_tile
+from gradus.kernels.view import Twin, twin_of
+from gradus.models.layers import Activation, Gated, RMSNorm
+from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.linear import QuantizedLinear
+
+FUSED_ROWS = 64  # up to here an activation is part of the product before it
+
+
+class FusedQuantized(Twin, QuantizedLinear):
+    """Subclass: `scheme`, `product`, `after_norm`."""
+
+    scheme: ClassVar[Scheme]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x.shape[0], x, None)
+
+    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+        if then is None:
+            return self.run(x.shape[0], x, norm)
+        if x.shape[0] > FUSED_ROWS:
+            return then.forward(self.run(x.shape[0], x, norm))
+        return self.run(x.shape[0], x, norm, activation=then.name, gated=isinstance(then, Gated))
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return self.run(x.shape[0], x, None, residual=stream)
+
+    def run(self, m: int, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, **around: Any) -> Tensor:
+        """norm(x) times the matrix, with what is around it. x: [m, K]. Logits are padded, and never start early."""
+        head, gated = self.place.role == "head", around.get("gated", False)
+        if head and starts_early():
+            with early_launches(False):
+                return self.run(m, x, norm, **around)
+        n = sum(self.out_features)
+        if not m:
+            return result(x, m, n // 2 if gated else n, x.dtype, padded=head)
+        launch = choose_tile(self.scheme, m, n, self.in_features, x.dtype, x.device, gated=gated)
+        return self.product(x, norm, launch, padded=head, bias=self.bias, **around)
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        """around: bias, and activation, gated or residual. A launch that is None is the library's."""
+        raise NotImplementedError
+
+    def scratch_bytes(self, m: int, dtype: torch.dtype, device: torch.device) -> int:
+        """What a product of m rows holds beside its result."""
+        n, k = sum(self.out_features), self.in_features
+        launch = choose_tile(self.scheme, m, n, k, dtype, device)
+        shared = launch.splits * m * n * 4 if launch and launch.splits > 1 else 0
+        return shared + self.operand_bytes(m, launch, dtype)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        """What is made of the matrix or of its input."""
+        raise NotImplementedError
+
+
+@twin_of(Int4Linear)
+class FusedInt4(FusedQuantized, Int4Linear):
+    scheme = "int4"
+
+    def __init__(self, part: Int4Linear) -> None:
+        super().__init__(part)
+        self.weights = Int4Weights(part.words, part.pairs, part.kind)
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        x = x if norm is None else norm.forward(x)
+        x = x if self.order is None else x.index_select(1, self.order)
+        if launch is None:
+            return activated(widened_product, x, self.weights, padded=padded, **around)
+        return int4_product(x, self.weights, launch, padded=padded, **around)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        n, k = sum(self.out_features), self.in_features
+        return piece_rows(n, k, dtype.itemsize) * k * dtype.itemsize if launch is None else 0
+
+
+class FusedEightBits(FusedQuantized):
+    """Subclass: `kind`, `group`, `weights`."""
+
+    kind: ClassVar[torch.dtype]
+    group: ClassVar[int | None] = None
+    """Activations with one scale; None is a whole row."""
+    weights: EightBitWeights
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        before = None if norm is None else Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
+        rounded = quantize(x, self.kind, self.group, before)
+        if launch is None:
+            return activated(self.by_library, rounded, x.dtype, **around)
+        return eight_bit_product(rounded, self.weights, x.dtype, launch, padded=padded, **around)
+
+    def by_library(
+        self, x: Rounded, dtype: torch.dtype, *, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        out = library_product(x, self.weights, dtype, bias)
+        return out if residual is None else residual.add_(out)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        n, k = sum(self.out_features), self.in_features
+        sums = 8 * m * n if launch is None and self.kind == torch.int8 else 0  # int32, and those in float32
+        return sums + m * (k + 4 * -(-k // (self.group or k)))
+
+
+@twin_of(Int8Linear)
+class FusedInt8(FusedEightBits, Int8Linear):
+    scheme, kind = "int8", torch.int8
+
+    def __init__(self, part: Int8Linear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales)
+
+
+@twin_of(Fp8Linear)
+class FusedFp8(FusedEightBits, Fp8Linear):
+    scheme, kind = "fp8", E4M3
+
+    def __init__(self, part: Fp8Linear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales)
+
+
+@twin_of(Fp8BlockLinear)
+class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
+    scheme, kind, group = "fp8-block", E4M3, BLOCK
+
+    def __init__(self, part: Fp8BlockLinear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
+
+
+def activated(
+    product: Callable[..., Tensor], *operands: Any, activation: str | None = None, gated: bool = False, **around: Any
+) -> Tensor:
+    """A library's product, and the activation in a launch of its own."""
+    out = product(*operands, **around)
+    if activation is None:
+        return out
+    return gated_activation(out, activation) if gated else activate_rows(out, activation)
