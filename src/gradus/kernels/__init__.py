@@ -4,13 +4,14 @@ They are imported only by the parts that launch them: without a GPU, Triton need
 
     norm.py, activation.py                one pass over rows
     overlap.py                            launches that start while the ones before them drain
-    gemv.py, skinny.py                    products of few rows;  linear.py: which one, by launch_tables.py (measured/)
+    gemv.py, splits.py, skinny.py         products of few rows;  linear.py: which one, by launch_tables.py (measured/)
+    tile.py, int4.py, quantize.py, eight_bits.py   products of quantized matrices, whose tiles tile_tables.py chooses
     rope_store.py, new_token.py           rotation, and the new keys and values on their pages
     online_softmax.py, paged_attention.py, paged_attention_reference.py
     attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
     noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
     seen_words.py, slot_settings.py, narrowing.py, likeliest.py, asked_sampling.py   the draw of rows that ask for more
-    view.py, fuse.py                      the kernels under a model;  compiling.py: all compiled side by side
+    view.py, fuse.py, fuse_quantized.py   the kernels under a model;  compiling.py: all compiled side by side
 """
 
 from importlib.util import find_spec

@@ -26,8 +26,7 @@ from triton.language import constexpr, tensor
 from gradus.kernels.activation import activation_reference, gated_activation_reference
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.quantize import Rounded
-from gradus.kernels.splits import arrives_last, leave, total
-from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result
+from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result, share, shared
 
 BLOCK = 128
 
@@ -55,17 +54,24 @@ def _tile(rows: tensor, column: tensor, inside: tensor, K: int, EVEN_K: constexp
 @triton.jit
 def _summed(
     sums: tensor, weight: tensor, x: tensor, scale_ptr: tensor, x_scale: tensor, block: tensor, inside_n: tensor,
-    start: int, blocks: int, BLOCKS: constexpr,
+    start: int, K: int, BLOCKS: constexpr,
 ) -> tensor:  # fmt: skip
     """sums, and the products of one tile; of blocks with their scales."""
     if sums.dtype == tl.int32:
         sums = tl.dot(weight, x, sums, out_dtype=tl.int32)
     elif BLOCKS:
-        scale = tl.load(scale_ptr + block * blocks + start // 128, mask=inside_n, other=0.0)
+        scale = tl.load(scale_ptr + block * ((K + 127) // 128) + start // 128, mask=inside_n, other=0.0)
         sums += tl.dot(weight, x) * (scale[:, None] * x_scale[None, :])
     else:
         sums += tl.dot(weight, x, max_num_imprecise_acc=min(128, weight.shape[1]))
     return sums
+
+
+@triton.jit
+def _scaled(sums: tensor, tokens: tensor, rows: tensor, inside_m: tensor, inside_n: tensor) -> tensor:
+    """tokens, rows: pointers to the scales of x's rows and the matrix's."""
+    token = tl.load(tokens, mask=inside_m, other=0.0)
+    return sums * token[None, :] * tl.load(rows, mask=inside_n, other=0.0)[:, None]
 
 
 @triton.jit(do_not_specialize=["M", "chunk"])  # no kernel of its own for one row, or a multiple of 16
@@ -86,14 +92,13 @@ def eight_bit_kernel(
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     inside_n, inside_m = n < N, m < M
-    rows = 2 * N if GATED else N
     first = tl.program_id(1) * chunk * BLOCK_K
     end = min(first + chunk * BLOCK_K, K)
     weights = weight_ptr + n.to(tl.int64)[:, None] * K
     up_weights = weight_ptr + (N + n).to(tl.int64)[:, None] * K
     if PDL:
         for start in range(first, min(first + AHEAD * BLOCK_K, end), 128):
-            prefetch(weight_ptr + n.to(tl.int64) * K + start)
+            prefetch(weight_ptr + tl.minimum(n, N - 1).to(tl.int64) * K + start)
     block, up_block = n, n
     if block_ptr is not None:
         block = tl.load(block_ptr + n, mask=inside_n, other=0)
@@ -106,37 +111,29 @@ def eight_bit_kernel(
     else:
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     ups = sums
-    blocks = (K + 127) // 128
     x_scale = tl.zeros((BLOCK_M,), tl.float32)
     for start in range(first, end, BLOCK_K):
         weight = _tile(weights, start + k[None, :], inside_n[:, None], K, EVEN_K)
         v = _tile(x, start + k[:, None], inside_m[None, :], K, EVEN_K)
         if block_ptr is not None:
             x_scale = tl.load(x_scale_ptr + (start // 128) * M + m, mask=inside_m, other=0.0)
-        sums = _summed(sums, weight, v, scale_ptr, x_scale, block, inside_n, start, blocks, block_ptr is not None)
+        sums = _summed(sums, weight, v, scale_ptr, x_scale, block, inside_n, start, K, block_ptr is not None)
         if GATED:
             up = _tile(up_weights, start + k[None, :], inside_n[:, None], K, EVEN_K)
-            ups = _summed(ups, up, v, scale_ptr, x_scale, up_block, inside_n, start, blocks, block_ptr is not None)
+            ups = _summed(ups, up, v, scale_ptr, x_scale, up_block, inside_n, start, K, block_ptr is not None)
 
     inside = inside_m[None, :] & inside_n[:, None]
-    here = m[None, :] * rows + n[:, None]
     last = True
     if partial_ptr is not None:
-        leave(sums, here, inside, partial_ptr, M * rows)
-        if GATED:
-            leave(ups, here + N, inside, partial_ptr, M * rows)
-        last = arrives_last(arrived_ptr, tl.program_id(2) * tl.num_programs(0) + tl.program_id(0))
+        last = share(sums, ups, n, m, inside, partial_ptr, arrived_ptr, M, N, GATED)
     if last:
         if partial_ptr is not None:
-            sums = total(sums, here, inside, partial_ptr, M * rows)
-            if GATED:
-                ups = total(ups, here + N, inside, partial_ptr, M * rows)
+            sums, ups = shared(sums, ups, n, m, inside, partial_ptr, M, N, GATED)
         wide, wide_ups = sums.to(tl.float32), ups.to(tl.float32)
         if block_ptr is None:
-            tokens = tl.load(x_scale_ptr + m, mask=inside_m, other=0.0)[None, :]
-            wide = wide * tokens * tl.load(scale_ptr + n, mask=inside_n, other=0.0)[:, None]
+            wide = _scaled(wide, x_scale_ptr + m, scale_ptr + n, inside_m, inside_n)
             if GATED:
-                wide_ups = wide_ups * tokens * tl.load(scale_ptr + N + n, mask=inside_n, other=0.0)[:, None]
+                wide_ups = _scaled(wide_ups, x_scale_ptr + m, scale_ptr + N + n, inside_m, inside_n)
         finish(wide, wide_ups, n, m, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, stride, ACTIVATION, GATED)
 
 
@@ -163,14 +160,14 @@ def eight_bit_product(
     assert weights.block_of_row is None or launch.columns <= BLOCK
     outputs = weights.rows // 2 if gated else weights.rows
     out = result(x.values, m, outputs, dtype, padded) if residual is None else residual
-    shared = launch.shared_sums(
+    sums = launch.shared_sums(
         m, weights.rows, outputs, triton.cdiv(k, launch.columns),
         torch.int32 if weights.values.dtype == torch.int8 else torch.float32, x.values.device,
     )  # fmt: skip
     early = starts_early()
-    eight_bit_kernel[shared.grid](
+    eight_bit_kernel[sums.grid](
         x.values, x.scales, weights.values, weights.scales, weights.block_of_row, bias, residual, out,
-        shared.partial, shared.arrived, m, outputs, k, out.stride(0), shared.chunk,
+        sums.partial, sums.arrived, m, outputs, k, out.stride(0), sums.chunk,
         k % launch.columns == 0, activation, gated, launch.tokens, launch.rows, launch.columns, TOGETHER, launch.ahead,
         early, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip

@@ -33,8 +33,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.activation import activation_reference, gated_activation_reference
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
-from gradus.kernels.splits import arrives_last, leave, total
-from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result
+from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result, share, shared
 from gradus.quantization.int4 import unpacked
 
 TILE = 128  # columns of a word's four planes
@@ -197,6 +196,25 @@ def _x(x: tensor, column: tensor, inside_m: tensor, K: int, EVEN_K: constexpr) -
     return tl.load(x, mask=inside_m & (column < K)[:, None], other=0.0)
 
 
+@triton.jit
+def _words(words_ptr: tensor, row: tensor, inside: tensor) -> tensor:
+    """Words of some rows, counted from the first tile on: [BLOCK_N, 32]."""
+    return tl.load(words_ptr + row[:, None] * 32 + tl.arange(0, 32)[None, :], mask=inside[:, None], other=0)
+
+
+@triton.jit
+def _summed(
+    sums: tensor, words: tensor, x0: tensor, x1: tensor, x2: tensor, x3: tensor, pairs_ptr: tensor, tile: int,
+    row: tensor, inside: tensor, ROWS: int, GROUPS: constexpr, KIND: constexpr, UNPACK: constexpr,
+) -> tensor:  # fmt: skip
+    """sums, and the products of a tile's four planes."""
+    w0, w1, w2, w3 = _weights(words, pairs_ptr, tile, row, inside, ROWS, GROUPS, KIND, UNPACK, x0.dtype)
+    sums = tl.dot(w0, x0, sums, input_precision="ieee")
+    sums = tl.dot(w1, x1, sums, input_precision="ieee")
+    sums = tl.dot(w2, x2, sums, input_precision="ieee")
+    return tl.dot(w3, x3, sums, input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["M", "chunk"])  # no kernel of its own for one row, or a multiple of 16
 def int4_kernel(
     x_ptr: tensor, words_ptr: tensor, pairs_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
@@ -218,52 +236,33 @@ def int4_kernel(
     first = tl.program_id(1) * chunk
     end = min(first + chunk, (K + 127) // 128)
     if PDL:
-        for tile in range(first, min(first + AHEAD, end)):  # 128 bytes are two rows' words
-            prefetch(words_ptr + (tile * rows + tile_n * BLOCK_N + 2 * tl.arange(0, BLOCK_N // 2)) * 32)
+        pairs_of_rows = tl.minimum(tile_n * BLOCK_N + 2 * tl.arange(0, BLOCK_N // 2), N - 1)  # 128 bytes of words
+        for tile in range(first, min(first + AHEAD, end)):
+            prefetch(words_ptr + (tile * rows + pairs_of_rows) * 32)
     wait_for_previous(PDL)
     x = x_ptr + m.to(tl.int64)[None, :] * K + column[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     ups = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for tile in range(first, end):
-        words = tl.load(words_ptr + (tile * rows + n)[:, None] * 32 + column[None, :], mask=inside_n[:, None], other=0)
-        if GATED:
-            up_words = tl.load(
-                words_ptr + (tile * rows + N + n)[:, None] * 32 + column[None, :], mask=inside_n[:, None], other=0
-            )
         start = tile * 128
+        words = _words(words_ptr, tile * rows + n, inside_n)
+        if GATED:
+            up_words = _words(words_ptr, tile * rows + N + n, inside_n)
         x0 = _x(x + start, start + column, inside_m, K, EVEN_K)
         x1 = _x(x + start + 32, start + 32 + column, inside_m, K, EVEN_K)
         x2 = _x(x + start + 64, start + 64 + column, inside_m, K, EVEN_K)
         x3 = _x(x + start + 96, start + 96 + column, inside_m, K, EVEN_K)
-        w0, w1, w2, w3 = _weights(
-            words, pairs_ptr, tile, n, inside_n, rows, GROUPS, KIND, UNPACK, x_ptr.dtype.element_ty
-        )
-        sums = tl.dot(w0, x0, sums, input_precision="ieee")
-        sums = tl.dot(w1, x1, sums, input_precision="ieee")
-        sums = tl.dot(w2, x2, sums, input_precision="ieee")
-        sums = tl.dot(w3, x3, sums, input_precision="ieee")
+        sums = _summed(sums, words, x0, x1, x2, x3, pairs_ptr, tile, n, inside_n, rows, GROUPS, KIND, UNPACK)
         if GATED:
-            w0, w1, w2, w3 = _weights(
-                up_words, pairs_ptr, tile, N + n, inside_n, rows, GROUPS, KIND, UNPACK, x_ptr.dtype.element_ty
-            )
-            ups = tl.dot(w0, x0, ups, input_precision="ieee")
-            ups = tl.dot(w1, x1, ups, input_precision="ieee")
-            ups = tl.dot(w2, x2, ups, input_precision="ieee")
-            ups = tl.dot(w3, x3, ups, input_precision="ieee")
+            ups = _summed(ups, up_words, x0, x1, x2, x3, pairs_ptr, tile, N + n, inside_n, rows, GROUPS, KIND, UNPACK)
 
     inside = inside_m & inside_n[:, None]
-    here = m[None, :] * rows + n[:, None]
     last = True
     if partial_ptr is not None:
-        leave(sums, here, inside, partial_ptr, M * rows)
-        if GATED:
-            leave(ups, here + N, inside, partial_ptr, M * rows)
-        last = arrives_last(arrived_ptr, tl.program_id(2) * tl.num_programs(0) + tl.program_id(0))
+        last = share(sums, ups, n, m, inside, partial_ptr, arrived_ptr, M, N, GATED)
     if last:
         if partial_ptr is not None:
-            sums = total(sums, here, inside, partial_ptr, M * rows)
-            if GATED:
-                ups = total(ups, here + N, inside, partial_ptr, M * rows)
+            sums, ups = shared(sums, ups, n, m, inside, partial_ptr, M, N, GATED)
         if UNPACK == 2:
             sums *= UP
             ups *= UP
@@ -293,11 +292,11 @@ def int4_product(
     outputs = weights.rows // 2 if gated else weights.rows
     out = result(x, m, outputs, x.dtype, padded) if residual is None else residual
     tiles = weights.words.shape[0]
-    shared = launch.shared_sums(m, weights.rows, outputs, tiles, torch.float32, x.device)
+    sums = launch.shared_sums(m, weights.rows, outputs, tiles, torch.float32, x.device)
     early = starts_early()
-    int4_kernel[shared.grid](
-        x, weights.words, weights.pairs, bias, residual, out, shared.partial, shared.arrived,
-        m, outputs, k, out.stride(0), shared.chunk,
+    int4_kernel[sums.grid](
+        x, weights.words, weights.pairs, bias, residual, out, sums.partial, sums.arrived,
+        m, outputs, k, out.stride(0), sums.chunk,
         k % TILE == 0, weights.groups, KINDS[weights.kind], way_to_unpack(x, weights) if unpack is None else unpack,
         activation, gated, launch.tokens, launch.rows, TOGETHER, launch.ahead, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
@@ -328,9 +327,7 @@ def widen_kernel(
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < count
     column = tl.arange(0, 32)
-    words = tl.load(
-        words_ptr + (tile * ROWS + first + n)[:, None] * 32 + column[None, :], mask=inside[:, None], other=0
-    )
+    words = _words(words_ptr, tile * ROWS + first + n, inside)
     w0, w1, w2, w3 = _weights(
         words, pairs_ptr, tile, first + n, inside, ROWS, GROUPS, KIND, 0, out_ptr.dtype.element_ty
     )

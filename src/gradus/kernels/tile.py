@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.activation import activate
-from gradus.kernels.splits import counters
+from gradus.kernels.splits import arrives_last, counters, leave, total
 
 ALIGNED = 16  # bytes
 TOGETHER = 8
@@ -60,6 +60,34 @@ def result(like: Tensor, m: int, outputs: int, dtype: torch.dtype, padded: bool)
     aligned = ALIGNED // dtype.itemsize
     width = -(-outputs // aligned) * aligned if padded else outputs
     return torch.empty(m, width, dtype=dtype, device=like.device)[:, :outputs]
+
+
+@triton.jit
+def share(
+    sums: tensor, ups: tensor, n: tensor, m: tensor, inside: tensor, partial_ptr: tensor, arrived_ptr: tensor,
+    M: int, N: int, GATED: constexpr,
+) -> tensor:  # fmt: skip
+    """Leave a program's sums for the last one of its tile; whether it is that itself."""
+    rows = 2 * N if GATED else N
+    here = m[None, :] * rows + n[:, None]
+    leave(sums, here, inside, partial_ptr, M * rows)
+    if GATED:
+        leave(ups, here + N, inside, partial_ptr, M * rows)
+    return arrives_last(arrived_ptr, tl.program_id(2) * tl.num_programs(0) + tl.program_id(0))
+
+
+@triton.jit
+def shared(
+    sums: tensor, ups: tensor, n: tensor, m: tensor, inside: tensor, partial_ptr: tensor, M: int, N: int,
+    GATED: constexpr,
+) -> tensor:  # fmt: skip
+    """The sums of all programs of a tile."""
+    rows = 2 * N if GATED else N
+    here = m[None, :] * rows + n[:, None]
+    sums = total(sums, here, inside, partial_ptr, M * rows)
+    if GATED:
+        ups = total(ups, here + N, inside, partial_ptr, M * rows)
+    return sums, ups
 
 
 @triton.jit
