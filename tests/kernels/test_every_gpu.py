@@ -5,11 +5,13 @@ runs always, all of it by `make stress`.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.device.capability import OLDEST, Capability
@@ -17,14 +19,20 @@ from gradus.kernels import asked_sampling, attention_work, narrowing, paged_atte
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.eight_bits import eight_bit_kernel
+from gradus.kernels.fuse_quantized import FUSED_ROWS
 from gradus.kernels.gemv import gemv_kernel
+from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
 from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
 from gradus.kernels.norm import norm_kernel, warps_of
+from gradus.kernels.quantize import quantize_kernel
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
 from gradus.kernels.slot_settings import SlotSettings
+from gradus.kernels.tile import TOGETHER
+from gradus.kernels.tile_tables import SCHEMES, Scheme, unmeasured_tile
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -32,6 +40,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # are short; of a prompt's 256 rows some values are spilled outside of the loop (faster all the same, measured).
 SPILLED = {
     "decode that turns 64 float32": 16,
+    "int4 1 gated": 8,  # once before the loop
     "prompt 64 float32": 16,
     "prompt 128 bfloat16 256": 256,
     "prompt 128 float32": 384,
@@ -57,6 +66,8 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     """By name, the kernels of a Qwen3-like model on this GPU."""
     yield from beside_products()
     yield from products(able)
+    yield from quantized_products(able)
+    yield from beside_quantized(able)
     yield from samplers()
     yield from asked_samplers()
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4)):
@@ -98,6 +109,49 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         yield f"skinny {' '.join(map(str, launch))}", Case(skinny_kernel, types, constants, options)
+
+
+def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
+    """With a bias and a residual, or with a gate, whose sums are twice as many."""
+    types = {"words_ptr": "*i16", "pairs_ptr": "*i32", "x_scale_ptr": "*fp32", "scale_ptr": "*fp32", "M": "i32"}
+    types |= {"block_ptr": "*i64", "arrived_ptr": "*i32", "chunk": "i32"} | dict.fromkeys(
+        ("N", "K", "stride"), "i32:16"
+    )
+    for scheme, m, gated in product(schemes_of(able), (1, 16, 64, 256), (False, True)):
+        if gated and m > FUSED_ROWS:
+            continue
+        launch = unmeasured_tile(scheme, m, 4096, 4096)
+        constants = {"EVEN_K": True, "ACTIVATION": "silu" if gated else None, "GATED": gated, "GROUP_M": TOGETHER}
+        constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows, "AHEAD": launch.ahead}
+        constants |= {"residual_ptr": None} if gated else {}
+        constants |= {"partial_ptr": None, "arrived_ptr": None} if launch.splits == 1 else {}
+        if scheme == "int4":
+            kernel, kinds = int4_kernel, {"partial_ptr": "*fp32"}
+            constants |= {"GROUPS": 1, "KIND": tl.bfloat16, "UNPACK": MAGIC}
+        else:
+            kind = "*i8" if scheme == "int8" else "*fp8e4nv"
+            kernel, kinds = eight_bit_kernel, {"x_ptr": kind, "weight_ptr": kind}
+            kinds["partial_ptr"] = "*i32" if scheme == "int8" else "*fp32"
+            constants |= {"BLOCK_K": launch.columns} | ({} if scheme == "fp8-block" else {"block_ptr": None})
+        named = {name: kind for name, kind in (types | kinds).items() if name in kernel.arg_names}
+        named = {name: kind for name, kind in named.items() if name not in constants}
+        options = {"num_warps": launch.warps, "num_stages": launch.stages}
+        yield f"{scheme} {m}{' gated' if gated else ''}", Case(kernel, named, constants, options)
+
+
+def schemes_of(able: Capability) -> list[Scheme]:
+    """A GPU without arithmetic for e4m3 is refused those schemes, by `gradus.quantization.schemes`."""
+    return [scheme for scheme in SCHEMES if able.multiplies_fp8 or not scheme.startswith("fp8")]
+
+
+def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
+    types = {"words_ptr": "*i16", "pairs_ptr": "*i32", "ROWS": "i32:16", "K": "i32:16", "first": "i32", "count": "i32"}
+    constants = {"GROUPS": 1, "KIND": tl.bfloat16, "BLOCK_N": 64}
+    yield "widen", Case(widen_kernel, types, constants, {"num_warps": 4})
+    for kind, group in product(["*i8", "*fp8e4nv"] if able.multiplies_fp8 else ["*i8"], (128, 16384)):
+        types = {"values_ptr": kind, "scales_ptr": "*fp32", "M": "i32", "eps": "fp32"}
+        constants = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": 16384, "shift_ptr": None}
+        yield f"rounded {kind} {group}", Case(quantize_kernel, types, constants, {"num_warps": warps_of(16384)})
 
 
 def samplers() -> Iterator[tuple[str, Case]]:
@@ -170,6 +224,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 
 
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
+SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
