@@ -122,7 +122,7 @@ def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
             continue
         launch = unmeasured_tile(scheme, m, 4096, 4096)
         constants = {"EVEN_K": True, "ACTIVATION": "silu" if gated else None, "GATED": gated, "GROUP_M": TOGETHER}
-        constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows, "AHEAD": launch.ahead}
+        constants |= {"BLOCK_M": launch.tokens, "BLOCK_N": launch.rows}
         constants |= {"residual_ptr": None} if gated else {}
         constants |= {"partial_ptr": None, "arrived_ptr": None} if launch.splits == 1 else {}
         if scheme == "int4":

@@ -43,11 +43,10 @@ def int4_compiled(tokens: int, rows: int = 64, warps: int = 4, *, kind=tl.bfloat
         "BLOCK_M": tokens,
         "BLOCK_N": rows,
         "GROUP_M": TOGETHER,
-        "AHEAD": 0,
     }
     constants |= {"PDL": False} | more
     types = {"x_ptr": pointer, "out_ptr": pointer, "words_ptr": "*i16", "pairs_ptr": "*i32"}
-    types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "M": "i32", "chunk": "i32"}
+    types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32", "M": "i32", "chunk": "i32", "ahead": "i32"}
     types |= dict.fromkeys(("N", "K", "stride"), "i32:16")
     return compile_for(H200, int4_kernel, types, constants, num_warps=warps, num_stages=4)
 
@@ -78,7 +77,7 @@ def test_a_gate_s_two_matrices_fit_registers():
 
 
 def test_before_a_dependent_launch_waits_weights_are_asked_for():
-    code = int4_compiled(8, PDL=True, AHEAD=4).assembly
+    code = int4_compiled(8, PDL=True).assembly
     assert code.index("launch_dependents") < code.index("prefetch.global.L2") < code.index("griddepcontrol.wait")
     assert code.index("griddepcontrol.wait") < code.index("cp.async")
 
@@ -105,10 +104,17 @@ def eight_compiled(kind: str, launch: tuple[int, int, int, int, int], *, blocks:
     """launch: rows, columns, tokens, stages, warps."""
     rows, columns, tokens, stages, warps = launch
     constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "ACTIVATION": None, "GATED": False}
-    constants |= {"BLOCK_M": tokens, "BLOCK_N": rows, "BLOCK_K": columns, "GROUP_M": TOGETHER, "AHEAD": 0, "PDL": False}
+    constants |= {"BLOCK_M": tokens, "BLOCK_N": rows, "BLOCK_K": columns, "GROUP_M": TOGETHER, "PDL": False}
     constants |= ({} if blocks else {"block_ptr": None}) | more
     types = {"x_ptr": kind, "weight_ptr": kind, "out_ptr": "*bf16", "block_ptr": "*i64"}
-    types |= {"x_scale_ptr": "*fp32", "scale_ptr": "*fp32", "arrived_ptr": "*i32", "M": "i32", "chunk": "i32"}
+    types |= {
+        "x_scale_ptr": "*fp32",
+        "scale_ptr": "*fp32",
+        "arrived_ptr": "*i32",
+        "M": "i32",
+        "chunk": "i32",
+        "ahead": "i32",
+    }
     types |= {"partial_ptr": "*i32" if kind == "*i8" else "*fp32"} | dict.fromkeys(("N", "K", "stride"), "i32:16")
     types = {name: kind for name, kind in types.items() if name not in constants}
     return compile_for(H200, eight_bit_kernel, types, constants, num_warps=warps, num_stages=stages)

@@ -74,13 +74,13 @@ def _scaled(sums: tensor, tokens: tensor, rows: tensor, inside_m: tensor, inside
     return sums * token[None, :] * tl.load(rows, mask=inside_n, other=0.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["M", "chunk"])  # no kernel of its own for one row, or a multiple of 16
+@triton.jit(do_not_specialize=["M", "chunk", "ahead"])  # no kernel of its own for one row, or a multiple of 16
 def eight_bit_kernel(
     x_ptr: tensor, x_scale_ptr: tensor, weight_ptr: tensor, scale_ptr: tensor, block_ptr: tensor, bias_ptr: tensor,
     residual_ptr: tensor, out_ptr: tensor, partial_ptr: tensor, arrived_ptr: tensor,
-    M: int, N: int, K: int, stride: int, chunk: int,
+    M: int, N: int, K: int, stride: int, chunk: int, ahead: int,
     EVEN_K: constexpr, ACTIVATION: constexpr, GATED: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr,
-    BLOCK_K: constexpr, GROUP_M: constexpr, AHEAD: constexpr, PDL: constexpr,
+    BLOCK_K: constexpr, GROUP_M: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs of BLOCK_M rows, and of their sum the `chunk` tiles of BLOCK_K columns that are program_id(1)'s.
 
@@ -97,7 +97,7 @@ def eight_bit_kernel(
     weights = weight_ptr + n.to(tl.int64)[:, None] * K
     up_weights = weight_ptr + (N + n).to(tl.int64)[:, None] * K
     if PDL:
-        for start in range(first, min(first + AHEAD * BLOCK_K, end), 128):
+        for start in range(first, min(first + ahead * BLOCK_K, end), 128):
             prefetch(weight_ptr + tl.minimum(n, N - 1).to(tl.int64) * K + start)
     block, up_block = n, n
     if block_ptr is not None:
@@ -167,8 +167,8 @@ def eight_bit_product(
     early = starts_early()
     eight_bit_kernel[sums.grid](
         x.values, x.scales, weights.values, weights.scales, weights.block_of_row, bias, residual, out,
-        sums.partial, sums.arrived, m, outputs, k, out.stride(0), sums.chunk,
-        k % launch.columns == 0, activation, gated, launch.tokens, launch.rows, launch.columns, TOGETHER, launch.ahead,
+        sums.partial, sums.arrived, m, outputs, k, out.stride(0), sums.chunk, launch.ahead,
+        k % launch.columns == 0, activation, gated, launch.tokens, launch.rows, launch.columns, TOGETHER,
         early, num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out

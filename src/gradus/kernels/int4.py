@@ -215,12 +215,12 @@ def _summed(
     return tl.dot(w3, x3, sums, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["M", "chunk"])  # no kernel of its own for one row, or a multiple of 16
+@triton.jit(do_not_specialize=["M", "chunk", "ahead"])  # no kernel of its own for one row, or a multiple of 16
 def int4_kernel(
     x_ptr: tensor, words_ptr: tensor, pairs_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
-    partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, stride: int, chunk: int,
+    partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, stride: int, chunk: int, ahead: int,
     EVEN_K: constexpr, GROUPS: constexpr, KIND: constexpr, UNPACK: constexpr, ACTIVATION: constexpr, GATED: constexpr,
-    BLOCK_M: constexpr, BLOCK_N: constexpr, GROUP_M: constexpr, AHEAD: constexpr, PDL: constexpr,
+    BLOCK_M: constexpr, BLOCK_N: constexpr, GROUP_M: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """BLOCK_N outputs of BLOCK_M rows, and of their sum the `chunk` tiles of 128 columns that are program_id(1)'s.
 
@@ -237,7 +237,7 @@ def int4_kernel(
     end = min(first + chunk, (K + 127) // 128)
     if PDL:
         pairs_of_rows = tl.minimum(tile_n * BLOCK_N + 2 * tl.arange(0, BLOCK_N // 2), N - 1)  # 128 bytes of words
-        for tile in range(first, min(first + AHEAD, end)):
+        for tile in range(first, min(first + ahead, end)):
             prefetch(words_ptr + (tile * rows + pairs_of_rows) * 32)
     wait_for_previous(PDL)
     x = x_ptr + m.to(tl.int64)[None, :] * K + column[:, None]
@@ -296,9 +296,9 @@ def int4_product(
     early = starts_early()
     int4_kernel[sums.grid](
         x, weights.words, weights.pairs, bias, residual, out, sums.partial, sums.arrived,
-        m, outputs, k, out.stride(0), sums.chunk,
+        m, outputs, k, out.stride(0), sums.chunk, launch.ahead,
         k % TILE == 0, weights.groups, KINDS[weights.kind], way_to_unpack(x, weights) if unpack is None else unpack,
-        activation, gated, launch.tokens, launch.rows, TOGETHER, launch.ahead, early,
+        activation, gated, launch.tokens, launch.rows, TOGETHER, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out

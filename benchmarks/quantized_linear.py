@@ -1,0 +1,682 @@
+"""Products with quantized matrices of Llama-3.1-8B: checked, raced against each other and against cuBLAS in bfloat16.
+
+    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --out "$OUT"/quantized_linear.json --sweep     # on the GPU
+    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --table quantized_linear.json                  # anywhere
+    PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --show quantized_linear.json
+
+Without `--sweep` only the tiles that the engine chooses run. `--table` writes the device's file in
+`src/gradus/kernels/measured_tiles/`, by which the engine then chooses. Every launch is checked before it is timed:
+against a float32 reference, into memory full of NaN. Results are written as they come, what OUT has already is not
+measured again, and after `--seconds` the rest is left for the next call.
+
+Times are of launches inside a CUDA graph, over matrices that together exceed the L2 cache several times, as in
+`fused_kernels.py`; with few rows launches start early, as in the engine's graphs. The floor is the larger of the bytes
+that must move over `--bandwidth` and the operations over `--operations`. Part "layers" is a graph of all products of
+the model, with the rounding of activations that the engine has in it.
+"""
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.device.capability import capability
+from gradus.kernels.activation import gated_activation
+from gradus.kernels.compiling import compiled_together
+from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference, library_product
+from gradus.kernels.fuse_quantized import FUSED_ROWS
+from gradus.kernels.int4 import (
+    MAGIC,
+    PLAIN,
+    SUBNORMAL,
+    Int4Weights,
+    int4_product,
+    int4_reference,
+    widen,
+    widened_product,
+    widened_reference,
+)
+from gradus.kernels.linear import linear
+from gradus.kernels.overlap import early_launches
+from gradus.kernels.quantize import Rounded, quantize, quantize_reference
+from gradus.kernels.splits import counters
+from gradus.kernels.tile import TileLaunch
+from gradus.kernels.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
+from gradus.quantization.fp8 import E4M3
+
+MATRICES = {
+    "qkv": (6144, 4096),
+    "output": (4096, 4096),
+    "gate_up": (28672, 4096),
+    "down": (4096, 14336),
+    "head": (128256, 4096),
+}
+TINY = {"qkv": (96, 64), "gate_up": (80, 192), "head": (37, 64)}
+LAYERS = 32
+CACHE = 400 << 20  # bytes that a graph reads at least: several times an H200's L2
+MOST_HEAD_ROWS = 256  # logits are of sampled rows only
+OURS, CUBLAS, LIBRARY = "bf16 ours", "bf16 cublas", "library"
+TOLERANCE = 8e-3  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
+FILES = Path(__file__).parents[1] / "src/gradus/kernels/measured_tiles"
+
+
+class Bench(NamedTuple):
+    """Where and how: on a CPU, Triton interprets, in float16, and times mean nothing."""
+
+    device: torch.device
+    dtype: torch.dtype
+    matrices: dict[str, tuple[int, int]]
+    bandwidth: float
+    operations: float
+    until: float
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def early(self, m: int) -> bool:
+        return self.on_gpu and m <= FUSED_ROWS and capability(self.device).starts_early
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=self.dtype, device=self.device).normal_()
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.until
+
+
+# -- matrices ----------------------------------------------------------------------------------------------------------
+
+
+def made(bench: Bench, scheme: str, n: int, k: int) -> Any:
+    """A matrix [n, k] of random weights of about 1 / sqrt(k)."""
+    scales = (torch.rand(n, device=bench.device) + 0.5) / k**0.5
+    if scheme == "int4":
+        return made_int4(bench, n, k)
+    if scheme == "int8":
+        values = torch.randint(-127, 128, (n, k), dtype=torch.int8, device=bench.device)
+        return EightBitWeights(values, scales / 73)
+    if scheme.startswith("fp8"):
+        values = bench.noise(n, k).mul_(100).to(E4M3)
+        if scheme == "fp8":
+            return EightBitWeights(values, scales / 100)
+        blocks = torch.rand(-(-n // 128), -(-k // 128), device=bench.device).add_(0.5).div_(100 * k**0.5)
+        return EightBitWeights(values, blocks, torch.arange(n, device=bench.device) // 128)
+    return bench.noise(n, k).div_(k**0.5)
+
+
+def made_int4(bench: Bench, n: int, k: int, group: int | None = None) -> Int4Weights:
+    group = group or max(size for size in (128, 64, 32) if k % size == 0)
+    tiles = -(-k // 128)
+    words = torch.randint(-(2**15), 2**15, (tiles, n, 32), dtype=torch.int16, device=bench.device)
+    scales = (torch.rand(128 * tiles // group, n, device=bench.device) + 0.5) / (4.6 * k**0.5)
+    offsets = scales * (torch.rand_like(scales) - 8)
+    pairs = torch.stack([scales.to(bench.dtype), offsets.to(bench.dtype)], -1).view(torch.int32).squeeze(-1)
+    return Int4Weights(words, pairs, bench.dtype)
+
+
+def bytes_of(weights: Any) -> int:
+    if isinstance(weights, Tensor):
+        return weights.nbytes
+    return sum(part.nbytes for part in weights if isinstance(part, Tensor) and part.dtype != torch.int64)
+
+
+def rounded(scheme: str, x: Tensor) -> Any:
+    """What a product of the scheme takes for x."""
+    if scheme == "int4":
+        return x
+    return quantize(x, torch.int8 if scheme == "int8" else E4M3, 128 if scheme == "fp8-block" else None)
+
+
+# -- launches ----------------------------------------------------------------------------------------------------------
+
+
+class Contender(NamedTuple):
+    """launch: None is the library's. unpack: of int4."""
+
+    launch: TileLaunch | None
+    unpack: int = MAGIC
+    early: bool = False
+
+    @property
+    def name(self) -> str:
+        how = " subnormal" if self.unpack == SUBNORMAL else ""
+        return LIBRARY if self.launch is None else f"{list(self.launch)}{how}{'' if self.early else ' waits'}"
+
+
+def run(bench: Bench, scheme: str, x: Any, weights: Any, contender: Contender, gated: bool) -> Tensor:
+    """x: as `rounded` gives it. A library's product has no gate."""
+    around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
+    if contender.launch is None:
+        if scheme == "int4":
+            return widened_product(x, weights)
+        return library_product(x, weights, bench.dtype)
+    with early_launches() if contender.early else nullcontext():
+        if scheme == "int4":
+            return int4_product(
+                x, weights, contender.launch, unpack=contender.unpack if bench.on_gpu else PLAIN, **around
+            )
+        return eight_bit_product(x, weights, bench.dtype, contender.launch, **around)
+
+
+def expected(bench: Bench, scheme: str, x: Any, weights: Any, gated: bool) -> Tensor:
+    """As the torch reference computes it, in the kernels' type."""
+    around: dict[str, Any] = {"activation": "silu", "gated": True} if gated else {}
+    if scheme == "int4":
+        return int4_reference(x, weights, **around).float()
+    return eight_bit_reference(x, weights, bench.dtype, **around).float()
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """New memory is full of NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def error(out: Tensor, reference: Tensor) -> float:
+    """NaN where an element was not written."""
+    return float((out.float() - reference).norm() / reference.norm())
+
+
+def microseconds(bench: Bench, launches: list[Callable[[], Any]], replays: int = 5) -> float:
+    """Of one launch, in a CUDA graph of all of them, each on a matrix of its own."""
+    launches[0]()
+    if not bench.on_gpu:
+        start = time.perf_counter()
+        launches[-1]()
+        return (time.perf_counter() - start) * 1e6
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    graph.replay()
+    times = []
+    for _ in range(replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / len(launches))
+    return statistics.median(times)
+
+
+# -- which tiles race --------------------------------------------------------------------------------------------------
+
+
+def tiles(scheme: str, m: int, n: int, k: int) -> Iterator[TileLaunch]:
+    """Tiles whose sums fit registers and whose stages fit shared memory, with programs enough, and loops to begin.
+
+    Of 4 bits a warp unpacks 16 or 32 rows of a tile; of 8 bits four warps take 64 rows together.
+    """
+    few, four_bits = m <= FUSED_ROWS, scheme == "int4"
+    shapes = [(128, 4), (128, 6)] if m <= 16 else [(128, 3), (128, 4)] if few or not four_bits else [(128, 2), (128, 3)]
+    shapes += [(256, 3)] if few and scheme in ("int8", "fp8") else []
+    for rows, (columns, stages), tokens, height in product(
+        (32, 64, 128) if few and scheme in ("int4", "int8") else (64, 128), shapes, token_tiles(scheme, m), (16, 32)
+    ):
+        warps = rows // height
+        fits = shared_bytes(scheme, rows, columns, tokens) * stages <= 220_000
+        if fits and (height == 16 or (four_bits and few)) and rows * tokens // (32 * warps) <= 64:
+            for splits in (1, 2, 4, 8, 16) if few else (1,):
+                if shares(splits, -(-n // rows), -(-k // columns), m) or not few:
+                    yield TileLaunch(rows, columns, tokens, splits, stages, warps)
+
+
+def shares(splits: int, tiles_n: int, tiles_k: int, m: int) -> bool:
+    """Whether so many programs per tile are worth a try: enough for the GPU, not too many sums in memory."""
+    if splits == 1:
+        return tiles_n >= 60
+    return 120 <= tiles_n * splits <= 132 * 16 and tiles_k >= 2 * splits and m * splits <= 256
+
+
+def token_tiles(scheme: str, m: int) -> tuple[int, ...]:
+    """Hopper multiplies e4m3 as it is from 16 columns on."""
+    if m > FUSED_ROWS:
+        return (64, 128) if scheme == "int4" else (128,)
+    return (max(16 if scheme.startswith("fp8") else 8, 1 << (m - 1).bit_length()),)
+
+
+def shared_bytes(scheme: str, rows: int, columns: int, tokens: int) -> int:
+    """Of a stage."""
+    return rows * 64 + tokens * 256 if scheme == "int4" else (rows + tokens) * columns
+
+
+def contenders(bench: Bench, cell: "Cell", sweep: bool) -> list[Contender]:
+    """What the engine chooses first."""
+    scheme, m, (n, k), gated = cell.scheme, cell.m, bench.matrices[cell.matrix], cell.gated
+    early = bench.early(m) and cell.matrix != "head"
+    chosen = choose_tile(scheme, m, n, k, bench.dtype, bench.device, gated=gated)
+    found = [Contender(chosen, early=early)]
+    if not gated and library_multiplies(scheme, m, n, k, bench.dtype, bench.device) and (m > 16 or scheme != "int4"):
+        found.append(Contender(None))
+    if sweep:
+        found += [Contender(tile, early=early) for tile in tiles(scheme, m, n // 2 if gated else n, k)]
+    return list(dict.fromkeys(found))
+
+
+def refined(best: list[Contender], scheme: str, on_gpu: bool) -> list[Contender]:
+    """The best tiles once more: fetching ahead before they wait, not starting early, unpacking in another way."""
+    found = []
+    for each in best:
+        if each.launch is None:
+            continue
+        if each.early:
+            found += [each._replace(launch=each.launch._replace(ahead=ahead)) for ahead in (0, 2, 4, 8)]
+            found.append(each._replace(launch=each.launch._replace(ahead=0), early=False))
+        if scheme == "int4" and on_gpu:
+            found.append(each._replace(unpack=SUBNORMAL))
+    return [each for each in dict.fromkeys(found) if each not in best]
+
+
+# -- a cell: one scheme, one matrix, one number of rows ----------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    scheme: Any  # a Scheme, or bf16
+    matrix: str
+    m: int
+
+    @property
+    def gated(self) -> bool:
+        return self.matrix == "gate_up" and self.m <= FUSED_ROWS
+
+    @property
+    def key(self) -> str:
+        return f"{self.scheme} {self.matrix} {self.m}"
+
+
+def cells(bench: Bench, schemes: list[str], rows: list[int]) -> Iterator[Cell]:
+    """Few rows of all schemes first: decodes are what quantization is for."""
+    for few in (True, False):
+        for scheme in schemes:
+            for matrix, m in product(bench.matrices, rows):
+                if (m <= FUSED_ROWS) == few and (matrix != "head" or m <= MOST_HEAD_ROWS):
+                    yield Cell(scheme, matrix, m)
+
+
+def buffers(bench: Bench, scheme: str, n: int, k: int) -> list[Any]:
+    first = made(bench, scheme, n, k)
+    count = max(2, min(200, math.ceil(CACHE / bytes_of(first)))) if bench.on_gpu else 2
+    return [first, *(made(bench, scheme, n, k) for _ in range(count - 1))]
+
+
+def measure(bench: Bench, cell: Cell, weights: list[Any], sweep: bool) -> dict[str, Any]:
+    n, k = bench.matrices[cell.matrix]
+    x = bench.noise(cell.m, k)
+    if cell.scheme == "bf16":
+        times, failed = bf16_times(bench, x, weights), []
+        chosen = CUBLAS
+    else:
+        times, failed, chosen = race(bench, cell, x, weights, sweep)
+    return {
+        "scheme": cell.scheme, "matrix": cell.matrix, "m": cell.m, "n": n, "k": k,
+        "floor": floor(bench, cell.m, n, k, bytes_of(weights[0]), 8 if cell.scheme not in ("bf16", "int4") else 16),
+        "bytes": bytes_of(weights[0]), "chosen": chosen, "failed": failed,
+        "times": dict(sorted(times.items(), key=lambda entry: entry[1])),
+    }  # fmt: skip
+
+
+def bf16_times(bench: Bench, x: Tensor, weights: list[Tensor]) -> dict[str, float]:
+    ours = early_launches if bench.early(x.shape[0]) else nullcontext
+
+    def project(weight: Tensor) -> None:
+        with ours():
+            linear(x, weight)
+
+    return {
+        CUBLAS: microseconds(bench, [lambda w=w: F.linear(x, w) for w in weights]),
+        OURS: microseconds(bench, [lambda w=w: project(w) for w in weights]),
+    }
+
+
+def race(
+    bench: Bench, cell: Cell, x: Tensor, weights: list[Any], sweep: bool
+) -> tuple[dict[str, float], list[str], str]:
+    """Microseconds by contender, what failed and how, and the name of what the engine chooses."""
+    scheme, gated = cell.scheme, cell.gated
+    given = rounded(scheme, x)
+    reference = expected(bench, scheme, given, weights[0], gated)
+    racing = contenders(bench, cell, sweep)
+    times: dict[str, float] = {}
+    failed: list[str] = []
+
+    def timed(contender: Contender) -> None:
+        try:
+            with poisoned():
+                found = error(run(bench, scheme, given, weights[0], contender, gated), reference)
+            if not found < TOLERANCE:
+                failed.append(f"{cell.key}: {contender.name}: error {found:.2g}")
+                return
+            launches = [lambda w=w: run(bench, scheme, given, w, contender, gated) for w in weights]
+            times[contender.name] = microseconds(bench, launches)
+        except Exception as problem:
+            if "CUDA error" in str(problem):  # of a launch: nothing that follows would be right
+                raise
+            failed.append(f"{cell.key}: {contender.name}: {type(problem).__name__} {problem}"[:300])
+        finally:
+            counters(bench.device, 1).zero_()  # what a failed launch may have left
+
+    for contender in racing:
+        timed(contender)
+    if sweep:
+        fastest = sorted((each for each in racing if each.name in times), key=lambda each: times[each.name])[:2]
+        more = refined(fastest, scheme, bench.on_gpu)
+        compile_all(bench, [lambda c=c: run(bench, scheme, given, weights[0], c, gated) for c in more])
+        for contender in more:
+            timed(contender)
+    return times, failed, racing[0].name
+
+
+def floor(bench: Bench, m: int, n: int, k: int, weight_bytes: int, bits: int) -> float:
+    """Microseconds."""
+    moved = weight_bytes + m * (k * bits // 8 + 2 * n)
+    return 1e6 * max(moved / bench.bandwidth, 2 * m * n * k / (bench.operations * 16 / bits))
+
+
+# -- correctness on odd shapes -----------------------------------------------------------------------------------------
+
+
+def check(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Odd numbers of rows and columns, ragged last tiles, every group, with everything around a product."""
+    sizes = [(1, 37, 96), (3, 130, 576), (17, 257, 1000), (64, 777, 320), (130, 300, 2048)]
+    sizes = sizes if bench.on_gpu else sizes[:2]
+    for scheme, (m, n, k) in product(SCHEMES, sizes):
+        k = -(-k // 32) * 32 if scheme == "int4" else k
+        x = bench.noise(m, k)
+        matrices = [made(bench, scheme, 2 * n, k)]
+        if scheme == "int4":
+            matrices = [made_int4(bench, 2 * n, k, group) for group in (32, 64, 128) if k % group == 0]
+        for weights in matrices:
+            yield {"scheme": scheme, "m": m, "n": 2 * n, "k": k} | checked(bench, scheme, x, weights)
+
+
+def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, Any]:
+    """Errors, by what was checked."""
+    (m, k), found = x.shape, {}
+    given = rounded(scheme, x)
+    if isinstance(given, Rounded):
+        theirs = quantize_reference(x, given.values.dtype, 128 if scheme == "fp8-block" else None)
+        found["values that differ"] = int((given.values.view(torch.int8) != theirs.values.view(torch.int8)).sum())
+        found["scales that differ"] = int((given.scales != theirs.scales).sum())
+    else:
+        wide = torch.full((weights.rows, k), torch.nan, dtype=x.dtype, device=x.device)
+        widen(weights, 0, wide)
+        found["weights that differ"] = int((wide != widened_reference(weights, k, x.dtype)).sum())
+        found["made wide"] = error(widened_product(x, weights), expected(bench, scheme, x, weights, False))
+    for splits, early, gated, unpack in product((1, 3), {False, bench.early(m)}, (False, True), (MAGIC, SUBNORMAL)):
+        if unpack == SUBNORMAL and (scheme != "int4" or not bench.on_gpu):
+            continue
+        launch = choose_tile(scheme, min(m, FUSED_ROWS), weights.rows, k, torch.float16, torch.device("cpu"))
+        assert launch is not None
+        contender = Contender(launch._replace(splits=splits), unpack, early)
+        reference = expected(bench, scheme, given, weights, gated)
+        name = f"{contender.name}{' gated' if gated else ''}"
+        with poisoned():
+            found[name] = error(run(bench, scheme, given, weights, contender, gated), reference)
+    return found
+
+
+def bad(entry: dict[str, Any]) -> list[str]:
+    """What is wrong in a result of `check`."""
+    return [
+        f"{name}: {value}"
+        for name, value in entry.items()
+        if name not in ("scheme", "m", "n", "k") and not value < (0.5 if "differ" in name else TOLERANCE)
+    ]
+
+
+# -- all products of a model -------------------------------------------------------------------------------------------
+
+
+def layers(bench: Bench, m: int, schemes: list[str], best: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Milliseconds of the products of all layers, then with the head in each scheme. best: by a cell's key."""
+    count = LAYERS if bench.on_gpu else 2
+    for scheme in dict.fromkeys(("bf16", *schemes)):
+        names = [name for name in bench.matrices if name != "head"]
+        steps: list[Callable[[], Any]] = []
+        for _, name in product(range(count), names):
+            steps.append(step(bench, scheme, name, m, best))
+        ms = microseconds(bench, steps) * len(steps) / 1000
+        yield {"m": m, "scheme": scheme, "head": None, "ms": ms}
+        for head in dict.fromkeys(("bf16", scheme)):
+            if m <= MOST_HEAD_ROWS:
+                more = [*steps, step(bench, head, "head", m, best)]
+                ms = microseconds(bench, more) * len(more) / 1000
+                yield {"m": m, "scheme": scheme, "head": head, "ms": ms}
+        del steps
+
+
+def step(bench: Bench, scheme: str, name: str, m: int, best: dict[str, str]) -> Callable[[], Any]:
+    """One product on a matrix of its own, with the fastest tile that was measured, or the engine's."""
+    n, k = bench.matrices[name]
+    x, weights = bench.noise(m, k), made(bench, scheme, n, k)
+    early = bench.early(m) and name != "head"
+    if scheme == "bf16":
+        return with_early(early, lambda: linear(x, weights))
+    cell = Cell(scheme, name, m)
+    gated = cell.gated
+    launch = choose_tile(cell.scheme, m, n, k, bench.dtype, bench.device, gated=gated)
+    if told := best.get(cell.key):
+        launch = None if told == LIBRARY else TileLaunch(*json.loads(told.split("]")[0] + "]"))
+
+    def one() -> Tensor:
+        out = run(bench, scheme, rounded(scheme, x), weights, Contender(launch, early=early), gated)
+        return gated_activation(out, "silu") if name == "gate_up" and not gated else out
+
+    return with_early(early, one)
+
+
+def with_early(early: bool, launch: Callable[[], Any]) -> Callable[[], Any]:
+    def inside() -> None:
+        with early_launches(early):
+            launch()
+
+    return inside
+
+
+# -- what is shown and stored ------------------------------------------------------------------------------------------
+
+
+def winner(entry: dict[str, Any]) -> str | None:
+    """The fastest that the engine can choose: unpacked as it unpacks, and started early where it does."""
+    plain = [name for name in entry["times"] if "subnormal" not in name]
+    early = [name for name in plain if "waits" not in name]
+    return min(early or plain, key=entry["times"].__getitem__, default=None)
+
+
+def best_of(found: dict[str, Any]) -> dict[str, str]:
+    return {key: name for key, entry in found["products"].items() if (name := winner(entry))}
+
+
+def shown(found: dict[str, Any]) -> str:
+    """A line per scheme and number of rows: of each matrix µs, TB/s, % of floor, and how many times cuBLAS's speed."""
+    lines = [f"{found['device']}, torch {found['torch']}, triton {found['triton']}"]
+    by_rows: dict[tuple[str, int], list[str]] = {}
+    for entry in found["products"].values():
+        name, by = winner(entry), by_rows.setdefault((entry["scheme"], entry["m"]), [])
+        if name is None:
+            by.append(f"{entry['matrix']} nothing ran")
+            continue
+        took, other = entry["times"][name], found["products"].get(f"bf16 {entry['matrix']} {entry['m']}")
+        beside = f" {other['times'][CUBLAS] / took:.2f}x" if other else ""
+        share = f"{entry['bytes'] / took / 1e6:.2f} TB/s {100 * entry['floor'] / took:.0f} %"
+        by.append(f"{entry['matrix']} {took:.2f} us {share}{beside}{' library' if name == LIBRARY else ''}")
+    lines += [f"{scheme} {m}: " + " | ".join(parts) for (scheme, m), parts in by_rows.items()]
+    lines += [f"layers {e['m']} {e['scheme']}, head {e['head'] or '-'}: {e['ms']:.3f} ms" for e in found["layers"]]
+    wrong = [f"  {e['scheme']} {e['m']} {e['n']} {e['k']}: {', '.join(bad(e))}" for e in found["checks"] if bad(e)]
+    lines += [f"{len(found['checks'])} odd shapes checked, {len(wrong)} wrong", *wrong[:8]]
+    failed = [f"  {each}" for entry in found["products"].values() for each in entry["failed"]]
+    return "\n".join([*lines, f"{len(failed)} launches failed", *failed[:5]])
+
+
+def table(found: dict[str, Any]) -> str:
+    """A device's file in `measured_tiles/`, a line per matrix: only schemes whose every cell was measured."""
+    schemes: dict[str, list[str]] = {}
+    shapes = {entry["matrix"]: (entry["n"], entry["k"]) for entry in found["products"].values()}
+    for scheme in SCHEMES:
+        lines = []
+        for name, (n, k) in shapes.items():
+            rows = [m for m in ROWS if name != "head" or m <= MOST_HEAD_ROWS]
+            entries = [found["products"].get(f"{scheme} {name} {m}") for m in rows]
+            names = [entry and winner(entry) for entry in entries]
+            if None in names:
+                break
+            launches = [None if each == LIBRARY else json.loads(each.split("]")[0] + "]") for each in names if each]
+            launches += launches[-1:] * (len(ROWS) - len(launches))  # more rows of logits as many
+            lines.append(json.dumps({"n": n, "k": k, "launches": launches}))
+        else:
+            schemes[scheme] = lines
+    told = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
+    head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in told.items())
+    body = ",\n".join(
+        f'    "{scheme}": [\n      ' + ",\n      ".join(lines) + "\n    ]" for scheme, lines in schemes.items()
+    )
+    return "{\n" + head + '  "schemes": {\n' + body + "\n  }\n}\n"
+
+
+def file_of(device: str) -> Path:
+    """measured_tiles/nvidia-h200.json."""
+    return FILES / f"{'-'.join(device.lower().split())}.json"
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
+    parser.add_argument("--sweep", action="store_true", help="race tiles, not only those that the engine chooses")
+    parser.add_argument("--parts", default="check,products,layers")
+    parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--commit", default="unknown", help="the commit that is measured, as `git rev-parse` gives it")
+    parser.add_argument("--tiny", action="store_true", help="matrices of a few thousand weights: a rehearsal on a CPU")
+    parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
+    parser.add_argument("--operations", type=float, default=790e12, help="per second, in bfloat16; 8 bits count twice")
+    parser.add_argument("--seconds", type=float, default=540, help="after which nothing more is begun")
+    parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured_tiles/")
+    parser.add_argument("--show", type=Path, help="measure nothing: print these results")
+    return parser
+
+
+def fingerprint(bench: Bench) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(bench.device) if bench.on_gpu else platform.processor() or "cpu"
+    return {
+        "device": name, "capability": list(capability(bench.device)), "torch": torch.__version__,
+        "triton": triton.__version__, "python": platform.python_version(), "dtype": str(bench.dtype),
+        "bandwidth": bench.bandwidth, "operations": bench.operations,
+    }  # fmt: skip
+
+
+def compile_all(bench: Bench, launches: list[Callable[[], Any]]) -> None:
+    """Side by side, on all cores. What does not compile shows again where it runs."""
+    if bench.on_gpu and launches:
+        try:
+            with compiled_together():
+                for launch in launches:
+                    launch()
+        except Exception as problem:
+            print(f"compiling: {type(problem).__name__} {problem}"[:300], flush=True)
+
+
+def compile_tiles(bench: Bench, scheme: str, todo: list[Cell], sweep: bool) -> None:
+    """Every tile that races in these cells, before the first is timed; memory of one matrix at a time."""
+    start = time.monotonic()
+    for matrix in dict.fromkeys(cell.matrix for cell in todo):
+        weights, launches = made(bench, scheme, *bench.matrices[matrix]), []
+        for cell in (cell for cell in todo if cell.matrix == matrix):
+            given = rounded(scheme, bench.noise(cell.m, bench.matrices[matrix][1]))
+            for contender in contenders(bench, cell, sweep):
+                if contender.launch is not None:
+                    launches.append(
+                        lambda x=given, c=contender, g=cell.gated: run(bench, scheme, x, weights, c, g)  # noqa: B023
+                    )
+        compile_all(bench, launches)
+    print(f"{scheme}: tiles compiled in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def measure_products(
+    bench: Bench, todo: list[Cell], sweep: bool, found: dict[str, Any], save: Callable[[], None]
+) -> None:
+    compiled: set[tuple[str, bool]] = set()
+    kept: tuple[tuple[str, str] | None, list[Any]] = (None, [])
+    for cell in todo:
+        if bench.late:
+            print("out of time: run it again for the rest", flush=True)
+            return
+        part = cell.scheme, cell.m <= FUSED_ROWS
+        if bench.on_gpu and part not in compiled and cell.scheme != "bf16":
+            compile_tiles(bench, part[0], [each for each in todo if (each.scheme, each.m <= FUSED_ROWS) == part], sweep)
+            compiled.add(part)
+        if kept[0] != (cell.scheme, cell.matrix):
+            kept = (None, [])  # before the next are made
+            kept = (cell.scheme, cell.matrix), buffers(bench, cell.scheme, *bench.matrices[cell.matrix])
+        start = time.monotonic()
+        found["products"][cell.key] = entry = measure(bench, cell, kept[1], sweep)
+        save()
+        took, name = time.monotonic() - start, winner(entry)
+        best = f"{entry['times'][name]:.2f} us, {name}" if name else "nothing ran"
+        print(f"{cell.key}: {best}, of {len(entry['times'])} in {took:.1f} s", flush=True)
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    if read := options.table or options.show:
+        found = json.loads(read.read_text())
+        if options.table:
+            FILES.mkdir(exist_ok=True)
+            file_of(found["device"]).write_text(table(found))
+        else:
+            print(shown(found))
+        return 0
+    device = torch.device(options.device)
+    bench = Bench(
+        device, torch.bfloat16 if device.type == "cuda" else torch.float16, TINY if options.tiny else MATRICES,
+        options.bandwidth, options.operations, time.monotonic() + options.seconds,
+    )  # fmt: skip
+    found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}, "layers": []}
+    if options.out.exists():
+        found |= {key: json.loads(options.out.read_text())[key] for key in ("checks", "products", "layers")}
+
+    def save() -> None:
+        options.out.write_text(json.dumps(found))
+
+    parts, rows = options.parts.split(","), [int(m) for m in options.rows.split(",")]
+    schemes = options.schemes.split(",")
+    with torch.inference_mode():
+        if "check" in parts and not found["checks"]:
+            found["checks"] = list(check(bench))
+            save()
+        if "products" in parts:
+            todo = [cell for cell in cells(bench, schemes, rows) if cell.key not in found["products"]]
+            measure_products(bench, todo, options.sweep, found, save)
+        if "layers" in parts and not bench.late:
+            found["layers"] = []
+            for m in [m for m in rows if m <= FUSED_ROWS or m == rows[-1]]:
+                found["layers"] += [] if bench.late else layers(bench, m, schemes, best_of(found))
+                save()
+    print(shown(found))
+    return 1 if any(map(bad, found["checks"])) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

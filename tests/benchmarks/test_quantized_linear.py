@@ -1,0 +1,123 @@
+"""The benchmark of quantized products: rehearsed on tiny matrices with interpreted kernels, and the file it makes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import quantized_linear
+from benchmarks.quantized_linear import LIBRARY, MATRICES, Contender, bad, cells, refined, shown, table, tiles, winner
+from gradus.kernels.int4 import SUBNORMAL
+from gradus.kernels.tile import TileLaunch
+from gradus.kernels.tile_tables import ROWS, SCHEMES, MeasuredTiles
+
+ROOT = Path(__file__).parents[2]
+REHEARSED = """
+from benchmarks.quantized_linear import main
+from tests.kernels.interpreted_e4m3 import rounded_to_nearest
+with rounded_to_nearest():
+    raise SystemExit(main())
+"""
+
+
+def rehearsed(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", REHEARSED, "--device", "cpu", "--tiny", *options]
+    environment = os.environ | {"PYTHONPATH": f"src{os.pathsep}.", "TRITON_INTERPRET": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+
+
+@pytest.mark.slow
+def test_it_checks_and_measures_and_goes_on_where_it_was(tmp_path):
+    out = tmp_path / "found.json"
+    done = rehearsed("--rows", "1,3", "--sweep", "--out", str(out))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    assert len(found["checks"]) == 9 and not any(map(bad, found["checks"]))
+    assert set(found["products"]) == {
+        f"{scheme} {matrix} {m}"
+        for scheme in ("bf16", *SCHEMES)
+        for matrix in ("qkv", "gate_up", "head")
+        for m in (1, 3)
+    }
+    for entry in found["products"].values():
+        assert winner(entry) and not entry["failed"] and min(entry["times"].values()) > 0
+    assert {(row["scheme"], row["head"]) for row in found["layers"]} >= {
+        ("int4", None),
+        ("int4", "bf16"),
+        ("fp8", "fp8"),
+    }
+    assert "int4 1: qkv " in done.stdout and "0 wrong" in done.stdout and "0 launches failed" in done.stdout
+
+    more = rehearsed("--rows", "1,70", "--schemes", "int4", "--parts", "products", "--out", str(out))
+    assert more.returncode == 0, more.stderr[-3000:]
+    assert "int4 qkv 70" in more.stdout and "int4 qkv 1: " not in more.stdout  # measured before
+    again = json.loads(out.read_text())
+    assert again["products"]["int4 qkv 1"] == found["products"]["int4 qkv 1"]
+    assert LIBRARY in again["products"]["int4 qkv 70"]["times"] and "int4 70: qkv" in shown(again)
+
+
+def test_what_differs_from_the_reference_is_an_error():
+    good = {"scheme": "int8", "m": 3, "n": 5, "k": 7, "values that differ": 0, "made wide": 1e-3}
+    assert not bad(good)
+    assert bad(good | {"values that differ": 1}) and bad(good | {"made wide": 0.1})
+    assert bad(good | {"made wide": float("nan")})  # an element that was not written
+
+
+# -- the device's file -----------------------------------------------------------------------------------------------
+
+
+def made_up(slower: str = "none") -> dict:
+    """Results of all cells; of int8, the library is the fastest with 8192 rows."""
+    products = {}
+    for cell in cells(bench(), ["int4", "int8"], list(ROWS)):
+        n, k = MATRICES[cell.matrix]
+        times = {str([64, 128, 8, 2, 4, 4, cell.m]): 3.0, f"{[64, 128, 8, 2, 4, 4, 0]} subnormal": 1.0}
+        times |= {f"{[32, 128, 8, 2, 4, 2, 0]} waits": 2.0}
+        times |= {LIBRARY: 0.5} if cell.scheme == "int8" and cell.m == 8192 else {}
+        entry = {"scheme": cell.scheme, "matrix": cell.matrix, "m": cell.m, "n": n, "k": k, "times": times}
+        products[cell.key] = entry
+    products.pop(slower, None)
+    told = {"device": "NVIDIA Y", "capability": [9, 0], "torch": "2", "triton": "3"}
+    return told | {"products": products}
+
+
+def bench() -> quantized_linear.Bench:
+    return quantized_linear.Bench(torch.device("cpu"), torch.float16, MATRICES, 1.0, 1.0, 0.0)
+
+
+def test_a_file_has_the_fastest_tiles_that_the_engine_would_run():
+    """Not those that unpack in another way, nor those that wait where launches start early."""
+    read = MeasuredTiles.read(table(made_up()))
+    assert read.device == "NVIDIA Y" and read.rows == ROWS and set(read.launches) == {"int4", "int8"}
+    assert read.choose("int4", 16, 4096, 4096) == TileLaunch(64, 128, 8, 2, 4, 4, 16)
+    assert read.choose("int8", 8192, 4096, 14336) is None
+    assert read.choose("int8", 8192, 128256, 4096) == TileLaunch(64, 128, 8, 2, 4, 4, 256)  # more logits as 256
+
+
+def test_a_scheme_that_was_not_measured_whole_is_left_out():
+    assert set(MeasuredTiles.read(table(made_up("int4 down 64"))).launches) == {"int8"}
+
+
+# -- which tiles race ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("m", ROWS)
+def test_every_number_of_rows_has_tiles_to_race(scheme, m):
+    for n, k in MATRICES.values():
+        raced = list(tiles(scheme, m, n, k))
+        assert raced and len(set(raced)) == len(raced) <= 64
+        assert all(launch.tokens >= min(m, 64) for launch in raced)
+        assert scheme != "fp8-block" or {launch.columns for launch in raced} == {128}
+
+
+def test_the_best_are_tried_with_weights_fetched_ahead_and_without_an_early_start():
+    best = Contender(TileLaunch(64, 128, 8, 2, 4, 4), early=True)
+    more = refined([best, Contender(None)], "int4", on_gpu=True)
+    assert {each.launch.ahead for each in more if each.early} == {0, 2, 4, 8}
+    assert sum(not each.early for each in more) == 1 and sum(each.unpack == SUBNORMAL for each in more) == 1
+    assert best not in more
