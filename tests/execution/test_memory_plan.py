@@ -21,6 +21,7 @@ from gradus.execution.memory_plan import MemoryPlan, PagePlan, memory_plan, read
 from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
+from gradus.quantization.precision import resolve
 from gradus.sampling.kernel_sampler import KernelSampler
 
 CPU = torch.device("cpu")
@@ -177,6 +178,32 @@ def test_a_step_on_paper():
     assert (TINY.hidden_size, TINY.num_heads, TINY.intermediate_size, TINY.vocab_size) == (64, 4, 160, 320)
     row = (2 * 64 + 3 * 160) * 4 + 2 * 64 * 4
     assert step_bytes(TINY, 100, 7, itemsize=4) == 100 * row + 7 * 320 * 48
+
+
+def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(monkeypatch):
+    """4 bits are made wide, and 8 bits of activations, with a scale per token; of few rows sums are shared."""
+    from gradus.kernels.fuse_quantized import scratch_bytes
+
+    def scratch(quantize, rows, sampled, dtype=torch.bfloat16):
+        config = SHAPES["llama-3.1-8b"]
+        precision = resolve("bfloat16", quantize, CPU, config)
+        model = create_model(config, dtype=dtype, device="meta", linear=precision.linear)
+        return scratch_bytes(model, rows, sampled, dtype, CPU)
+
+    piece = 16384 * 4096 * 2  # 128 MiB of the 28672 rows of gate and up
+    assert scratch("int4", 8192, 64) == piece
+    assert scratch("int8", 8192, 64) == 8192 * (14336 + 4)
+    assert scratch("int4", 1, 1) == 4 * 6144 * 4  # qkv's sums, in four parts
+    assert scratch(None, 8192, 64) == 0
+    monkeypatch.setattr(planning, "missing", lambda kind: None)
+    with_kernels, without = (planned_in_4_bits(kernels) for kernels in (True, False))
+    assert with_kernels.step_bytes - without.step_bytes == 2 * 160 * 64 * 4  # all of gate and up, in float32
+
+
+def planned_in_4_bits(kernels):
+    precision = resolve("float32", "int4", CPU, TINY)
+    asked = options(kernels=kernels, token_budget=512)
+    return memory_plan(TINY, asked, CPU, precision, memory=DeviceMemory(free=80 * MB))
 
 
 def test_of_a_gpu_a_part_of_the_whole_may_be_in_use_whoever_uses_it():

@@ -237,7 +237,8 @@ def memory_plan(
 
     options: an EngineConfig for the final engine. memory: measured when None.
     """
-    at = _At(config, device, precision.activations, weight_bytes(config, precision), memory or DeviceMemory.of(device))
+    model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    at = _At(model, device, precision.activations, memory or DeviceMemory.of(device))
     if phase is not None:
         plan = _fixed(at, options, phase)
     else:
@@ -250,10 +251,9 @@ def sized(model: Model, options: EngineConfig) -> EngineConfig:
     """The options with a cache for what is free now, the model being loaded, if they leave its size to memory."""
     if not options.sized:
         return options
-    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     now = DeviceMemory.of(model.device)
-    before = replace(now, free=now.free + weights)
-    return _final(_At(model.config, model.device, model.dtype, weights, before), options).applied(options)
+    before = replace(now, free=now.free + weight_bytes(model))
+    return _final(_At(model, model.device, model.dtype, before), options).applied(options)
 
 
 def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
@@ -276,8 +276,9 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
     config, kind, itemsize = at.config, at.device.type, at.itemsize
     count, wanted, budget = options.max_sequences, options.limits.context_length, options.budget(kind)
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
-    step = step_bytes(config, tokens, count, itemsize)
-    graphs = graph_bytes(config, count, itemsize) if options.graphs and not missing(kind) else 0
+    kernels = options.kernels and not missing(kind)
+    step = step_bytes(config, tokens, count, itemsize) + (at.scratch(tokens, count) if kernels else 0)
+    graphs = graph_bytes(config, count, itemsize) + at.scratch(count, count) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
@@ -305,13 +306,29 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
 
 @dataclass(frozen=True)
 class _At:
-    """A model on a device, before its cache is there. dtype: of activations and cache. weights: their bytes."""
+    """A model, loaded or on torch's "meta" device, and the device that it runs on, before its cache is there.
 
-    config: ModelConfig
+    dtype: of activations and cache.
+    """
+
+    model: Model
     device: torch.device
     dtype: torch.dtype
-    weights: int
     memory: DeviceMemory
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def weights(self) -> int:
+        return weight_bytes(self.model)
+
+    def scratch(self, rows: int, sampled: int) -> int:
+        """What products with quantized matrices hold beside their results, on kernels."""
+        from gradus.kernels.fuse_quantized import scratch_bytes  # here, since it needs Triton
+
+        return scratch_bytes(self.model, rows, sampled, self.dtype, self.device)
 
     @property
     def itemsize(self) -> int:
@@ -347,9 +364,8 @@ def _longest(config: ModelConfig, options: EngineConfig, budget: int | None) -> 
     return longest_sequence(pages, windows, options.page_size, budget, options.limits.context_length)
 
 
-def weight_bytes(config: ModelConfig, precision: Precision) -> int:
-    """Weights and constant tables of a model that is not there."""
-    model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+def weight_bytes(model: Model) -> int:
+    """Weights and constant tables."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 

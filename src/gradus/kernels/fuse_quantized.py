@@ -23,8 +23,8 @@ from gradus.kernels.overlap import early_launches, starts_early
 from gradus.kernels.quantize import Rounded, quantize
 from gradus.kernels.tile import TileLaunch, result
 from gradus.kernels.tile_tables import Scheme, choose_tile
-from gradus.kernels.view import Twin, twin_of
-from gradus.models.layers import Activation, Gated, RMSNorm
+from gradus.kernels.view import Twin, twin_of, view
+from gradus.models.layers import Activation, Gated, Model, RMSNorm
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
@@ -157,6 +157,20 @@ class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
     def __init__(self, part: Fp8BlockLinear) -> None:
         super().__init__(part)
         self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
+
+
+def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, device: torch.device) -> int:
+    """What a step's products with quantized matrices hold at once at most, beside their results.
+
+    sampled: how many of the rows have logits. The model may be on torch's "meta" device. Products follow each other, so
+    the largest counts; it may be that of few rows, whose sums are shared.
+    """
+    most = 0
+    for part in model.modules():
+        if isinstance(part, QuantizedLinear) and isinstance(twin := view(part), FusedQuantized):
+            here = sampled if twin.place.role == "head" else rows
+            most = max(most, *(twin.scratch_bytes(min(count, here), dtype, device) for count in (FUSED_ROWS, here)))
+    return most
 
 
 def activated(
