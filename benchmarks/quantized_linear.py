@@ -420,6 +420,10 @@ def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, 
         wide = torch.full((weights.rows, k), torch.nan, dtype=x.dtype, device=x.device)
         widen(weights, 0, wide)
         found["weights that differ"] = int((wide != widened_reference(weights, k, x.dtype)).sum())
+        for unpack in (MAGIC, SUBNORMAL) if bench.on_gpu else (PLAIN,):  # rows of the identity bring single weights
+            identity = torch.eye(k, dtype=x.dtype, device=x.device)
+            out = int4_product(identity, weights, TileLaunch(64, 128, 16, 1, 3, 4), unpack=unpack)
+            found[f"weights that differ, unpacked in way {unpack}"] = int((out.t() != wide).sum())
         found["made wide"] = error(widened_product(x, weights), expected(bench, scheme, x, weights, False))
     for splits, early, gated, unpack in product((1, 3), {False, bench.early(m)}, (False, True), (MAGIC, SUBNORMAL)):
         if unpack == SUBNORMAL and (scheme != "int4" or not bench.on_gpu):
