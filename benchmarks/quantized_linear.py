@@ -23,8 +23,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -273,15 +276,16 @@ def contenders(bench: Bench, cell: "Cell", sweep: bool) -> list[Contender]:
 
 
 def refined(best: list[Contender], scheme: str, on_gpu: bool) -> list[Contender]:
-    """The best tiles once more: fetching ahead before they wait, not starting early, unpacking in another way."""
-    found = []
-    for each in best:
+    """The best tiles with weights fetched ahead of the wait; the first also waiting, and unpacking in another way."""
+    found: list[Contender] = []
+    for number, each in enumerate(best):
         if each.launch is None:
             continue
         if each.early:
             found += [each._replace(launch=each.launch._replace(ahead=ahead)) for ahead in (0, 2, 4, 8)]
-            found.append(each._replace(launch=each.launch._replace(ahead=0), early=False))
-        if scheme == "int4" and on_gpu:
+        if each.early and not number:
+            found.append(each._replace(early=False))
+        if scheme == "int4" and on_gpu and not number:
             found.append(each._replace(unpack=SUBNORMAL))
     return [each for each in dict.fromkeys(found) if each not in best]
 
@@ -377,8 +381,8 @@ def race(
     for contender in racing:
         timed(contender)
     if sweep:
-        fastest = sorted((each for each in racing if each.name in times), key=lambda each: times[each.name])[:2]
-        more = refined(fastest, scheme, bench.on_gpu)
+        fastest = sorted((each for each in racing if each.name in times), key=lambda each: times[each.name])
+        more = refined(fastest[:2], scheme, bench.on_gpu)
         compile_all(bench, [lambda c=c: run(bench, scheme, given, weights[0], c, gated) for c in more])
         for contender in more:
             timed(contender)
@@ -425,16 +429,20 @@ def checked(bench: Bench, scheme: Scheme, x: Tensor, weights: Any) -> dict[str, 
             out = int4_product(identity, weights, TileLaunch(64, 128, 16, 1, 3, 4), unpack=unpack)
             found[f"weights that differ, unpacked in way {unpack}"] = int((out.t() != wide).sum())
         found["made wide"] = error(widened_product(x, weights), expected(bench, scheme, x, weights, False))
-    for splits, early, gated, unpack in product((1, 3), {False, bench.early(m)}, (False, True), (MAGIC, SUBNORMAL)):
-        if unpack == SUBNORMAL and (scheme != "int4" or not bench.on_gpu):
-            continue
-        launch = choose_tile(scheme, min(m, FUSED_ROWS), weights.rows, k, torch.float16, torch.device("cpu"))
-        assert launch is not None
-        contender = Contender(launch._replace(splits=splits), unpack, early)
+    launch = choose_tile(scheme, min(m, FUSED_ROWS), weights.rows, k, torch.float16, torch.device("cpu"))
+    assert launch is not None
+    ways = [
+        (Contender(launch._replace(splits=1)), False),
+        (Contender(launch._replace(splits=3), early=bench.early(m)), True),
+    ]
+    if scheme == "int4" and bench.on_gpu:
+        ways.append((Contender(launch._replace(splits=3), SUBNORMAL), False))
+    compile_all(bench, [lambda c=c, g=g: run(bench, scheme, given, weights, c, g) for c, g in ways])
+    for contender, gated in ways:
         reference = expected(bench, scheme, given, weights, gated)
-        name = f"{contender.name}{' gated' if gated else ''}"
         with poisoned():
-            found[name] = error(run(bench, scheme, given, weights, contender, gated), reference)
+            out = run(bench, scheme, given, weights, contender, gated)
+        found[f"{contender.name}{' gated' if gated else ''}"] = error(out, reference)
     return found
 
 
@@ -571,6 +579,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--parts", default="check,products,layers")
     parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile before; 0: as it comes")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--commit", default="unknown", help="the commit that is measured, as `git rev-parse` gives it")
     parser.add_argument("--tiny", action="store_true", help="matrices of a few thousand weights: a rehearsal on a CPU")
@@ -602,35 +611,61 @@ def compile_all(bench: Bench, launches: list[Callable[[], Any]]) -> None:
             print(f"compiling: {type(problem).__name__} {problem}"[:300], flush=True)
 
 
-def compile_tiles(bench: Bench, scheme: str, todo: list[Cell], sweep: bool) -> None:
-    """Every tile that races in these cells, before the first is timed; memory of one matrix at a time."""
-    start = time.monotonic()
-    for matrix in dict.fromkeys(cell.matrix for cell in todo):
-        weights, launches = made(bench, scheme, *bench.matrices[matrix]), []
-        for cell in (cell for cell in todo if cell.matrix == matrix):
-            given = rounded(scheme, bench.noise(cell.m, bench.matrices[matrix][1]))
-            for contender in contenders(bench, cell, sweep):
-                if contender.launch is not None:
-                    launches.append(
-                        lambda x=given, c=contender, g=cell.gated: run(bench, scheme, x, weights, c, g)  # noqa: B023
-                    )
-        compile_all(bench, launches)
-    print(f"{scheme}: tiles compiled in {time.monotonic() - start:.0f} s", flush=True)
+class Compilation(NamedTuple):
+    """What a kernel depends on: of a matrix's sizes only that they are multiples of 16 and 256, and whether sums are
+    shared."""
+
+    device: str
+    scheme: str
+    gated: bool
+    contender: Contender
+
+
+def compile_one(task: Compilation) -> str | None:
+    """In a process of its own: what it compiles is found on disk by the process that measures. Why not, if it fails."""
+    device = torch.device(task.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float16
+    bench = Bench(device, dtype, {}, 1.0, 1.0, math.inf)
+    try:
+        with torch.inference_mode():
+            weights, x = made(bench, task.scheme, 512, 2048), rounded(task.scheme, bench.noise(2, 2048))
+            run(bench, task.scheme, x, weights, task.contender, task.gated)
+    except Exception as problem:
+        return f"{task.scheme} {task.contender.name}: {type(problem).__name__} {problem}"[:200]
+    return None
+
+
+def compilations(bench: Bench, todo: list[Cell], sweep: bool) -> list[Compilation]:
+    found = {}
+    for cell in (cell for cell in todo if cell.scheme != "bf16"):
+        for contender in contenders(bench, cell, sweep):
+            if contender.launch is not None:
+                launch = contender.launch._replace(splits=min(contender.launch.splits, 2), ahead=0)
+                alike = Compilation(str(bench.device), cell.scheme, cell.gated, contender._replace(launch=launch))
+                found[alike] = None
+    return list(found)
+
+
+def compile_tiles(bench: Bench, todo: list[Cell], sweep: bool, workers: int) -> None:
+    """All tiles that race, side by side, before anything is timed."""
+    start, tasks = time.monotonic(), compilations(bench, todo, sweep)
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            problems = [problem for problem in pool.map(compile_one, tasks, chunksize=4) if problem]
+    except BrokenProcessPool:
+        problems = ["a process that compiled has died"]
+    print(f"{len(tasks)} kernels compiled in {time.monotonic() - start:.0f} s, {len(problems)} not", flush=True)
+    print(*problems[:5], sep="\n", flush=True)
 
 
 def measure_products(
     bench: Bench, todo: list[Cell], sweep: bool, found: dict[str, Any], save: Callable[[], None]
 ) -> None:
-    compiled: set[tuple[str, bool]] = set()
     kept: tuple[tuple[str, str] | None, list[Any]] = (None, [])
     for cell in todo:
         if bench.late:
             print("out of time: run it again for the rest", flush=True)
             return
-        part = cell.scheme, cell.m <= FUSED_ROWS
-        if bench.on_gpu and part not in compiled and cell.scheme != "bf16":
-            compile_tiles(bench, part[0], [each for each in todo if (each.scheme, each.m <= FUSED_ROWS) == part], sweep)
-            compiled.add(part)
         if kept[0] != (cell.scheme, cell.matrix):
             kept = (None, [])  # before the next are made
             kept = (cell.scheme, cell.matrix), buffers(bench, cell.scheme, *bench.matrices[cell.matrix])
@@ -672,6 +707,8 @@ def main() -> int:
             save()
         if "products" in parts:
             todo = [cell for cell in cells(bench, schemes, rows) if cell.key not in found["products"]]
+            if options.workers:
+                compile_tiles(bench, todo, options.sweep, options.workers)
             measure_products(bench, todo, options.sweep, found, save)
         if "layers" in parts and not bench.late:
             found["layers"] = []

@@ -10,7 +10,20 @@ import pytest
 import torch
 
 from benchmarks import quantized_linear
-from benchmarks.quantized_linear import LIBRARY, MATRICES, Contender, bad, cells, refined, shown, table, tiles, winner
+from benchmarks.quantized_linear import (
+    LIBRARY,
+    MATRICES,
+    Contender,
+    bad,
+    cells,
+    compilations,
+    compile_one,
+    refined,
+    shown,
+    table,
+    tiles,
+    winner,
+)
 from gradus.kernels.int4 import SUBNORMAL
 from gradus.kernels.tile import TileLaunch
 from gradus.kernels.tile_tables import ROWS, SCHEMES, MeasuredTiles
@@ -25,7 +38,7 @@ with rounded_to_nearest():
 
 
 def rehearsed(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", REHEARSED, "--device", "cpu", "--tiny", *options]
+    command = [sys.executable, "-c", REHEARSED, "--device", "cpu", "--tiny", "--workers", "0", *options]
     environment = os.environ | {"PYTHONPATH": f"src{os.pathsep}.", "TRITON_INTERPRET": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
 
@@ -58,6 +71,14 @@ def test_it_checks_and_measures_and_goes_on_where_it_was(tmp_path):
     again = json.loads(out.read_text())
     assert again["products"]["int4 qkv 1"] == found["products"]["int4 qkv 1"]
     assert LIBRARY in again["products"]["int4 qkv 70"]["times"] and "int4 70: qkv" in shown(again)
+
+
+def test_each_kind_of_kernel_is_compiled_once_and_what_fails_is_said():
+    tasks = compilations(bench(), list(cells(bench(), [*SCHEMES], list(ROWS))), sweep=True)
+    assert 400 < len(tasks) == len(set(tasks)) < 700
+    assert {task.contender.launch.splits for task in tasks} == {1, 2}
+    wrong = tasks[0]._replace(contender=Contender(TileLaunch(63, 128, 8, 1, 3, 4)))  # not interpreted: no kernel at all
+    assert compile_one(wrong).startswith("int4 [63, 128")
 
 
 def test_what_differs_from_the_reference_is_an_error():

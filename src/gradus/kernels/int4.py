@@ -1,7 +1,7 @@
 """Rows through a matrix of 4-bit weights (`gradus.quantization.int4`), unpacked in registers on their way to a product.
 
 Idea: a decode waits for weights, and here they are a quarter of the bytes. What is left to wait for is unpacking: on an
-H200 a weight may take 3.4 instruction slots before arithmetic, and not memory, sets the pace. So weights stay packed
+H200 a weight may take 3.3 instruction slots before arithmetic, and not memory, sets the pace. So weights stay packed
 until registers, and are unpacked in pairs: a 32-bit register holds two words, and one `lop3` takes a nibble of each and
 makes two floats of them.
 
