@@ -1,11 +1,14 @@
 """Which tile takes a product with a quantized matrix, on a device that was measured and on one that was not."""
 
 import json
+from pathlib import Path
+from tomllib import loads
 
 import pytest
 import torch
 
 from gradus.device.capability import Capability
+from gradus.execution.warm_up import steps
 from gradus.kernels import tile_tables
 from gradus.kernels.tile import TileLaunch
 from gradus.kernels.tile_tables import (
@@ -19,6 +22,7 @@ from gradus.kernels.tile_tables import (
     unmeasured_tile,
 )
 
+ROOT = Path(__file__).parents[2]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -96,6 +100,23 @@ def test_a_measured_device_takes_what_was_fastest_on_it(monkeypatch):
     assert choose_tile("int4", 65, 4096, 4096, BF16, CPU) is choose_tile("int4", 9999, 4096, 4096, BF16, CPU) is None
     assert choose_tile("int4", 9999, 30000, 4096, BF16, CPU) == TileLaunch(*taller)
     assert choose_tile("int8", 1, 4096, 4096, BF16, CPU) == unmeasured("int8", 1, 4096, 4096)  # not in the file
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("tallest", [64, 256])
+def test_warm_up_meets_every_tile_that_a_prompt_can_take(scheme, tallest, hopper):
+    """What is compiled follows from the tile alone: no kernel is specialized for its number of rows."""
+
+    def met(lengths):
+        return {choose_tile(scheme, m, 4096, 4096, BF16, CUDA) for m in lengths}
+
+    lengths = {sum(counts) for counts in steps(tallest, most=8192, crowd=64)}
+    assert met(lengths) == met(range(2, 1200)) | met([8192])
+
+
+def test_files_go_into_the_wheel():
+    patterns = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["gradus.kernels"]
+    assert "measured_tiles/*.json" in patterns
 
 
 def test_sums_are_shared_by_programs_that_have_a_share():
