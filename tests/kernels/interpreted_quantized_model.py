@@ -57,8 +57,10 @@ def test_matrices_side_by_side_have_twins_of_their_own():
 # -- one matrix ------------------------------------------------------------------------------------------------------
 
 
-def made(scheme: str, widths: tuple[int, ...], k: int, role: str = "gate_up", bias: bool = True) -> Linear:
-    linear = STORED[scheme](Place(role, 0), k, widths, bias, torch.float32, "cpu")
+def made(
+    scheme: str, widths: tuple[int, ...], k: int, *, role="gate_up", bias: bool = True, dtype=torch.float32
+) -> Linear:
+    linear = STORED[scheme](Place(role, 0), k, widths, bias, dtype, "cpu")
     generator = torch.Generator().manual_seed(3)
     linear.assign("weight", 0, torch.randn(sum(widths), k, generator=generator) / k**0.5)
     if bias:
@@ -66,11 +68,13 @@ def made(scheme: str, widths: tuple[int, ...], k: int, role: str = "gate_up", bi
     return linear
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("rows", [0, 1, 3, 66])
 @pytest.mark.parametrize("scheme", [*TWINS, "int4-g32-ordered"])
-def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows):
-    """66 rows: where an activation is a launch of its own, and 4 bits are made wide in float32."""
-    linear, norm, x = made(scheme, (20, 20), 96), RMSNorm(96, 1e-5, torch.float32, "cpu"), torch.randn(rows, 96)
+def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows, dtype):
+    """In float32, and with 66 rows, an activation is a launch of its own; and 4 bits are made wide in float32."""
+    linear, norm = made(scheme, (20, 20), 96, dtype=dtype), RMSNorm(96, 1e-5, dtype, "cpu")
+    x = torch.randn(rows, 96).to(dtype)
     torch.nn.init.normal_(norm.weight)
     if scheme.endswith("ordered"):
         linear.order.copy_(torch.randperm(96))
@@ -79,10 +83,11 @@ def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows):
         found, expected = twin.after(before, x, then), linear.after(norm, x, then)
         assert found.shape == expected.shape and found.dtype == expected.dtype
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-2)
-    stream = torch.randn(rows, 40)
+    stream = torch.randn(rows, 40).to(dtype)
     expected = linear.onto(stream.clone(), x)
     found = twin.onto(stream, x)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    rounding = 1e-4 if dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(found, expected, rtol=rounding, atol=4 * rounding)
     assert rows == 0 or found is stream
 
 

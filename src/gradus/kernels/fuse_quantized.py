@@ -44,7 +44,7 @@ class FusedQuantized(Twin, QuantizedLinear):
     def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
         if then is None:
             return self.run(x.shape[0], x, norm)
-        if x.shape[0] > FUSED_ROWS:
+        if x.shape[0] > FUSED_ROWS or x.element_size() > 2:  # nor do two sums fit registers in float32
             return then.forward(self.run(x.shape[0], x, norm))
         return self.run(x.shape[0], x, norm, activation=then.name, gated=isinstance(then, Gated))
 
