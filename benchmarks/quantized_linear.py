@@ -227,7 +227,8 @@ def microseconds(bench: Bench, launches: list[Callable[[], Any]], replays: int =
 def tiles(scheme: str, m: int, n: int, k: int, gated: bool = False) -> Iterator[TileLaunch]:
     """Tiles whose sums fit registers and whose stages fit shared memory, with programs enough, and loops to begin.
 
-    n: outputs; with a gate each has two sums. Of 4 bits a warp unpacks 16 or 32 rows of a tile; of 8 bits four warps take 64 rows together.
+    n: outputs; with a gate each has two sums. Of 4 bits a warp unpacks 16 or 32 rows of a tile; of 8 bits four warps
+    take 64 rows together.
     """
     few, four_bits = m <= FUSED_ROWS, scheme == "int4"
     shapes = [(128, 4), (128, 6)] if m <= 16 else [(128, 3), (128, 4)] if few or not four_bits else [(128, 2), (128, 3)]
@@ -238,16 +239,16 @@ def tiles(scheme: str, m: int, n: int, k: int, gated: bool = False) -> Iterator[
         warps = rows // height
         fits = shared_bytes(scheme, rows, columns, tokens) * stages <= 220_000
         if fits and (height == 16 or (four_bits and few)) and (1 + gated) * rows * tokens // (32 * warps) <= 64:
-            for splits in (1, 2, 4, 8, 16) if few else (1,):
-                if shares(splits, -(-n // rows), -(-k // columns), m) or not few:
+            for splits in (1, 2, 4, 8, 16):
+                if shares(splits, -(-n // rows) * -(-m // tokens), -(-k // columns), m):
                     yield TileLaunch(rows, columns, tokens, splits, stages, warps)
 
 
-def shares(splits: int, tiles_n: int, tiles_k: int, m: int) -> bool:
+def shares(splits: int, programs: int, tiles_k: int, m: int) -> bool:
     """Whether so many programs per tile are worth a try: enough for the GPU, not too many sums in memory."""
     if splits == 1:
-        return tiles_n >= 60
-    return 120 <= tiles_n * splits <= 132 * 16 and tiles_k >= 2 * splits and m * splits <= 256
+        return programs >= 30
+    return 120 <= programs * splits <= 132 * 16 and tiles_k >= 2 * splits and m * splits <= 512
 
 
 def token_tiles(scheme: str, m: int) -> tuple[int, ...]:

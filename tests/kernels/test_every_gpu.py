@@ -40,7 +40,6 @@ TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # are short; of a prompt's 256 rows some values are spilled outside of the loop (faster all the same, measured).
 SPILLED = {
     "decode that turns 64 float32": 16,
-    "int4 1 gated": 8,  # once before the loop
     "prompt 64 float32": 16,
     "prompt 128 bfloat16 256": 256,
     "prompt 128 float32": 384,
@@ -114,10 +113,9 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
 def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
     """With a bias and a residual, or with a gate, whose sums are twice as many."""
     types = {"words_ptr": "*i16", "pairs_ptr": "*i32", "x_scale_ptr": "*fp32", "scale_ptr": "*fp32", "M": "i32"}
-    types |= {"block_ptr": "*i64", "arrived_ptr": "*i32", "chunk": "i32"} | dict.fromkeys(
-        ("N", "K", "stride"), "i32:16"
-    )
-    for scheme, m, gated in product(schemes_of(able), (1, 16, 64, 256), (False, True)):
+    types |= {"block_ptr": "*i64", "arrived_ptr": "*i32", "chunk": "i32", "ahead": "i32"}
+    types |= dict.fromkeys(("N", "K", "stride"), "i32:16")
+    for scheme, m, gated in product(schemes_of(able), (1, 16, 64, 256, 8192), (False, True)):
         if gated and m > FUSED_ROWS:
             continue
         launch = unmeasured_tile(scheme, m, 4096, 4096)

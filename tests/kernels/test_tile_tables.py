@@ -55,6 +55,12 @@ def test_few_rows_have_programs_for_every_multiprocessor_and_loops_worth_startin
         assert -(-k // 128) // launch.splits >= FEWEST_TILES
 
 
+def test_a_hundred_rows_are_cut_into_programs_enough():
+    for m in (65, 128, 200, 256):
+        launch = unmeasured_tile("int8", m, 4096, 4096)
+        assert 64 * -(-m // launch.tokens) * launch.splits >= 128 and launch.splits <= 2
+
+
 def test_a_small_matrix_is_not_cut_into_loops_that_are_all_beginning():
     assert unmeasured_tile("int4", 1, 576, 576).splits == 1
 

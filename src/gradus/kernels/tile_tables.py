@@ -107,16 +107,19 @@ def unmeasured(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch | None:
 
 
 def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch:
-    """A tile that fits every GPU from Ampere on."""
-    if m > 64:
+    """A tile that fits every GPU from Ampere on. n: outputs."""
+    if m > 256:
         stages = 2 if scheme == "int4" else 3
         return TileLaunch(rows=128, columns=128, tokens=128, splits=1, stages=stages, warps=8)
     fewest = 8 if scheme == "int4" else 16  # Hopper's products of 8 bits are 16 wide where they convert nothing
-    tokens = max(fewest, 1 << (m - 1).bit_length())
-    splits, tiles = 1, -(-k // 128)
-    while -(-n // 64) * splits < PROGRAMS and splits < MOST_SPLITS and tiles >= 2 * splits * FEWEST_TILES:
+    tokens = min(max(fewest, 1 << (m - 1).bit_length()), 128)
+    programs, tiles = -(-n // 64) * -(-m // tokens), -(-k // 128)
+    most = MOST_SPLITS if m <= 64 else 2  # sums in memory are 8 bytes of traffic each
+    splits = 1
+    while programs * splits < PROGRAMS and splits < most and tiles >= 2 * splits * FEWEST_TILES:
         splits *= 2
-    return TileLaunch(rows=64, columns=128, tokens=tokens, splits=splits, stages=3 if m > 32 else 4, warps=4, ahead=2)
+    stages = 4 if tokens <= 32 else 2 if scheme == "int4" and tokens == 128 else 3
+    return TileLaunch(rows=64, columns=128, tokens=tokens, splits=splits, stages=stages, warps=4, ahead=2)
 
 
 @cache
