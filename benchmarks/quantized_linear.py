@@ -6,8 +6,8 @@
 
 Without `--sweep` only the tiles that the engine chooses run. `--table` writes the device's file in
 `src/gradus/kernels/measured_tiles/`, by which the engine then chooses. Every launch is checked before it is timed:
-against a float32 reference, into memory full of NaN. Results are written as they come, what OUT has already is not
-measured again, and after `--seconds` the rest is left for the next call.
+against the torch reference, into memory full of NaN. Results are written as they come; what OUT has already, or
+`--before`, is not measured again; and after `--seconds` the rest is left for the next call.
 
 Times are of launches inside a CUDA graph, over matrices that together exceed the L2 cache several times, as in
 `fused_kernels.py`; with few rows launches start early, as in the engine's graphs. The floor is the larger of the bytes
@@ -577,6 +577,7 @@ def file_of(device: str) -> Path:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
+    parser.add_argument("--before", type=Path, help="results to go on from, where OUT has none")
     parser.add_argument("--sweep", action="store_true", help="race tiles, not only those that the engine chooses")
     parser.add_argument("--parts", default="check,products,layers")
     parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
@@ -697,8 +698,8 @@ def main() -> int:
         options.bandwidth, options.operations, time.monotonic() + options.seconds,
     )  # fmt: skip
     found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}, "layers": []}
-    if options.out.exists():
-        found |= {key: json.loads(options.out.read_text())[key] for key in ("checks", "products", "layers")}
+    if before := next((path for path in (options.out, options.before) if path and path.exists()), None):
+        found |= {key: json.loads(before.read_text())[key] for key in ("checks", "products", "layers")}
 
     def save() -> None:
         options.out.write_text(json.dumps(found))

@@ -65,10 +65,13 @@ def test_it_checks_and_measures_and_goes_on_where_it_was(tmp_path):
     }
     assert "int4 1: qkv " in done.stdout and "0 wrong" in done.stdout and "0 launches failed" in done.stdout
 
-    more = rehearsed("--rows", "1,70", "--schemes", "int4", "--parts", "products", "--out", str(out))
+    later = tmp_path / "later.json"
+    more = rehearsed(
+        "--rows", "1,70", "--schemes", "int4", "--parts", "products", "--out", str(later), "--before", str(out)
+    )
     assert more.returncode == 0, more.stderr[-3000:]
     assert "int4 qkv 70" in more.stdout and "int4 qkv 1: " not in more.stdout  # measured before
-    again = json.loads(out.read_text())
+    again = json.loads(later.read_text())
     assert again["products"]["int4 qkv 1"] == found["products"]["int4 qkv 1"]
     assert LIBRARY in again["products"]["int4 qkv 70"]["times"] and "int4 70: qkv" in shown(again)
 
