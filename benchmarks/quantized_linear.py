@@ -237,7 +237,7 @@ def tiles(scheme: str, m: int, n: int, k: int, gated: bool = False) -> Iterator[
         (32, 64, 128) if few and scheme in ("int4", "int8") else (64, 128), shapes, token_tiles(scheme, m), (16, 32)
     ):
         warps = rows // height
-        fits = shared_bytes(scheme, rows, columns, tokens) * stages <= 220_000
+        fits = shared_bytes(scheme, (1 + gated) * rows, columns, tokens) * stages <= 220_000
         if fits and (height == 16 or (four_bits and few)) and (1 + gated) * rows * tokens // (32 * warps) <= 64:
             for splits in (1, 2, 4, 8, 16):
                 if shares(splits, -(-n // rows) * -(-m // tokens), -(-k // columns), m):
