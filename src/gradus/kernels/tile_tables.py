@@ -111,7 +111,7 @@ def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch:
     if m > 256:
         stages = 2 if scheme == "int4" else 3
         return TileLaunch(rows=128, columns=128, tokens=128, splits=1, stages=stages, warps=8)
-    fewest = 8 if scheme == "int4" else 16  # Hopper's products of 8 bits are 16 wide where they convert nothing
+    fewest = 16 if scheme.startswith("fp8") else 8  # Triton converts e4m3 for narrower products on a Hopper
     tokens = min(max(fewest, 1 << (m - 1).bit_length()), 128)
     programs, tiles = -(-n // 64) * -(-m // tokens), -(-k // 128)
     most = MOST_SPLITS if m <= 64 else 2  # sums in memory are 8 bytes of traffic each
