@@ -41,7 +41,7 @@ def test_it_runs_where_no_phase_is_named(llm):
         "policy": "fcfs",
         "token_budget": 256,
         "memory_fraction": 0.5,
-        "switches": {"prefix_cache": True, "chunked": True, "kernels": False, "graphs": False, "overlap": True},
+        "switches": {"prefix_cache": True, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
 
 
@@ -112,7 +112,7 @@ def test_every_setting_reaches_the_engine():
 
 
 def test_every_switch_is_one():
-    llm = tiny(switch_off=["prefix_cache", "chunked", "overlap"])
+    llm = tiny(switch_off=["prefix_cache", "chunked", "overlap", "kernels"])
     assert llm.engine.scheduler.cache.index is None
     assert llm.engine.scheduler.token_budget is None
     assert llm.engine.lag == 0
@@ -126,13 +126,14 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
     assert gpu.max_sequences == 256 and gpu.memory_fraction == 0.9
     assert all(getattr(gpu, name) for name in SWITCHES)
     assert not Settings(switch_off=["graphs"]).options(LIMITS, "cuda").graphs
+    with pytest.raises(ConfigError, match="graphs need kernels: switch both on, or graphs off"):
+        Settings(switch_off=["kernels"]).options(LIMITS, "cuda")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"switch_off": ["graph"]}, "switch_off takes prefix_cache, chunked, kernels, graphs, overlap, got 'graph'"),
-        ({"switch_off": ["kernels"]}, "graphs need kernels: switch both on, or graphs off"),
         ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
         ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
         ({"memory_fractoin": 0.5}, "unknown setting 'memory_fractoin'; did you mean 'memory_fraction'?"),

@@ -128,19 +128,23 @@ def project() -> dict:
 
 def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
     optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
-    peers = {normalized(line) for line in project["optional-dependencies"]["peers"]}
-    assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | peers
+    extras = project["optional-dependencies"]
+    extra = {normalized(line) for line in extras["peers"] + extras["cpu"]}
+    assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | extra
 
 
 def test_the_tests_import_only_what_is_declared(project):
-    declared = project["dependencies"] + project["optional-dependencies"]["dev"]
+    extras = project["optional-dependencies"]
+    declared = project["dependencies"] + extras["dev"] + extras["cpu"]
     assert third_party(TESTS) - {"triton"} <= {normalized(line) for line in declared} | {"setuptools"}
 
 
 def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(project):
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {normalized(line): line for line in lines if not line.startswith("#")}
-    declared = project["dependencies"] + project["optional-dependencies"]["dev"]
+    declared = (
+        project["dependencies"] + project["optional-dependencies"]["dev"] + project["optional-dependencies"]["cpu"]
+    )
     assert {normalized(line) for line in declared} <= pins.keys()
     assert pins["torch"] == "torch==2.13.0"  # no +cpu: which build is pip's settings' choice
     # nvidia-ml-py only reads the driver's counters, and installs anywhere

@@ -67,10 +67,14 @@ class PagedAttention:
             self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
 
     def _begin(self, batch: Batch) -> None:
-        """What every step starts with, however it attends: pages wiped, tables up to date, places for what is new."""
+        """What every step in torch starts with: pages in order, and places for what is new."""
+        self.update_pages(batch)
+        self._place_new(batch)
+
+    def update_pages(self, batch: Batch) -> None:
+        """What every step starts with, whoever attends: pages wiped, tables up to date."""
         self.storage.wipe(batch.wiped)
         self.update_tables(batch.slots, batch.tables)
-        self._place_new(batch)
 
     def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
         """Take over what has changed in the block tables of these slots.

@@ -101,8 +101,7 @@ class EngineConfig(EngineOptions):
     chunked: bool = setting(True, "Prompts are cut to the token budget; without, a prompt is one step.", heeded="final")
     kernels: bool = setting(
         True,
-        "Triton kernels for attention, the model's other parts and sampling, on a GPU.",
-        suits={"cpu": False},
+        "Kernels of this project's own: in Triton on a GPU, on a CPU in numba for decode steps.",
         heeded="final",
     )
     graphs: bool = setting(

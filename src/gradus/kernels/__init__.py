@@ -1,4 +1,4 @@
-"""Triton kernels: one file per operation, each with its idea, its shapes, the bytes it moves, and a torch reference.
+"""Kernels in Triton: one file per operation, each with its idea, its shapes, the bytes it moves, and a torch reference.
 
 They are imported only by the parts that launch them: without a GPU, Triton need not be installed. Read in this order:
 
@@ -11,6 +11,8 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
     seen_words.py, slot_settings.py, narrowing.py, likeliest.py, asked_sampling.py   the draw of rows that ask for more
     view.py, fuse.py                      the kernels under a model;  compiling.py: all compiled side by side
+
+    cpu/                                  a processor's kernels, in numba
 """
 
 from importlib.util import find_spec
