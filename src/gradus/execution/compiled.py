@@ -48,10 +48,12 @@ class CompiledRunner(ModelRunner):
             self._warm_up()
 
     def logits(self, batch: Batch) -> Tensor:
+        """As above; where every span is one token and they are few, through the kernels."""
         if len(batch.positions) > len(batch.slots) or len(batch.slots) > MOST_ROWS:
             return super().logits(batch)
         self.attention.update_pages(batch)
-        return self.decode.run(batch.token_ids, batch.positions, batch.slots)
+        logits = self.decode.run(batch.token_ids, batch.positions, batch.slots)
+        return logits if len(batch.row_spans) == len(logits) else logits[batch.logits_rows]
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
