@@ -63,11 +63,11 @@ SHAPE = np.dtype(
 
 
 class Step(NamedTuple):
-    """All that a step works on. Buffers are float32 [8, …], a row for each sequence.
+    """All that a step works on. Buffers are float32 [32, …], a row for each sequence.
 
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
     chunks: int64 [S], how many each stage has in this step.
-    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 9], the first span of each row, and the end.
+    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
     """
 
@@ -93,7 +93,7 @@ class Worker(NamedTuple):
     rows: Rows
     scratch: Scratch
     ready: NDArray[np.int64]
-    products: NDArray[np.float32]  # [8, columns], what a chunk multiplies before it is added
+    products: NDArray[np.float32]  # [32, columns], what a chunk multiplies before it is added
 
 
 @njit(**FLAGS)

@@ -95,16 +95,6 @@ def widen(typing: Any, value: Any) -> Any:
 
 
 @intrinsic
-def widen_half(typing: Any, bits: Any) -> Any:
-    """The float32 of a float16, which comes as uint16."""
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), FLOAT)
-
-    return types.float32(types.uint16), generate
-
-
-@intrinsic
 def narrow(typing: Any, value: Any) -> Any:
     """float32 → the bits of the nearest bfloat16, of two the even one; a NaN stays one."""
 

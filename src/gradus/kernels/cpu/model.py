@@ -85,7 +85,7 @@ class Stages:
 
 
 class DecodeModel:
-    """Runs decode steps of up to 8 rows on a model's weights and an engine's pages.
+    """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
     longest]. threads: that share a step, the caller included. Raises Unsupported.
@@ -149,7 +149,7 @@ class DecodeModel:
 
 
 def _most_spans(model: Model, threads: int) -> int:
-    """For 8 rows of the longest context: each as long as LONGEST allows, or all evenly divided, and a rest per row."""
+    """For 32 rows of the longest context: each as long as LONGEST allows, or all evenly divided, and a rest per row."""
     return MOST_ROWS * (-(-model.config.context_length // LONGEST) + 2 * threads + 1)
 
 

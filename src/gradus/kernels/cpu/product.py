@@ -1,7 +1,8 @@
-"""Products of a few rows: some rows of a matrix, times 1 to 8 rows of activations.
+"""Products of a few rows: some rows of a matrix, times 1 to 32 rows of activations.
 
-Reading the weights is the cost, so each is read once and meets all rows of activations in registers. What a scheme does
-to activations is done once per thread, on a copy: int8 rounds them, int4 takes their sums.
+Reading the weights is the cost, so each is read once from memory. It meets up to 8 rows of activations in registers,
+and more of them from the cache, where the few rows of weights that a thread works on stay meanwhile. What a scheme does
+to activations is done once per thread, on a copy: int8 rounds them, int4 puts them into the order of its words.
 
 The torch reference is `forward` of the matrix's class. Sums are taken in another order; those of integers are the same.
 """
@@ -12,12 +13,28 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, longs, widen, widen_half
+from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, longs, widen
 from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
-from gradus.kernels.cpu.vectors import BLOCK, HAS_VNNI, INT8_STEP, PLANE, PLANES, TILE, int4_tile, int8_tile
+from gradus.kernels.cpu.vectors import (
+    BLOCK,
+    FLOAT_STEP,
+    HAS_VNNI,
+    INT8_STEP,
+    PLANE,
+    TILE,
+    column_of,
+    float_tile,
+    int4_tile,
+    int8_tile,
+)
 
-MOST_ROWS = 8
+MOST_ROWS = 32
 """Rows of activations that a product takes."""
+
+TOGETHER = 8
+"""Of them, so many meet a weight in registers."""
+
+COLUMNS = np.array([column_of(place) for place in range(TILE)])
 
 f32 = np.float32
 LARGEST = f32(127)
@@ -25,34 +42,32 @@ TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.
 
 
 class Rows(NamedTuple):
-    """A thread's copy of the activations, [8, K'] each, K' being the widest K up to a multiple of 128.
+    """A thread's copy of the activations, [32, K'] each, K' being the widest K up to a multiple of 128.
 
-    x: float32, zeros up to a multiple of 128. rounded: int8. scales: float32 [8]. corrections: int32 [8], 128 times the
-    sums of `rounded`. sums: float32 [8, K' / 32], of each plane of x. spare: float32, for int4's decoded pairs.
+    x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
+    float32, x as int4's tiles multiply it.
     """
 
     x: NDArray[np.float32]
     rounded: NDArray[np.int8]
     scales: NDArray[np.float32]
     corrections: NDArray[np.int32]
-    sums: NDArray[np.float32]
-    spare: NDArray[np.float32]
+    ordered: NDArray[np.float32]
 
 
 def make_rows(width: int) -> Rows:
     """For matrices up to this width."""
-    tiles = -(-width // TILE)
-    shape = MOST_ROWS, tiles * TILE
+    shape = MOST_ROWS, -(-width // TILE) * TILE
     return Rows(
         np.zeros(shape, f32), np.zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
-        np.zeros((MOST_ROWS, tiles * PLANES), f32), np.zeros((2, tiles * PLANES, BLOCK), f32),
+        np.zeros(shape, f32),
     )  # fmt: skip
 
 
 @njit(**FLAGS)
 def padded(count: int) -> int:
-    """The number of rows that a product works on for `count` of them: 1, 2, 4 or 8."""
-    return 1 if count == 1 else 2 if count == 2 else 4 if count <= 4 else 8
+    """The number of rows that a product works on for `count` of them: 1, 2, 4, or multiples of 8."""
+    return count if count <= 2 else 4 if count <= 4 else -(-count // TOGETHER) * TOGETHER
 
 
 # -- activations, as a matrix wants them -------------------------------------------------------------------------------
@@ -66,7 +81,7 @@ def prepare(matrix: Any, count: int, rows: Any) -> None:
             _round(rows, r, matrix.width)
     elif matrix.kind >= INT4:
         for r in range(count):
-            _add_planes(rows, r, matrix)
+            _order(rows, r, matrix)
 
 
 @njit(**FLAGS)
@@ -89,18 +104,19 @@ def _round(rows: Any, r: int, width: int) -> None:
 
 
 @njit(**FLAGS)
-def _add_planes(rows: Any, r: int, matrix: Any) -> None:
-    x, sums = rows.x[r], rows.sums[r]
-    if matrix.order:
-        order = longs(matrix.order, (matrix.width,))
-        x[: matrix.width] = x[order]
-    planes = -(-matrix.width // TILE) * PLANES
-    x[matrix.width : planes * PLANE] = f32(0)
-    for plane in range(planes):
-        total = f32(0)
-        for j in range(plane * PLANE, (plane + 1) * PLANE):
-            total += x[j]
-        sums[plane] = total
+def _order(rows: Any, r: int, matrix: Any) -> None:
+    """The order of the matrix's columns, and of a tile's nibbles."""
+    x, ordered, width = rows.x[r], rows.ordered[r], matrix.width
+    order = longs(matrix.order, (width,))
+    for tile in range(-(-width // TILE)):
+        for place in range(TILE):
+            column = tile * TILE + COLUMNS[place]
+            if column >= width:
+                ordered[tile * TILE + place] = f32(0)
+            elif matrix.order:
+                ordered[tile * TILE + place] = x[order[column]]
+            else:
+                ordered[tile * TILE + place] = x[column]
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -110,14 +126,23 @@ def _add_planes(rows: Any, r: int, matrix: Any) -> None:
 def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Rows low to high of the matrix, times the activations: y[:count, first + low : first + high], with the bias.
 
-    y: float32 [8, N], of which rows beyond `count` may be written too. rows: as `prepare` left them.
+    count: as `padded` has it. rows: as `prepare` left them. y: float32 [32, N].
     """
+    for first in range(0, count, TOGETHER):
+        together = Rows(
+            rows.x[first:], rows.rounded[first:], rows.scales[first:], rows.corrections[first:], rows.ordered[first:]
+        )
+        _multiply_together(matrix, low, high, min(TOGETHER, count - first), together, y[first:])
+
+
+@njit(**FLAGS)
+def _multiply_together(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     if matrix.kind == FLOAT32:
         weights = floats(matrix.values, (matrix.rows, matrix.width))
-        _multiply_floats(weights, matrix.first, low, high, count, rows.x, y)
+        _multiply_floats(0, weights, matrix, low, high, count, rows.x, y)
     elif matrix.kind == BFLOAT16:
         narrow_weights = halves(matrix.values, (matrix.rows, matrix.width))
-        _multiply_floats(narrow_weights, matrix.first, low, high, count, rows.x, y)
+        _multiply_floats(1, narrow_weights, matrix, low, high, count, rows.x, y)
     elif matrix.kind == INT8:
         _multiply_int8(matrix, low, high, count, rows, y)
     else:
@@ -130,37 +155,38 @@ def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) ->
 
 
 @njit(**FLAGS)
-def _multiply_floats(weights: Any, first: int, low: int, high: int, count: int, x: Any, y: Any) -> None:
-    if count == 1:
-        for i in range(low, high):
-            y[0, first + i] = _dot(weights, i, x)
-        return
+def _multiply_floats(halves: Any, weights: Any, matrix: Any, low: int, high: int, count: int, x: Any, y: Any) -> None:
+    """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
+    width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
+    i, several = low, 2 if count == 8 else 4
+    if width % FLOAT_STEP:
+        _multiply_plainly(weights, matrix.first, low, high, count, x, y)
+        i = high
+    while i < high:
+        at, xs = matrix.values + i * width * weights.itemsize, address(x)
+        out, whole = address(y) + 4 * (matrix.first + i), i + several <= high
+        if not whole:
+            for r in range(count):
+                float_tile(halves, 1, 1, at, width, xs + r * x_stride, 0, out + r * out_stride, 0)
+        elif count == 1:
+            float_tile(halves, 4, 1, at, width, xs, x_stride, out, out_stride)
+        elif count == 2:
+            float_tile(halves, 4, 2, at, width, xs, x_stride, out, out_stride)
+        elif count == 4:
+            float_tile(halves, 4, 4, at, width, xs, x_stride, out, out_stride)
+        else:
+            float_tile(halves, 2, 8, at, width, xs, x_stride, out, out_stride)
+        i += several if whole else 1
+
+
+@njit(**FLAGS)
+def _multiply_plainly(weights: Any, first: int, low: int, high: int, count: int, x: Any, y: Any) -> None:
     for i in range(low, high):
-        for r in range(0, count, 4):
-            sums = _dot4(weights, i, x, r)
-            for each in range(4):
-                y[r + each, first + i] = sums[each]
-
-
-@njit(**FLAGS)
-def _dot(weights: Any, i: int, x: Any) -> Any:
-    total = f32(0)
-    for j in range(weights.shape[1]):
-        total += widen(weights[i, j]) * x[0, j]
-    return total
-
-
-@njit(**FLAGS)
-def _dot4(weights: Any, i: int, x: Any, r: int) -> Any:
-    """Written out, since the sums must stay in registers."""
-    s0 = s1 = s2 = s3 = f32(0)
-    for j in range(weights.shape[1]):
-        w = widen(weights[i, j])
-        s0 += w * x[r, j]
-        s1 += w * x[r + 1, j]
-        s2 += w * x[r + 2, j]
-        s3 += w * x[r + 3, j]
-    return s0, s1, s2, s3
+        for r in range(count):
+            total = f32(0)
+            for j in range(weights.shape[1]):
+                total += widen(weights[i, j]) * x[r, j]
+            y[r, first + i] = total
 
 
 # -- int8 --------------------------------------------------------------------------------------------------------------
@@ -223,66 +249,45 @@ def _add_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any, y: A
 
 @njit(**FLAGS)
 def _multiply_int4(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+    planes = matrix.group // PLANE
+    if planes == 1:
+        _multiply_words(1, matrix, low, high, count, rows, y)
+    elif planes == 2:
+        _multiply_words(2, matrix, low, high, count, rows, y)
+    else:
+        _multiply_words(4, matrix, low, high, count, rows, y)
+
+
+@njit(**FLAGS)
+def _multiply_words(planes: Any, matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Eight weight rows at once; of what is left, one by one."""
-    i = low
+    tiles, words_stride, pairs_stride = -(-matrix.width // TILE), 64 * matrix.rows, 4 * matrix.rows
+    x, x_stride, out_stride = address(rows.ordered), 4 * rows.ordered.shape[1], 4 * y.shape[1]
+    i, together, halves = low, BLOCK // count if count < 8 else 2, matrix.kind != INT4
     while i < high:
-        several = BLOCK if i + BLOCK <= high else 1
-        _decode_pairs(matrix, i, several, rows.spare)
-        for r in range(count):
-            _add_offsets(matrix, i, several, rows.spare[1], rows.sums[r], y[r])
-        planes = matrix.group // PLANE
-        if planes == 1:
-            _add_int4(1, matrix, i, several, count, rows, y)
-        elif planes == 2:
-            _add_int4(2, matrix, i, several, count, rows, y)
-        else:
-            _add_int4(4, matrix, i, several, count, rows, y)
-        i += several
-
-
-@njit(**FLAGS)
-def _decode_pairs(matrix: Any, i: int, several: int, spare: Any) -> None:
-    """Scales and offsets of some weight rows as float32: spare[0] and spare[1], [groups, 8]."""
-    groups = -(-matrix.width // TILE) * TILE // matrix.group
-    pairs = halves(matrix.scales, (groups, matrix.rows, 2))
-    for part in range(2):
-        for group in range(groups):
-            for each in range(several):
-                bits = pairs[group, i + each, part]
-                spare[part, group, each] = widen(bits) if matrix.kind == INT4 else widen_half(bits)
-
-
-@njit(**FLAGS)
-def _add_offsets(matrix: Any, i: int, several: int, offsets: Any, sums: Any, y: Any) -> None:
-    """Begin the result with what the offsets contribute: each group's, times the sum of its activations."""
-    planes, first = matrix.group // PLANE, matrix.first + i
-    for each in range(several):
-        y[first + each] = f32(0)
-    for group in range(-(-matrix.width // TILE) * PLANES // planes):
-        total = f32(0)
-        for plane in range(group * planes, (group + 1) * planes):
-            total += sums[plane]
-        for each in range(several):
-            y[first + each] += offsets[group, each] * total
-
-
-@njit(**FLAGS)
-def _add_int4(planes: Any, matrix: Any, i: int, several: int, count: int, rows: Any, y: Any) -> None:
-    tiles, stride = -(-matrix.width // TILE), 64 * matrix.rows
-    x, x_stride, scales = address(rows.x), 4 * rows.x.shape[1], address(rows.spare)
-    at, out, out_stride = matrix.values + 64 * i, address(y) + 4 * (matrix.first + i), 4 * y.shape[1]
-    if several == 1:
-        for r in range(count):
-            int4_tile(planes, 1, 1, at, stride, scales, tiles, x + r * x_stride, 0, out + r * out_stride, 0)
-        return
-    together = BLOCK // count  # so that all sums fit the processor's registers
-    for w in range(0, BLOCK, together):
-        words, scale, to = at + 64 * w, scales + 4 * w, out + 4 * w
+        words, pairs, out = matrix.values + 64 * i, matrix.scales + 4 * i, address(y) + 4 * (matrix.first + i)
+        if i + together > high:
+            for r in range(count):
+                int4_tile(
+                    planes, 1, 1, halves, words, words_stride, pairs, pairs_stride, tiles, x + r * x_stride, 0,
+                    out + r * out_stride, 0,
+                )  # fmt: skip
+            i += 1
+            continue
         if count == 1:
-            int4_tile(planes, 8, 1, words, stride, scale, tiles, x, x_stride, to, out_stride)
+            int4_tile(
+                planes, 8, 1, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
+            )
         elif count == 2:
-            int4_tile(planes, 4, 2, words, stride, scale, tiles, x, x_stride, to, out_stride)
+            int4_tile(
+                planes, 4, 2, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
+            )
         elif count == 4:
-            int4_tile(planes, 2, 4, words, stride, scale, tiles, x, x_stride, to, out_stride)
+            int4_tile(
+                planes, 2, 4, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
+            )
         else:
-            int4_tile(planes, 1, 8, words, stride, scale, tiles, x, x_stride, to, out_stride)
+            int4_tile(
+                planes, 2, 8, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
+            )
+        i += together

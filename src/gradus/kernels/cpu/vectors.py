@@ -1,4 +1,4 @@
-"""Two loops that must be vector instructions to be fast, written as such: rows of int8 and int4 times activations.
+"""Three loops that must be vector instructions to be fast, written as such: rows of weights times activations.
 
 Each is a piece of LLVM code with `rows` weight rows and `count` rows of activations, both known when it is compiled, so
 that all sums stay in registers. LLVM makes of a vector of 16 what the processor has; one instruction is looked for by
@@ -19,14 +19,15 @@ SUMS = ir.VectorType(SINGLE, LANES)
 FUSED = ("reassoc", "contract", "nsz")
 Generate = Callable[[Any, ir.IRBuilder, Any, Any], ir.Value]
 
-HAS_VNNI = bool(binding.get_host_cpu_features().get("avx512vnni"))
+_FEATURES = binding.get_host_cpu_features()
+HAS_VNNI, HAS_AVX512 = bool(_FEATURES.get("avx512vnni")), bool(_FEATURES.get("avx512f"))
 
 INT8_STEP = 64
 """Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
 
 
 class Code:
-    """A builder of LLVM code, with the few phrases that both loops need."""
+    """A builder of LLVM code, with the few phrases that all loops need."""
 
     def __init__(self, builder: ir.IRBuilder) -> None:
         self.builder = builder
@@ -87,6 +88,63 @@ class Code:
         builder.cbranch(builder.icmp_signed("<", following, steps), inside, after)
         builder.position_at_end(after)
         return result
+
+
+FLOAT_STEP = LANES
+"""Floats that a step takes: rows of other lengths are multiplied by plain loops."""
+
+
+@intrinsic
+def float_tile(
+    typing: Any, halves: Any, rows: Any, count: Any, values: Any, width: Any, x: Any, x_stride: Any, out: Any,
+    out_stride: Any,
+) -> Any:  # fmt: skip
+    """`rows` rows of weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+
+    values: bfloat16 where `halves` (literal) is 1, else float32, rows of `width` each, a multiple of FLOAT_STEP; x:
+    float32 rows. Writes float32 out[r * out_stride + 4 w].
+    """
+    literal = halves, rows, count
+    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
+        return None
+    return types.void(*literal, *[types.int64] * 6), _float_code(*(each.literal_value for each in literal))
+
+
+def _float_code(halves: int, rows: int, count: int) -> Generate:
+    wide, narrow = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
+    size = 2 if halves else 4
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, width, x, x_stride, out, out_stride = args[3:]
+        row_bytes = builder.mul(width, code.whole(size))
+
+        def read_weights(offset: ir.Value) -> ir.Value:
+            if not halves:
+                return code.read(values, offset, wide)
+            bits = builder.zext(code.read(values, offset, narrow), SUMS)
+            return builder.bitcast(builder.shl(bits, ir.Constant(SUMS, [16] * LANES)), wide)
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            result = list(sums)
+            at, xs = builder.mul(step, code.whole(size * LANES)), builder.mul(step, code.whole(4 * LANES))
+            weights = [read_weights(builder.add(at, builder.mul(row_bytes, code.whole(w)))) for w in range(rows)]
+            for r in range(count):
+                activations = code.read(x, builder.add(xs, builder.mul(x_stride, code.whole(r))), wide)
+                for w in range(rows):
+                    product = builder.fmul(weights[w], activations, flags=FUSED)
+                    result[w * count + r] = builder.fadd(result[w * count + r], product, flags=FUSED)
+            return result
+
+        zero = ir.Constant(wide, [0.0] * LANES)
+        sums = code.loop(builder.sdiv(width, code.whole(LANES)), [zero] * (rows * count), body)
+        for w in range(rows):
+            for r in range(count):
+                at = builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w))
+                code.write(out, at, code.sum_of(sums[w * count + r]))
+        return context.get_dummy_value()
+
+    return generate
 
 
 @intrinsic
@@ -153,61 +211,106 @@ BLOCK = 8
 
 @intrinsic
 def int4_tile(
-    typing: Any, planes: Any, rows: Any, count: Any, words: Any, words_stride: Any, scales: Any, tiles: Any, x: Any,
-    x_stride: Any, out: Any, out_stride: Any,
+    typing: Any, planes: Any, rows: Any, count: Any, halves: Any, words: Any, words_stride: Any, pairs: Any,
+    pairs_stride: Any, tiles: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """`rows` rows of int4 weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
 
-    words: 64 bytes per weight row, one row after the other, for each tile of 128 columns. scales: float32 [groups,
-    BLOCK], a group being `planes` planes of 32 columns. x: float32 rows of 128 values per tile.
-    Adds to float32 out[r * out_stride + 4 w] the sum over groups of scale Σ q x. planes: literal, too.
+    words: 64 bytes per weight row, one row after the other, for each tile of 128 columns. pairs: 4 bytes per weight
+    row, one after the other, for each group of `planes` planes (literal): float16 where `halves` is 1, else bfloat16.
+    x: float32 rows of 128 values per tile, in the order of `column_of`. Writes float32
+    out[r * out_stride + 4 w].
     """
-    if not all(isinstance(each, types.IntegerLiteral) for each in (planes, rows, count)):
+    literal = planes, rows, count
+    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
         return None
-    signature = types.void(planes, rows, count, *[types.int64] * 8)
-    return signature, _int4_code(planes.literal_value, rows.literal_value, count.literal_value)
+    return types.void(*literal, *[types.int64] * 10), _int4_code(*(each.literal_value for each in literal))
+
+
+def column_of(place: int) -> int:
+    """Of the activations that a tile multiplies as number `place`, the column within the tile.
+
+    64 bytes are 16 words of 32 bits, each two words of the storage: nibble k of the i-th belongs to plane k mod 4, and
+    there to column 2 i, or 2 i + 1 from the fifth nibble on. All nibbles k of a tile are multiplied together.
+    """
+    k, i = divmod(place, LANES)
+    return PLANE * (k % PLANES) + 2 * i + k // PLANES
 
 
 def _int4_code(planes: int, rows: int, count: int) -> Generate:
-    wide, integers, words_kind = (ir.VectorType(kind, PLANE) for kind in (FLOAT, SINGLE, HALF))
     groups = PLANES // planes
+    wide = ir.VectorType(FLOAT, LANES)
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        words, words_stride, scales, tiles, x, x_stride, out, out_stride = args[3:]
-
-        def values_of(word: ir.Value, plane: int) -> ir.Value:
-            shifted = builder.lshr(word, ir.Constant(words_kind, [4 * plane] * PLANE)) if plane else word
-            values = builder.and_(shifted, ir.Constant(words_kind, [15] * PLANE))
-            return builder.sitofp(builder.zext(values, integers), wide)
+        halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride = args[3:]
+        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             result = list(sums)
-            start, scale_row = builder.mul(step, words_stride), builder.mul(step, code.whole(4 * BLOCK * groups))
-            xs = builder.add(x, builder.mul(step, code.whole(4 * TILE)))
+            start, xs = builder.mul(step, words_stride), builder.add(x, builder.mul(step, code.whole(4 * TILE)))
+            decoded = []
+            for group in range(groups):
+                number = builder.add(builder.mul(step, code.whole(groups)), code.whole(group))
+                decoded.append(_decoded(code, pairs, builder.mul(number, pairs_stride), rows, are_halves))
             for w in range(rows):
-                word = code.read(words, builder.add(start, code.whole(64 * w)), words_kind)
-                for group in range(groups):
-                    place = builder.add(scale_row, code.whole(4 * (group * BLOCK + w)))
-                    scale = code.all_lanes(code.read(scales, place, FLOAT), PLANE)
-                    values = [values_of(word, group * planes + each) for each in range(planes)]
+                word = code.read(words, builder.add(start, code.whole(64 * w)), SUMS)
+                look_up = [
+                    _look_up(code, *(builder.extract_element(part, ir.Constant(SINGLE, w)) for part in decoded[group]))
+                    for group in range(groups)
+                ]
+                for k in range(2 * PLANES):
+                    shifted = builder.lshr(word, ir.Constant(SUMS, [4 * k] * LANES)) if k else word
+                    weights = look_up[k % PLANES // planes](shifted)
                     for r in range(count):
-                        part = ir.Constant(wide, [0.0] * PLANE)
-                        for each, value in enumerate(values):
-                            at = code.whole(4 * PLANE * (group * planes + each))
-                            at = builder.add(at, builder.mul(x_stride, code.whole(r)))
-                            product = builder.fmul(value, code.read(xs, at, wide), flags=FUSED)
-                            part = builder.fadd(part, product, flags=FUSED) if each else product
-                        scaled = builder.fmul(part, scale, flags=FUSED)
-                        result[w * count + r] = builder.fadd(result[w * count + r], scaled, flags=FUSED)
+                        at = builder.add(builder.mul(x_stride, code.whole(r)), code.whole(4 * LANES * k))
+                        product = builder.fmul(weights, code.read(xs, at, wide), flags=FUSED)
+                        result[w * count + r] = builder.fadd(result[w * count + r], product, flags=FUSED)
             return result
 
-        sums = code.loop(tiles, [ir.Constant(wide, [0.0] * PLANE)] * (rows * count), body)
+        sums = code.loop(tiles, [ir.Constant(wide, [0.0] * LANES)] * (rows * count), body)
         for w in range(rows):
             for r in range(count):
                 at = builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w))
-                total = builder.fadd(code.read(out, at, FLOAT), code.sum_of(sums[w * count + r]), flags=FUSED)
-                code.write(out, at, total)
+                code.write(out, at, code.sum_of(sums[w * count + r]))
         return context.get_dummy_value()
 
     return generate
+
+
+def _decoded(
+    code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Scales and offsets of some rows, vectors of float32."""
+    builder, kind = code.builder, ir.VectorType(SINGLE, rows)
+    wide, narrow, half = (ir.VectorType(each, rows) for each in (FLOAT, HALF, ir.HalfType()))
+    both = code.read(pairs, offset, kind)
+    sixteen = ir.Constant(kind, [16] * rows)
+    upper = builder.lshr(both, sixteen)
+    decoded = []
+    for part in (both, upper):
+        from_half = builder.fpext(builder.bitcast(builder.trunc(part, narrow), half), wide)
+        from_bfloat = builder.bitcast(builder.shl(part, sixteen), wide)
+        decoded.append(builder.select(are_halves, from_half, from_bfloat))
+    return decoded[0], decoded[1]
+
+
+def _look_up(code: Code, scale: ir.Value, offset: ir.Value) -> Callable[[ir.Value], ir.Value]:
+    """From the lowest four bits of each lane to the weight: a table of 16, in a register, where there is AVX-512."""
+    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
+    scales, offsets = code.all_lanes(scale, LANES), code.all_lanes(offset, LANES)
+
+    def weight(values: ir.Value) -> ir.Value:
+        return builder.fadd(builder.fmul(values, scales, flags=FUSED), offsets, flags=FUSED)
+
+    def computed(lanes: ir.Value) -> ir.Value:
+        values = builder.and_(lanes, ir.Constant(SUMS, [15] * LANES))
+        return weight(builder.sitofp(values, wide))
+
+    if not HAS_AVX512:
+        return computed
+    table = weight(ir.Constant(wide, [float(value) for value in range(LANES)]))
+    name = "llvm.x86.avx512.permvar.sf.512"
+    known = builder.module.globals.get(name)
+    permute = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS]), name)
+    return lambda lanes: builder.call(permute, [table, lanes])
