@@ -137,7 +137,8 @@ class PagedAttention:
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        # as they are stored: a prompt's logits may not depend on which of its tokens came in an earlier chunk
+        k, v = self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         out = torch.empty_like(q)
         for prompt in self.prompts:
             out[prompt.span] = self._attend_prompt(layer, prompt, q[prompt.span], k[prompt.span], v[prompt.span])

@@ -13,6 +13,7 @@ In the order in which to read it:
     packed.py     rows that a checkpoint has quantized already
     grid.py       groups of integers with a zero point: what files hold
     gptq.py, awq.py   to round better than to nearest, by activations
+    kv.py         keys and values in 8 bits
 
 A scheme's arithmetic never depends on how many rows there are, so a request's tokens do not depend on its neighbors.
 Kernels may sum in another order, and nothing else.
