@@ -39,6 +39,7 @@ def test_it_runs_where_no_phase_is_named(llm):
         "page_size": 16,
         "cache_tokens": 8 * 512,
         "policy": "fcfs",
+        "kv_dtype": "auto",
         "token_budget": 256,
         "memory_fraction": 0.5,
         "switches": {"prefix_cache": True, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
@@ -140,6 +141,8 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
         ({"speed": 9}, "unknown setting 'speed'; there are model, phase, device, dtype, quantize, context_length"),
         ({"memory_fraction": 1e-9}, "no memory is left for a cache on cpu"),
         ({"policy": "fifo"}, "policy must be one of fcfs, priority, deadline, got 'fifo'"),
+        ({"kv_dtype": "fp4"}, "kv_dtype must be one of auto, fp8, got 'fp4'"),
+        ({"kv_dtype": "fp8", "phase": "p09"}, "kv_dtype does nothing in phase p09, leave it out; .* the final engine"),
         ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more, got 0"),
         ({"page_size": 0}, "page_size must be a whole number, 1 or more, got 0"),
         (

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from gradus.assembly.rehearsal import rehearse
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
@@ -25,7 +26,7 @@ from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
-from gradus.kernels import cpu, missing
+from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
@@ -44,13 +45,15 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
-    limits are as short. Raises ConfigError where no room is left for one.
+    limits are as short. Raises ConfigError where no room is left for one, and for a kv_dtype that the GPU cannot read.
     """
+    check_kv_dtype(config.kv_dtype, model.device, config.kernels)
     config = runnable(sized(model, config), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
-    storage = PagedStorage(model.config, pages, page_size, model.dtype, device)
+    kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
+    storage = kind(model.config, pages, page_size, model.dtype, device)
     latest = LatestTokens(count, device) if config.overlap or config.graphs else None
     if config.kernels and device.type == "cuda":
         with current(device):

@@ -10,6 +10,7 @@ from gradus.errors import ConfigError
 FINAL = "final"  # what the final engine is called where a phase would be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
+KvDtype = Literal["auto", "fp8"]
 
 DEFAULT_PAGE_SIZE = 16
 
@@ -84,6 +85,12 @@ class EngineConfig(EngineOptions):
     policy: Policy = setting(
         "fcfs",
         "The request that goes first: fcfs (the oldest), priority (the lowest number) or deadline (the earliest).",
+        heeded="final",
+        panel=_CACHE,
+    )
+    kv_dtype: KvDtype = setting(
+        "auto",
+        "How the cache keeps keys and values: auto (as dtype says) or fp8 (8 bits and a scale per token and head).",
         heeded="final",
         panel=_CACHE,
     )

@@ -16,6 +16,12 @@ They are imported only by the parts that launch them: without a GPU, Triton need
 """
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from gradus.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def missing(device: str) -> str | None:
@@ -31,3 +37,16 @@ def missing(device: str) -> str | None:
     if torch.cuda.is_available() and not (able := capability(torch.device(device))).runs_kernels:
         return f"the GPU has compute capability {able}, and Triton's kernels need {OLDEST} or newer"
     return None
+
+
+def check_kv_dtype(kv_dtype: str, device: "torch.device", kernels: bool) -> None:
+    """Raises ConfigError where the kernels, if they are to run, could not read what a cache of this type holds."""
+    if kv_dtype != "fp8" or not kernels or missing(str(device)):
+        return
+    from gradus.device.capability import capability
+
+    if not (able := capability(device)).multiplies_fp8:
+        raise ConfigError(
+            f"kv_dtype fp8 needs a GPU of compute capability 8.9 or later, {device} has {able}: leave it out, or run "
+            "without kernels and graphs (switch_off)"
+        )
