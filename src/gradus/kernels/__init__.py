@@ -5,7 +5,7 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     norm.py, activation.py                one pass over rows
     overlap.py                            launches that start while the ones before them drain
     gemv.py, skinny.py                    products of few rows;  linear.py: which one, by launch_tables.py (measured/)
-    rope_store.py, new_token.py           rotation, and the new keys and values on their pages
+    rope_store.py, new_token.py           rotation, and the new keys and values on their pages;  e4m3.py: in 8 bits
     online_softmax.py, paged_attention.py, paged_attention_reference.py
     attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
     noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
