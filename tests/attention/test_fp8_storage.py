@@ -6,6 +6,7 @@ import torch
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.gathered import GatheredDecodes
 from gradus.attention.paged import PagedAttention
+from gradus.attention.whole import WholeSequence
 from gradus.models.shapes import SHAPES
 from gradus.quantization.kv import rounded
 from tests.attention.test_paged_attention import CONFIGS, Pages, batch_of, near
@@ -55,6 +56,15 @@ def test_a_prompt_whole_in_chunks_and_behind_a_prefix_gives_the_same():
         rows = slice(start, end)
         found.append([chunked.attention.attend(n, q[n, rows], k[n, rows], v[n, rows]) for n in range(len(q))])
     assert near([torch.cat(parts) for parts in zip(*found, strict=True)], together)
+
+
+def test_a_sequence_read_whole_attends_to_the_same():
+    """By what `gradus bench quality` measures."""
+    pages = Fp8Pages(SHAPES["tiny-gemma3"])
+    found = pages.step((0, 21))
+    whole = WholeSequence(pages.config, fp8=True)
+    parts = zip(*pages.history[0], strict=True)
+    assert near(found, [whole.attend(layer, q, k, v) for layer, (q, k, v) in enumerate(parts)])
 
 
 def test_bfloat16_reads_what_float32_reads():

@@ -146,8 +146,9 @@ def test_the_first_row_is_bfloat16_beside_float32_and_the_others_are_beside_bflo
 def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
     (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
     found = {entry.contender: entry.samples[0] for entry in cell.entries}
-    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4"]
+    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-kv"]
     assert 0 < found["int8"]["kl"] < found["fp8"]["kl"] < found["int4"]["kl"]
+    assert found["fp8-kv"]["kl"] > 0 and found["fp8-kv"]["bits_per_weight"] == found["bfloat16"]["bits_per_weight"]
 
 
 def test_hidden_rows_and_targets_belong_together(tmp_path):
@@ -241,7 +242,7 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
         (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
         (
             ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, got 'int3'",
+            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-kv, got 'int3'",
         ),
         (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
         (["--text", "{book}", "--table", "text"], "runs each model once"),

@@ -43,15 +43,17 @@ QUICK_WINDOWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to keep a model's weights. name: as reports and `--contender` have it.
+    """A way to keep a model's weights, or its keys and values. name: as reports and `--contender` have it.
 
     dtype: of activations, norms and embeddings. linear: makes the matrices. scheme: the same, by a scheme's name.
+    fp8_kv: keys and values are rounded as a cache in 8 bits keeps them.
     """
 
     name: str
     dtype: torch.dtype
     linear: LinearFactory = Linear
     scheme: str | None = None
+    fp8_kv: bool = False
 
     def factory(self, config: ModelConfig) -> LinearFactory:
         """For the matrices of this model."""
@@ -60,7 +62,10 @@ class Contender:
 
 EXACT = Contender("float32", torch.float32)
 REFERENCE = Contender("bfloat16", torch.bfloat16)
-CONTENDERS = tuple(Contender(name, torch.bfloat16, scheme=name) for name in ("int8", "fp8", "fp8-block", "int4"))
+CONTENDERS = (
+    *(Contender(name, torch.bfloat16, scheme=name) for name in ("int8", "fp8", "fp8-block", "int4")),
+    Contender("fp8-kv", torch.bfloat16, fp8_kv=True),
+)
 """What is compared with REFERENCE; REFERENCE itself is compared with EXACT."""
 
 
@@ -178,10 +183,11 @@ class Reader:
             self.checkpoint, dtype=contender.dtype, device=self.device, linear=linear, progress=self.progress
         )
         self.watcher.cell(contender.name, len(self.windows))
+        attention = WholeSequence(model.config, contender.fp8_kv)
         hidden = []
         for window in self.windows:
             ids = torch.tensor(window.token_ids, device=self.device)
-            rows = model(ids, torch.arange(len(ids), device=self.device), WholeSequence(model.config))
+            rows = model(ids, torch.arange(len(ids), device=self.device), attention)
             hidden.append(rows[CONTEXT - 1 : -1])  # a row predicts the token after its own
             self.watcher.run_done()
         return Reading(contender, model, hidden)

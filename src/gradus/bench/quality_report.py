@@ -28,6 +28,8 @@ PREDICTION = (
     "should grow by a factor of some hundreds.",
     "The mean hides the tail. One position in a thousand should be off by tens of times the mean; there the first "
     "choice changes.",
+    "With keys and values of 8 bits (*fp8-kv*) the weights stay as they were. Three bits of mantissa are an error of "
+    "up to a sixteenth of each value. Attention averages it over many, so this should be between eight bits and four.",
 )
 HOW_TO_READ = (
     "*KL* is the mean divergence in nats, with its standard error over documents; *99.9 %* is what one position in a "
