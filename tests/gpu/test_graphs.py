@@ -8,6 +8,7 @@ from gradus.assembly.final import EngineConfig, build
 from gradus.config.options import EngineOptions
 from gradus.device.capability import capability
 from gradus.engine.request import Request, SamplingParams
+from gradus.models import Model
 from gradus.quantization.kv import rounded
 from tests.assembly.mixture import answers, assert_same, mixture
 from tests.gpu.test_phases import model_on, requests
@@ -39,12 +40,20 @@ class RoundedAttention(NaiveAttention):
         return super().attend(layer, q, rounded(k), rounded(v))
 
 
-# A value that rounding puts on the other side of a step, as another order of sums may, moves logits by about this much
-STEP = 0.1
+# Another order of sums may put one value on the other side of a rounding step, among thousands. Keys and values that
+# are not rounded at all, or in another way, move these logits by up to a tenth.
+STEP = 0.02
+
+
+@torch.inference_mode()
+def gap(model: Model, tokens: list[int], token: int) -> float:
+    """How far a token that follows these is below the likeliest, by rounded attention computed from nothing."""
+    hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), RoundedAttention(model))
+    logits = model.logits(hidden[-1:])[0]
+    return float(logits.max() - logits[token])
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
-@torch.inference_mode()
 def test_with_a_cache_in_8_bits_tokens_part_from_the_cpus_only_at_close_calls(shape):
     if not capability(torch.device("cuda")).multiplies_fp8:
         pytest.skip("a GPU without fp8")
@@ -55,9 +64,7 @@ def test_with_a_cache_in_8_bits_tokens_part_from_the_cpus_only_at_close_calls(sh
         for request in requests(shape):
             tokens = list(request.prompt)
             for token in done[request.id, 0].tokens:
-                hidden = exact(torch.tensor(tokens), torch.arange(len(tokens)), RoundedAttention(exact))
-                logits = exact.logits(hidden[-1:])[0]
-                assert logits.max() - logits[token] < STEP, (switches, request.id, len(tokens))
+                assert gap(exact, tokens, token) < STEP, (switches, request.id, len(tokens))
                 tokens.append(token)
 
 
