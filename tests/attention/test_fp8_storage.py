@@ -91,13 +91,14 @@ def test_a_position_and_a_head_have_their_own_scales():
     assert keys.count_nonzero() == values.count_nonzero() == 2 * heads
 
 
+@pytest.mark.parametrize("part", ["key", "value"])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_stays_in_its_own_sequence_until_its_pages_are_wiped(broken):
+def test_a_number_that_is_not_finite_stays_in_its_own_sequence_until_its_pages_are_wiped(broken, part):
     pages = Fp8Pages(SHAPES["tiny-llama"])
     pages.step((0, 6), (1, 7))
     batch = batch_of([(0, 1), (1, 1)], [6, 7], [None, None])
     q, k, v = (pages.noise(2, heads, pages.config.head_dim) for heads in _heads(pages.config))
-    k[1, 0, 3] = broken
+    (k if part == "key" else v)[1, 0, 3] = broken
     pages.attention.prepare(batch)
     found = pages.attention.attend(0, q, k, v)
     assert found[0].isfinite().all() and found[1].isnan().any()
