@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gradus.assembly import final
 from gradus.config.options import EngineConfig
+from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
 from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
@@ -105,6 +106,29 @@ def test_whatever_the_schedule_each_request_gets_its_own_tokens(data, shape, poo
         tick += 1
         assert tick < 2500, "livelock"
     compare(shape, asked, done)
+    nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_a_nan_ends_its_own_sequence_and_leaves_no_trace(shape, part):
+    """What a fault in the model would leave in the newest page: NaN in every byte and in every scale."""
+    engine, done = engine_of(shape, page_size=4, cache_tokens=120), {}
+    asked = {f"r{i}": ask(f"r{i}", (i, *range(40, 49)), shape, max_tokens=12) for i in range(3)}
+    for request in asked.values():
+        engine.submit(request)
+    record(done, step(engine))
+    storage, pages = engine.runner.attention.storage, [table[-1] for table in EngineProbe(engine).tables("r1")]
+    getattr(storage, part).view(torch.uint8)[:, pages] = 0x7F
+    getattr(storage, f"{part.removesuffix('s')}_scales")[:, pages] = float("nan")
+    while engine.has_work:
+        record(done, step(engine))
+    assert {name: ending.finish_reason for (name, _), ending in done.items()} == {
+        "r0": "length", "r1": "error", "r2": "length",
+    }  # fmt: skip
+    assert storage.key_scales.isfinite().all() and storage.value_scales.isfinite().all()
+    del done["r1", 0]
+    compare(shape, asked, done | {(name, 0): end for (name, _), end in run(engine, [asked["r1"]]).items()})
     nothing_is_left(engine)
 
 
