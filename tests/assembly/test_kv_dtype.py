@@ -132,6 +132,20 @@ def test_a_nan_ends_its_own_sequence_and_leaves_no_trace(shape, part):
     nothing_is_left(engine)
 
 
+def test_a_processors_kernels_leave_it_to_torch(caplog):
+    """They read floats of 16 and 32 bits."""
+    shape, asked = "tiny-llama", [ask("a", (5, 6, 7), "tiny-llama", max_tokens=20)]
+    found = []
+    for kernels in (True, False):
+        config = EngineConfig(limits_of(shape), 3, kv_dtype="fp8", kernels=kernels, graphs=False)
+        with caplog.at_level("INFO"):
+            found.append(run(final.build(tiny_model(shape), config), asked))
+    assert found[0] == found[1]
+    assert [record.getMessage() for record in caplog.records if "decode steps" in record.getMessage()] == [
+        "decode steps run in torch: there is no kernel for a cache in torch.float8_e4m3fn"
+    ]
+
+
 def test_they_are_not_the_tokens_of_a_cache_that_rounds_nothing():
     """Otherwise a cache in the model's own type would pass."""
     asked = [ask(f"r{i}", (5 + i, 6, 7), shape, max_tokens=40) for i, shape in enumerate(FAMILIES)]
