@@ -112,8 +112,8 @@ def measure(
 
 def _wanted(settings: Settings, contenders: Sequence[Contender]) -> list[Contender]:
     """Those that were asked for by name, or all."""
-    others = (settings.tables, settings.resume, not settings.peers, settings.repeats, settings.dtype != "auto")
-    if any(others):
+    others = (settings.tables, settings.resume, not settings.peers, settings.repeats, settings.quantize)
+    if any(others) or settings.dtype != "auto":
         raise ConfigError(
             f"`gradus bench {NAME}` runs each model once, in number types of its own: it takes --model, --device, "
             "--text, --contender, --quick and --out"

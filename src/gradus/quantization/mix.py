@@ -9,6 +9,7 @@ Names are those of the checkpoint, one for each matrix that was stored as one, a
 (`model.layers.0.self_attn.q_proj`). `*` stands for anything. What no pattern matches stays as it is.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ PATHS: dict[Role, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Mix:
-    """label: for people and files. rules: (pattern, scheme or NONE), the first match decides."""
+    """label: for people and files; a YAML file's has a digest of its rules, so that two files of one name are told
+    apart. rules: (pattern, scheme or NONE), the first match decides."""
 
     label: str
     rules: tuple[tuple[str, str], ...]
@@ -57,7 +59,9 @@ class Mix:
             return cls(quantize, ((HEAD, NONE), ("*", quantize)))
         if quantize.endswith((".yaml", ".yml")):
             path = Path(quantize).expanduser()
-            return cls(path.stem, tuple(_rules(path)))
+            rules = tuple(_rules(path))
+            digest = hashlib.sha256(yaml.safe_dump(rules).encode()).hexdigest()
+            return cls(f"{path.stem}-{digest[:6]}", rules)
         raise ConfigError(f"quantize must be {', '.join(SCHEMES)}, or a .yaml file of patterns, got {quantize!r}")
 
     @property
