@@ -95,9 +95,9 @@ def test_a_checkpoint_that_is_quantized_is_measured_as_it_is(tmp_path):
     arguments = ["ladder", "--quick", "--contender", "p06", "--model", str(tmp_path / "model"), *TINY[2:]]
     assert plain.main([*arguments, "--out", str(tmp_path)]) == 0
     (run,) = results.read(tmp_path / "cpu" / "ladder" / "results.json").runs
-    assert run.dtype == "awq int4-g32 weights, float32" and run.settings["quantize"] == results.AS_STORED
+    assert run.dtype == "awq int4-g32 weights, float32" and run.settings["quantize"] == "stored"
     assert len(run.cells[0].entries[0].samples) == 2
-    assert "--dtype float32\n" in (tmp_path / "cpu" / "ladder" / "report.md").read_text()
+    assert "--dtype float32 --quantize stored\n" in (tmp_path / "cpu" / "ladder" / "report.md").read_text()
 
 
 def test_the_prediction_counts_the_bytes_of_quantized_matrices(bench):

@@ -95,7 +95,7 @@ def test_a_file_that_says_nothing_sensible_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("quantize", "message"),
     [
-        ("int9", "quantize must be int8, fp8, .* or a .yaml file of patterns, got 'int9'"),
+        ("int9", "quantize must be int8, fp8, .* a .yaml file of patterns, or stored .* got 'int9'"),
         ("nowhere.yaml", "quantize nowhere.yaml: cannot be read: No such file"),
         (
             "int4-g128",

@@ -21,7 +21,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.execution.memory import free_memory
 from gradus.garbage import spare_what_stays
-from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
+from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model, kv_bytes_per_token
 from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.precision import resolve
@@ -41,7 +41,7 @@ class Workbench:
         cls, model: str, device: str, dtype: str, progress: Progress | None = None, quantize: str | None = None
     ) -> "Workbench":
         """quantize: a scheme, a YAML file, or None. Raises ConfigError or CheckpointError in one line."""
-        checkpoint = open_checkpoint(model, progress=progress)
+        checkpoint = as_asked(open_checkpoint(model, progress=progress), quantize)
         where = resolve_device(device)
         precision = resolve(dtype, quantize, where, checkpoint.config, checkpoint.quantized)
         loaded = load_model(

@@ -215,8 +215,7 @@ def _again(found: Results) -> str:
 def _numbers(run: Run) -> str:
     """The options that say which types of numbers a run has."""
     if "scheme" in run.settings:
-        asked = run.settings["quantize"]
-        return f" --dtype {run.settings['dtype']}" + (f" --quantize {asked}" if asked != results.AS_STORED else "")
+        return f" --dtype {run.settings['dtype']} --quantize {run.settings['quantize']}"
     return "" if " " in run.dtype else f" --dtype {run.dtype}"  # mixed widths are what "auto" may choose on a CPU
 
 

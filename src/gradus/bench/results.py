@@ -24,8 +24,6 @@ SCHEMA = 1
 MAX_BYTES = 256_000
 MAX_ALL_BYTES = 4 << 20
 FILE = "results.json"
-AS_STORED = "as stored"
-"""In settings: matrices are quantized in the files of the model, and nothing else was asked for."""
 
 
 @dataclass

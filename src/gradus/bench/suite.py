@@ -24,6 +24,7 @@ from gradus.bench.roofline import Machine
 from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
 from gradus.models.precision import Precision
+from gradus.quantization.schemes import AS_STORED
 
 LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
 QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 24, 6, 2
@@ -71,7 +72,7 @@ class Settings:
         """What a run's settings say of quantized matrices; nothing where none is."""
         if precision.scheme is None:
             return {}
-        return {"quantize": self.quantize or results.AS_STORED, "scheme": precision.scheme, "dtype": self.dtype}
+        return {"quantize": self.quantize or AS_STORED, "scheme": precision.scheme, "dtype": self.dtype}
 
 
 @dataclass

@@ -36,8 +36,8 @@ class Settings:
     dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
     quantize: str | None = setting(
         None,
-        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), or a YAML "
-        "file of patterns and schemes.",
+        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), a YAML "
+        "file of patterns and schemes, or stored: as a .gguf file has them, if that is Q8_0, Q4_0 or Q4_1.",
         unset="none: as dtype says",
     )
     context_length: int | None = setting(

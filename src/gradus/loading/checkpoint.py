@@ -10,7 +10,7 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,29 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
     except RuntimeError as error:  # ~user, for a user without a home
         raise ConfigError(f"no model named {quoted(name)}: {error}") from error
     return _open_from_hub(name, progress)
+
+
+def as_asked(checkpoint: Checkpoint, quantize: str | None) -> Checkpoint:
+    """The checkpoint as the setting `quantize` wants to read it: a GGUF file's matrices packed, or as floats.
+
+    As floats unless AS_STORED is asked for: a torch product with packed weights widens them each time, and is slower.
+    Where kernels make it the faster way, this is the line to change. Raises ConfigError where nothing can stay packed.
+    """
+    from gradus.quantization.schemes import AS_STORED
+
+    if quantize != AS_STORED or checkpoint.quantized is not None:
+        return checkpoint
+    from gradus.loading.gguf_model import GGUFTensors
+    from gradus.loading.gguf_packed import KEPT, PackedGGUF
+
+    packed = PackedGGUF(checkpoint.tensors, checkpoint.config) if isinstance(checkpoint.tensors, GGUFTensors) else None
+    if packed is None or not packed.mix.rules:
+        kinds = ", ".join(kind.name for kind in KEPT)
+        raise ConfigError(
+            f"quantize {AS_STORED}: {checkpoint.name} has no matrix that is stored as {kinds}: leave quantize out, or "
+            "name a scheme"
+        )
+    return replace(checkpoint, tensors=packed, quantized=packed.mix)
 
 
 def load_model(

@@ -28,7 +28,7 @@ from gradus.models.layers import Linear, LinearFactory, Place, Role
 from gradus.models.source import Stored
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
-from gradus.quantization.schemes import ORDERED, SCHEMES, STORED
+from gradus.quantization.schemes import AS_STORED, ORDERED, SCHEMES, STORED
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,10 @@ class Mix:
             rules = tuple(_rules(path))
             digest = hashlib.sha256(yaml.safe_dump(rules).encode()).hexdigest()
             return cls(f"{path.stem}-{digest[:6]}", rules)
-        raise ConfigError(f"quantize must be {', '.join(SCHEMES)}, or a .yaml file of patterns, got {quantize!r}")
+        raise ConfigError(
+            f"quantize must be {', '.join(SCHEMES)}, a .yaml file of patterns, or {AS_STORED} (as a .gguf file "
+            f"has them), got {quantize!r}"
+        )
 
     @property
     def schemes(self) -> list[str]:
