@@ -8,8 +8,10 @@ this order:
     quantized.py       matrices that others have quantized;  packed_formats.py: how they store them
     gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
     gguf_packed.py     the same with its matrices as they are stored
+    llama2c.py         llama2.c's file
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
-    catalogue.py       models by name;  packages.py: those that packages carry;  hub.py: those by hub id
+    catalogue.py       models by name;  packages.py: getting them;  fetching.py, npm.py: what that takes
+    hub.py             models by hub id
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported
 

@@ -3,6 +3,7 @@
 smollm2-135m              a model of the catalogue, once it is pulled
 ./folder                  safetensors with config.json and tokenizer.json, as Hugging Face saves them
 ./model.gguf              a file of llama.cpp
+./model.llama2c           a file of llama2.c, with its tokenizer behind
 org/name                  the same folder, from the hub
 random:llama-3.2-1b       real shapes, random weights, one token per byte
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gradus.quantization.mix import Mix
 
 RANDOM = "random:"
+LLAMA2C = ".llama2c"  # the end of a file's name, which the format itself has no mark for
 RANDOM_SEED = 0
 FEW_WEIGHTS = 1 << 24
 BYTES_PER_RANDOM_WEIGHT = 2  # as if it were stored in bfloat16, like the model whose shape it has
@@ -202,6 +204,8 @@ def _open_file(name: str, path: Path) -> Checkpoint:
             f"{name}: pickled weights can run code when they are opened, so Gradus never does: convert them to "
             "safetensors where you trust them, with transformers' save_pretrained"
         )
+    if path.suffix == LLAMA2C:
+        return _open_llama2c(name, path)
     from gradus.loading.gguf import GGUFFile
     from gradus.loading.gguf_model import GGUFTensors, hugging_face_config
     from gradus.loading.gguf_tokenizer import read_tokenizer
@@ -219,6 +223,21 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         tensors=GGUFTensors(file),
         tokenizer=read_tokenizer(file),
         license=found if isinstance(found, str) else None,
+        size_bytes=path.stat().st_size,
+    )
+
+
+def _open_llama2c(name: str, path: Path) -> Checkpoint:
+    from gradus.loading.llama2c import Llama2cFile
+
+    file = Llama2cFile(path)
+    return Checkpoint(
+        name=name,
+        source=path,
+        config=ModelConfig.from_hf(file.config),
+        tensors=file,
+        tokenizer=file.tokenizer(),
+        license=None,
         size_bytes=path.stat().st_size,
     )
 

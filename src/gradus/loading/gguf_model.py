@@ -95,7 +95,7 @@ class GGUFTensors:
 
     def _in_order(self, stored: str, value: Tensor) -> Tensor:
         if self._family == "llama" and re.search(r"\.attn_[qk]\.", stored):
-            return _uninterleave(value, self._heads(stored))
+            return uninterleave(value, self._heads(stored))
         return value
 
     def where(self, name: str) -> str:
@@ -299,6 +299,6 @@ def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
     }
 
 
-def _uninterleave(value: Tensor, heads: int) -> Tensor:
+def uninterleave(value: Tensor, heads: int) -> Tensor:
     """Rows 0, 2, 4, … of a head first, then 1, 3, 5, …: partners from side by side to half a head apart."""
     return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(value.shape)
