@@ -60,12 +60,12 @@ clean:
 
 $(SERVE_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
 	@echo 'Installing into $(VENV) (once; PyTorch is large, so this can take minutes) …'
-	$(IN) pip install --quiet --constraint constraints.txt --editable .
+	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu]'
 	@touch $@
 
 $(TEST_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
 	@echo 'Installing into $(VENV), with what the tests need (once; this can take minutes) …'
-	$(IN) pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
 	@touch $(SERVE_READY) $@
 
 # The first Python that really runs: a version manager may leave a command on the path for a version it does not have,

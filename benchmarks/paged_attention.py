@@ -2,6 +2,7 @@
 
     PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json             # as shipped
     PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention.json --sweep     # and others
+    PYTHONPATH=src:. python3 benchmarks/paged_attention.py --out "$OUT"/paged_attention_fp8.json --fp8   # over 8 bits
 
 Bytes are useful ones: keys and values of real positions, each once. A time is one layer's, in a CUDA graph of as many
 layers as exceed the L2 cache several times, the median of several replays; pages lie in random order. `--sweep` also
@@ -34,6 +35,8 @@ from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
+from gradus.quantization.fp8 import E4M3
+from gradus.quantization.kv import SCALE
 
 PAGE = 16
 CACHE = 400 << 20  # bytes a graph reads at least: several times an H200's L2
@@ -50,9 +53,11 @@ class Shape:
     group: int
     head_dim: int
     rotates: bool = True
+    fp8: bool = False  # keys and values in 8 bits
 
     def bytes_of(self, positions: int) -> int:
-        return 2 * positions * self.kv_heads * self.head_dim * 2
+        head = self.head_dim * E4M3.itemsize + SCALE.itemsize if self.fp8 else self.head_dim * 2
+        return 2 * positions * self.kv_heads * head
 
 
 SHAPES = (
@@ -81,12 +86,14 @@ class Step:
         needed = [-(-length // PAGE) for length in lengths]
         pages = sum(needed) + 1
         if Step.pool is None:
-            Step.pool = torch.empty(ROOM // 2, dtype=torch.bfloat16, device="cuda").normal_()
+            Step.pool = random_pool(shape.fp8)
         size = layers * pages * PAGE * shape.kv_heads * shape.head_dim
         assert 2 * size <= len(Step.pool), f"{2 * size} values of {len(Step.pool)}"
         shaped = (layers, pages, PAGE, shape.kv_heads, shape.head_dim)
         self.keys = Step.pool[:size].view(shaped)
         self.values = Step.pool[size : 2 * size].view(shaped)
+        scales = torch.ones(2, layers, pages, shape.kv_heads, PAGE, device="cuda") if shape.fp8 else None
+        self.scales = None if scales is None else list(zip(*scales, strict=True))
         self.tables = torch.zeros(len(lengths), -(-max(needed) // 16) * 16, dtype=torch.int64, device="cuda")
         order = (torch.randperm(pages - 1, device="cuda") + 1).split(needed)
         for slot, mine in enumerate(order):
@@ -132,6 +139,7 @@ class Step:
                 paged_attention(
                     self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
                     scale=self.shape.head_dim**-0.5, turning=self.turning,
+                    scales=self.scales[index] if self.scales else None,
                 )  # fmt: skip
 
         return microseconds(layer, len(self.keys))
@@ -141,6 +149,13 @@ class Step:
             [work.launch for work in works], kv_heads=self.shape.kv_heads, head_dim=self.shape.head_dim,
             device=self.q.device,
         )  # fmt: skip
+
+
+def random_pool(fp8: bool) -> Tensor:
+    """Numbers for keys and values; in e4m3 any but NaN."""
+    if fp8:
+        return torch.empty(ROOM, dtype=torch.uint8, device="cuda").random_(0, 127).view(E4M3)
+    return torch.empty(ROOM // 2, dtype=torch.bfloat16, device="cuda").normal_()
 
 
 def microseconds(layer: Callable[[int], Any], layers: int, replays: int = 5) -> float:
@@ -247,7 +262,7 @@ SPLITTING = (1, 2, 4, 8, 16)  # programs a processor
 def compile_one(task: tuple[Shape, Launch]) -> None:
     """In a process of its own: what it compiles is found on disk by the process that measures."""
     shape, launch = task
-    Step.pool = torch.zeros(1 << 25, dtype=torch.bfloat16, device="cuda")
+    Step.pool = torch.zeros(1 << 25, dtype=E4M3 if shape.fp8 else torch.bfloat16, device="cuda")
     tokens = 1 if launch.rows == 16 else launch.rows // shape.group
     step = Step(shape, [tokens], [64 + tokens])
     with suppress(OutOfResources):  # the race leaves it out as well
@@ -328,7 +343,7 @@ def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
     for steps in (decodes, singles, verifications, prompts):
         for name, step in steps(shape):
             more = {}
-            if name.startswith("prefill"):
+            if name.startswith("prefill") and not shape.fp8:
                 more["flash_us"] = round(flash_microseconds(step), 1)
             yield row(shape, name, step, [(step.microseconds(choices), choices[0])], **more)
 
@@ -349,12 +364,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes too")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--fp8", action="store_true", help="keys and values in 8 bits")
     options = parser.parse_args()
+    shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in SHAPES] if options.fp8 else SHAPES
     if options.sweep:
-        compile_all([(shape, launch) for shape in SHAPES for launch in (*LARGE, *SMALL)], options.workers)
+        compile_all([(shape, launch) for shape in shapes for launch in (*LARGE, *SMALL)], options.workers)
     results: dict[str, Any] = {"copy_gb_s": copy_bandwidth() / 1e9, "rows": []}
     print(f"copy {results['copy_gb_s']:.0f} GB/s", flush=True)
-    for shape in SHAPES:
+    for shape in shapes:
         for part in (as_shipped, planning, *([sweep] if options.sweep else [])):
             start = time.perf_counter()
             for found in part(shape):

@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--requests", type=int, default=256, help="of a crowd")
-    parser.add_argument("--serve", metavar="MODEL", help=f"serve {STREAMS} streams over HTTP as well, with this model")
+    parser.add_argument("--serve", metavar="MODEL", help="serve streams over HTTP as well, with this model")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="of a crowd over HTTP")
     parser.add_argument("--commit", help="of this code; asked of git by default")
     parser.add_argument("--out", type=Path, help="where results go; stdout by default")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -42,7 +43,7 @@ def main() -> None:
     if asked.child:
         print(json.dumps(measure(asked.model[0], asked.device, asked.requests)))
         return
-    served = [over_http(asked.serve, asked.device)] if asked.serve else []
+    served = [over_http(asked.serve, asked.device, asked.streams)] if asked.serve else []
     rows = [row for model in asked.model or MODELS for row in both(model, asked.device, asked.requests)]
     from gradus.bench.fingerprint import commit, fingerprint  # here: children import what they measure
     from gradus.models.precision import resolve_device
@@ -94,12 +95,12 @@ def measure(model: str, device: str, requests: int) -> dict[str, Any]:
     return {"built_s": round(built, 2), "first_token_s": round(first_token, 2), "round_tok_s": rates}
 
 
-def over_http(model: str, device: str) -> dict[str, Any]:
+def over_http(model: str, device: str, streams: int) -> dict[str, Any]:
     """From a server's ready line on: tokens per second and the 99th percentile of TTFT, round by round."""
     from gradus.models.shapes import SHAPES
 
     vocab_size = SHAPES[model.removeprefix("random:")].vocab_size
-    load = Load(STREAMS, 1, PROMPT, ANSWER)
+    load = Load(streams, 1, PROMPT, ANSWER)
     with (
         serving({"model": model, "device": device}) as server,
         ProcessPoolExecutor(CLIENTS, get_context("spawn")) as pool,
@@ -112,7 +113,7 @@ def over_http(model: str, device: str) -> dict[str, Any]:
     rates = [round(load.streams * ANSWER / one["seconds"], 1) for one in found]
     return {
         "model": model,
-        "streams": STREAMS,
+        "streams": streams,
         "round_tok_s": rates,
         "ttft_ms_p99": [one["ttft_ms"]["p99"] for one in found],
     }

@@ -46,14 +46,20 @@ def column_step(w: Tensor, column: int, u: Tensor, scale: Tensor, offset: Tensor
 def quantize(w: Tensor, x: Tensor, group: int = GROUP, bits: int = 4) -> tuple[Tensor, Tensor, Tensor]:
     """w: [N, K]; x: [T, K], inputs that the layer has seen. Returns codes [N, K] uint8, scale and offset [N, G].
 
-    A group's grid is chosen when its first column's turn comes, from the weights as they are then, and stays.
+    A group's grid is chosen when its first column's turn comes, from the weights as they are then, and stays. Within a
+    group each error is handed on at once. The columns behind it need their part only later, so they get that of the
+    whole group in one product: the same sums, with far less traffic than moving all of them once per column.
     """
     w, u = w.clone(), influence(hessian(x))
     codes, scales, offsets = torch.empty_like(w), [], []
-    for column in range(w.shape[1]):
-        if column % group == 0:
-            scale, offset = grid(w[:, column : column + group], bits)
-            scales.append(scale)
-            offsets.append(offset)
-        codes[:, column] = column_step(w, column, u, scales[-1], offsets[-1], bits)
+    for start in range(0, w.shape[1], group):
+        block, behind = slice(start, start + group), slice(start + group, None)
+        part, own = w[:, block], u[block, block]  # of the same memory: what changes in `part` changes in w
+        scale, offset = grid(part, bits)
+        for column in range(part.shape[1]):
+            codes[:, start + column] = column_step(part, column, own, scale, offset, bits)
+        errors = part - (codes[:, block] * scale[:, None] + offset[:, None])  # each column as it was at its turn
+        w[:, behind] -= (errors / own.diagonal()) @ u[block, behind]
+        scales.append(scale)
+        offsets.append(offset)
     return codes.to(torch.uint8), torch.stack(scales, dim=1), torch.stack(offsets, dim=1)

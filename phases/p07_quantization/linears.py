@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.errors import ConfigError
 from gradus.models import Linear, LinearFactory, Model, Place
 from gradus.models.create import shorten_lookups
 from gradus.models.layers import parameter
@@ -112,6 +113,9 @@ def with_layers_of(linear: LinearFactory, model: Model) -> Model:
 
 
 def remade(old: Linear, linear: LinearFactory, dtype: torch.dtype) -> Linear:
+    """Raises ConfigError for a matrix that is not there as floats."""
+    if not hasattr(old, "weight"):
+        raise ConfigError("p07 rounds weights itself, and this model's are quantized already: leave quantize out")
     new = linear(old.place, old.in_features, old.out_features, old.has_bias, dtype, old.weight.device)
     new.assign("weight", 0, old.weight)
     if old.bias is not None:

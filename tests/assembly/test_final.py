@@ -39,9 +39,10 @@ def test_it_runs_where_no_phase_is_named(llm):
         "page_size": 16,
         "cache_tokens": 8 * 512,
         "policy": "fcfs",
+        "kv_dtype": "auto",
         "token_budget": 256,
         "memory_fraction": 0.5,
-        "switches": {"prefix_cache": True, "chunked": True, "kernels": False, "graphs": False, "overlap": True},
+        "switches": {"prefix_cache": True, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
 
 
@@ -112,7 +113,7 @@ def test_every_setting_reaches_the_engine():
 
 
 def test_every_switch_is_one():
-    llm = tiny(switch_off=["prefix_cache", "chunked", "overlap"])
+    llm = tiny(switch_off=["prefix_cache", "chunked", "overlap", "kernels"])
     assert llm.engine.scheduler.cache.index is None
     assert llm.engine.scheduler.token_budget is None
     assert llm.engine.lag == 0
@@ -126,19 +127,22 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
     assert gpu.max_sequences == 256 and gpu.memory_fraction == 0.9
     assert all(getattr(gpu, name) for name in SWITCHES)
     assert not Settings(switch_off=["graphs"]).options(LIMITS, "cuda").graphs
+    with pytest.raises(ConfigError, match="graphs need kernels: switch both on, or graphs off"):
+        Settings(switch_off=["kernels"]).options(LIMITS, "cuda")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"switch_off": ["graph"]}, "switch_off takes prefix_cache, chunked, kernels, graphs, overlap, got 'graph'"),
-        ({"switch_off": ["kernels"]}, "graphs need kernels: switch both on, or graphs off"),
         ({"switch_off": ["chunked"], "token_budget": 8}, "token_budget does nothing with chunked switched off"),
         ({"memory_fraction": 0}, "memory_fraction must be a number above 0 and at most 1, got 0"),
         ({"memory_fractoin": 0.5}, "unknown setting 'memory_fractoin'; did you mean 'memory_fraction'?"),
         ({"speed": 9}, "unknown setting 'speed'; there are model, phase, device, dtype, quantize, context_length"),
         ({"memory_fraction": 1e-9}, "no memory is left for a cache on cpu"),
         ({"policy": "fifo"}, "policy must be one of fcfs, priority, deadline, got 'fifo'"),
+        ({"kv_dtype": "fp4"}, "kv_dtype must be one of auto, fp8, got 'fp4'"),
+        ({"kv_dtype": "fp8", "phase": "p09"}, "kv_dtype does nothing in phase p09, leave it out; .* the final engine"),
         ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more, got 0"),
         ({"page_size": 0}, "page_size must be a whole number, 1 or more, got 0"),
         (

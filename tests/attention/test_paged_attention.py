@@ -25,9 +25,11 @@ PAGES, SLOTS = 120, 4
 class Pages:
     """Block tables made up on the spot, on pages in random order, and the whole history that attention should see."""
 
+    kind = PagedStorage
+
     def __init__(self, config: ModelConfig, page_size: int = 4, decodes=SparseDecodes, dtype=torch.float32) -> None:
         self.config, self.page_size = config, page_size
-        self.storage = PagedStorage(config, PAGES, page_size, dtype, torch.device("cpu"))
+        self.storage = self.kind(config, PAGES, page_size, dtype, torch.device("cpu"))
         self.attention = PagedAttention(config, self.storage, SLOTS)
         self.attention.decodes = decodes(config, self.storage)
         self.generator = torch.Generator().manual_seed(0)
@@ -36,7 +38,7 @@ class Pages:
         self.history: dict[int, list[torch.Tensor]] = {}  # slot → q, k, v of all its positions, [layers, n, H, Dh]
 
     def noise(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator).to(self.storage.keys.dtype)
+        return torch.randn(shape, generator=self.generator).to(self.storage.dtype)
 
     def forget(self, slot: int) -> None:
         self.free += [page for table in self.tables[slot] for page in table if page]

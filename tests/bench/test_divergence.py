@@ -81,7 +81,8 @@ def test_logits_are_made_of_a_few_positions_at_a_time_and_in_order(monkeypatch):
     found = compare_hidden(made, hidden, made, others, targets)
     assert max(seen) == 4 and sum(seen) == 1 + 2 * 23
     for part, wanted in zip(found, whole, strict=True):
-        torch.testing.assert_close(part, wanted)
+        # how float32 products round depends on how many rows are multiplied at once
+        torch.testing.assert_close(part, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_vocabulary_larger_than_a_chunk_still_gets_its_positions(monkeypatch):

@@ -134,9 +134,9 @@ def test_a_contender_that_fails_leaves_a_reason_and_no_samples_and_the_others_go
 
 def test_a_slow_cell_is_run_less_often():
     quick, slow = Scripted("A", []), Scripted("B", [], takes=0.02)
-    assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=0.01), 9)[0].samples) == 5
+    assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=60), 9)[0].samples) == 5
     assert len(compare([slow], WORK, WORK, Repeats(5, 3, slow_s=0.01), 9)[0].samples) == 3
-    assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=0.01, floor_s=1), 9)[0].samples) == 3
+    assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=60, floor_s=61), 9)[0].samples) == 3
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Quality of quantized models: measured on a tiny one with a stand-in for quantization, and told from given figures."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,16 @@ from gradus.bench.quality import Contender
 from gradus.bench.quality_text import CONTEXT, WINDOW, Text, Window
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.suite import Settings
+from gradus.calibration.methods import break_grid
 from gradus.errors import ConfigError
 from gradus.loading import Tokenizer, load_model, open_checkpoint
+from gradus.loading.progress import Silent
 from gradus.models import Linear, create_model, parameter_count
 from gradus.models.shapes import SHAPES
+from tests.calibration.test_quantize import tame_folder
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.builders import backend
+from tests.loading.quantized_builders import quantize_folder
 from tests.phases.conftest import NaiveAttention
 
 TINY = ["--model", "random:tiny-llama", "--device", "cpu"]
@@ -68,9 +73,11 @@ class Silence:
         pass
 
 
-def measured(tmp_path: Path, *contenders: Contender, documents: int = 5, **asked) -> Run:
+def measured(
+    tmp_path: Path, *contenders: Contender, documents: int = 5, model: str = "random:tiny-llama", **asked
+) -> Run:
     text = Text("a text", tuple(f"document {number}: " + "words and more words, " * 10 for number in range(documents)))
-    settings = Settings("random:tiny-llama", "cpu", "auto", commit="abc", **asked)
+    settings = Settings(model, "cpu", "auto", commit="abc", **asked)
     file = quality.measure(settings, text, tmp_path, Silence(), contenders=contenders)
     (run,) = results.read(file).runs
     return run
@@ -129,34 +136,81 @@ def test_the_repositorys_own_text_is_its_pages_without_their_tables_of_results()
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_row_is_bfloat16_beside_float32_and_the_others_are_beside_bfloat16(tmp_path, quick):
-    fine, coarse = Contender("fine", torch.bfloat16, Rounded), Contender("coarse", torch.bfloat16, Coarse)
+def test_all_are_beside_float32_and_the_first_row_is_bfloat16(tmp_path, quick):
+    fine, coarse = Contender("fine", linear=Rounded), Contender("coarse", linear=Coarse)
     (cell,) = measured(tmp_path, fine, coarse).cells
     (narrow,), (near,), (far,) = (entry.samples for entry in cell.entries)
     assert [entry.contender for entry in cell.entries] == ["bfloat16", "fine", "coarse"]
-    assert [sample["against"] for sample in (narrow, near, far)] == ["float32", "bfloat16", "bfloat16"]
     assert 0 < narrow["kl"] < near["kl"] < far["kl"]
     for sample in (narrow, near, far):
         assert 0 < sample["kl_p50"] <= sample["kl_p999"] <= sample["kl_max"] and 0 < sample["kl_error"] < sample["kl"]
         assert sample["perplexity"] / sample["reference_perplexity"] == pytest.approx(sample["perplexity_ratio"], 1e-3)
-    assert near["reference_perplexity"] == far["reference_perplexity"] == narrow["perplexity"]
-    assert cell.workload["documents"] == 5 and not cell.workload["own"]
+    assert near["reference_perplexity"] == far["reference_perplexity"] == narrow["reference_perplexity"]
+    assert cell.workload["documents"] == 4 and not cell.workload["own"]  # of five, the fourth is not judged
+
+
+def test_a_scheme_that_loses_nothing_is_at_no_distance(tmp_path, quick):
+    """Nothing but the scheme is rounded: there is no floor of bfloat16's, which would hide what is small."""
+    (cell,) = measured(tmp_path, Contender("floats")).cells
+    assert cell.entries[0].samples[0]["kl"] > 0 and cell.entries[1].samples[0]["kl"] == 0
+
+
+def test_every_fourth_document_is_for_quantizers(tmp_path):
+    text = Text("a text", tuple("abcdefghi"))
+    judged, looked_at = quality_text.divided(text)
+    assert judged.documents == ("a", "b", "c", "", "e", "f", "g", "", "i") and looked_at == "d\nh"
+    assert quality_text.divided(Text("short", ("a", "b", "c")))[1] is None
+
+
+def test_ways_to_round_are_measured_on_weights_off_their_grid(tmp_path, quick, monkeypatch):
+    """A checkpoint of files, so that `gradus quantize` can be run. GPTQ knows the text; to nearest knows nothing."""
+    folder = tame_folder(tmp_path / "float")
+    real = quality.quantize
+    prepared = []
+
+    def spied(*arguments, prepare, **others):
+        prepared.append(prepare)
+        real(*arguments, prepare=prepare, **others)
+
+    monkeypatch.setattr(quality, "quantize", spied)
+    monkeypatch.setattr(quality, "GROUP", 32)  # of rows of 64 and 96 weights
+    ways = [Contender(method, method=method) for method in ("rtn", "gptq", "awq")]
+    (cell,) = measured(tmp_path, *ways, documents=12, model=str(folder)).cells
+    found = {entry.contender: entry.samples[0] for entry in cell.entries}
+    assert list(found) == ["bfloat16", "rtn", "gptq", "awq"]
+    assert found["gptq"]["kl"] < 0.8 * found["rtn"]["kl"] and found["awq"]["kl"] < found["rtn"]["kl"], found
+    assert prepared == [break_grid] * 3
+    assert not list(Path(tempfile.gettempdir()).glob("gradus-quality-*"))
+
+
+def test_what_has_nothing_to_calibrate_by_is_left_out_with_its_reason(tmp_path, quick):
+    folder = tame_folder(tmp_path / "float")
+    (cell,) = measured(tmp_path, Contender("awq", method="awq"), documents=3, model=str(folder)).cells
+    assert cell.entries[1].skipped == "a text of fewer than four documents leaves none to calibrate by"
+    (cell,) = measured(tmp_path / "other", Contender("gptq", method="gptq")).cells
+    assert "random weights have no files" in cell.entries[1].skipped
+
+
+def test_a_model_that_is_quantized_is_no_reference(tmp_path):
+    quantize_folder(tmp_path / "model", "awq")
+    with pytest.raises(ConfigError, match=r"is quantized \(awq int4-g32\): give what it was made of"):
+        measured(tmp_path, model=str(tmp_path / "model"))
 
 
 def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
     (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
-    found = {entry.contender: entry.samples[0] for entry in cell.entries}
-    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4"]
+    found = {entry.contender: entry.samples[0] for entry in cell.entries if entry.samples}
+    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-kv"]
     assert 0 < found["int8"]["kl"] < found["fp8"]["kl"] < found["int4"]["kl"]
+    assert found["fp8-kv"]["kl"] > 0 and found["fp8-kv"]["bits_per_weight"] == found["bfloat16"]["bits_per_weight"]
 
 
 def test_hidden_rows_and_targets_belong_together(tmp_path):
     """The perplexity that is told is that of the model's own next-token distributions, by the textbook's attention."""
     checkpoint = open_checkpoint("random:tiny-llama")
     window = Window(0, tuple(range(1, CONTEXT + 4)))
-    reader = quality.Reader(checkpoint, torch.device("cpu"), [window], Silence(), None)
-    reading = reader.read(quality.EXACT)
-    entry = reader.entry(reading, against=reading)
+    reader = quality.Reader(checkpoint, torch.device("cpu"), [window], Silence(), Silent())
+    entry = reader.entry(quality.REFERENCE, against=reader.read(quality.REFERENCE))
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         ids = torch.tensor(window.token_ids)
@@ -170,7 +224,7 @@ def test_hidden_rows_and_targets_belong_together(tmp_path):
 def test_a_tied_head_is_weighed_once_and_positions_are_not_weights():
     for shape in ("tiny-llama", "tiny-gemma3", "tiny-gpt2"):
         config = SHAPES[shape]
-        assert quality.weight_bytes(create_model(config)) == 4 * parameter_count(config)
+        assert quality.weight_bytes(create_model(config)) == 2 * parameter_count(config)  # as it would be served
     model = create_model(SHAPES["tiny-llama"], dtype=torch.bfloat16, linear=Rounded)
     kept = sum(part.levels.numel() for part in model.modules() if isinstance(part, Rounded))
     assert quality.weight_bytes(model) == kept + 2 * (parameter_count(SHAPES["tiny-llama"]) - kept)
@@ -178,7 +232,7 @@ def test_a_tied_head_is_weighed_once_and_positions_are_not_weights():
 
 def test_a_contender_whose_logits_are_not_finite_is_told_and_the_others_are_measured(tmp_path, quick):
     ways = {"broken": Broken, "fine": Rounded}
-    contenders = [Contender(name, torch.bfloat16, linear) for name, linear in ways.items()]
+    contenders = [Contender(name, linear=linear) for name, linear in ways.items()]
     (cell,) = measured(tmp_path, *contenders).cells
     assert [bool(entry.samples) for entry in cell.entries] == [True, False, True]
     assert cell.entries[1].skipped == "its logits are not finite"
@@ -192,7 +246,7 @@ def run_of(cell: Cell) -> Run:
 
 
 def test_contenders_are_chosen_by_name(tmp_path, quick):
-    ways = [Contender(name, torch.bfloat16, Rounded) for name in ("a", "b")]
+    ways = [Contender(name, linear=Rounded) for name in ("a", "b")]
     (cell,) = measured(tmp_path, *ways, contenders=("b",)).cells
     assert [entry.contender for entry in cell.entries] == ["bfloat16", "b"]
     (cell,) = measured(tmp_path, *ways, contenders=("bfloat16",)).cells
@@ -241,7 +295,8 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
         (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
         (
             ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, got 'int3'",
+            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-kv, int4-g64-rtn, "
+            "int4-g64-awq, int4-g64-gptq, got 'int3'",
         ),
         (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
         (["--text", "{book}", "--table", "text"], "runs each model once"),
@@ -276,9 +331,9 @@ def test_a_model_without_a_tokenizer_cannot_read(monkeypatch, tmp_path):
 # -- what is said of it ------------------------------------------------------------------------------------------------
 
 
-def sample(kl: float, size: int, bits: float, against: str = "bfloat16", **others) -> dict:
+def sample(kl: float, size: int, bits: float, **others) -> dict:
     return {
-        "against": against, "weight_bytes": size, "bits_per_weight": bits, "kl": kl, "kl_error": kl / 10,
+        "weight_bytes": size, "bits_per_weight": bits, "kl": kl, "kl_error": kl / 10,
         "kl_p50": kl / 4, "kl_p999": 30 * kl, "kl_max": 100 * kl, "top1": 0.97, "top1_error": 0.004,
         "perplexity": 12.0, "reference_perplexity": 11.9, "perplexity_ratio": 1.0084, "perplexity_ratio_error": 0.0012,
         **others,
@@ -288,7 +343,7 @@ def sample(kl: float, size: int, bits: float, against: str = "bfloat16", **other
 def found(kl: float = 0.02) -> Results:
     workload = {"what": "10 windows of a book", "digest": "d", "text": "book.txt", "own": False}
     entries = [
-        Entry("bfloat16", samples=[sample(0.001, 270_000_000, 16.0, "float32", top1=0.995)]),
+        Entry("bfloat16", samples=[sample(0.001, 270_000_000, 16.0, top1=0.995)]),
         Entry("int8", samples=[sample(0.002, 140_000_000, 8.25)]),
         Entry("int4", samples=[sample(kl, 80_000_000, 4.5)]),
     ]
@@ -299,10 +354,10 @@ def found(kl: float = 0.02) -> Results:
 
 def test_the_table_has_a_row_per_contender_and_errors_beside_figures():
     header, rows = quality_report.table_of(found().runs[0].cells[0])
-    assert len(header) == len(rows[0]) == 9
-    assert rows[0][:4] == ["bfloat16", "float32", "270", "16"]
+    assert len(header) == len(rows[0]) == 8
+    assert rows[0][:3] == ["bfloat16", "270", "16"]
     assert rows[2] == [
-        "int4", "bfloat16", "80", "4.5", "0.02 ± 0.002", "0.005", "0.6", "97.00 ± 0.40 %", "1.0084 ± 0.0012",
+        "int4", "80", "4.5", "0.02 ± 0.002", "0.005", "0.6", "97.00 ± 0.40 %", "1.0084 ± 0.0012",
     ]  # fmt: skip
 
 
@@ -310,7 +365,7 @@ def test_losses_are_told_in_times_the_first_row_the_farthest_first():
     text = "\n".join(part for part in quality_report.report_parts(found()) if isinstance(part, str))
     assert (
         "*bfloat16* is 0.001 nats from float32: 0.1 at its worst position, and 0.50 % of the first choices differ. "
-        "*int4* is 20 times as far from bfloat16: 2 at its worst position, and 3.00 % of the first choices differ. "
+        "*int4* is 20 times as far: 2 at its worst position, and 3.00 % of the first choices differ. "
         "*int8* is 2 times as far"
     ) in text
     assert "Random weights" not in text and "not to be quoted" not in text
@@ -320,7 +375,7 @@ def test_the_figure_has_a_point_per_contender_and_can_be_drawn():
     ((name, picture),) = quality_report.figures(found(), "CPU")
     assert name == "text.svg" and [series.x for series in picture.series] == [[16.0], [8.25], [4.5]]
     svg = plots.draw(picture)
-    assert all(f">{text}</text>" in svg for text in ("int4, beside bfloat16", "8.25", "bits per weight"))
+    assert all(f">{text}</text>" in svg for text in ("int4", "8.25", "bits per weight"))
     ((_, other),) = quality_report.figures(found(kl=0.03), "CPU")
     assert other.digest() != picture.digest()
 
@@ -334,7 +389,7 @@ def test_a_page_shows_the_table_and_is_stale_when_a_figure_changes(tmp_path):
     results.write(results.path(tmp_path, "cpu", "quality"), found())
     (stale,) = report.outdated_pages(tmp_path, [page])
     report.update(stale)
-    assert "| int4 | bfloat16 | 80 | 4.5 | 0.02 ± 0.002 |" in page.read_text()
+    assert "| int4 | 80 | 4.5 | 0.02 ± 0.002 |" in page.read_text()
     assert "(cpu/quality/text.svg)" in page.read_text() and not list(report.outdated_pages(tmp_path, [page]))
     results.write(results.path(tmp_path, "cpu", "quality"), found(kl=0.03))
     assert [stale.file for stale in report.outdated_pages(tmp_path, [page])] == [page]

@@ -7,9 +7,12 @@ import torch
 
 from gradus.bench import __main__ as plain
 from gradus.bench import command, fingerprint, gpu, results
+from gradus.bench.contenders import Workbench
 from gradus.bench.profiler import profile_steps, short
+from gradus.bench.roofline import streamed_parameters
 from gradus.errors import ConfigError
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
+from tests.loading.quantized_builders import quantize_folder
 
 TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
@@ -69,12 +72,52 @@ def test_only_one_contender_can_be_asked_for(tmp_path):
     assert [entry.contender for entry in cell.entries] == ["p03"]
 
 
+def test_a_quantized_model_is_measured_under_the_name_of_its_scheme(tmp_path):
+    """Two schemes of one model are two runs, also where the second was to be resumed; p07 has a scheme of its own."""
+    for scheme in ("int8", "int4"):
+        arguments = ["ladder", "--quick", "--resume", "--commit", "abc", "--quantize", scheme, "--out", str(tmp_path)]
+        assert plain.main([*arguments, "--contender", "p06", "--contender", "p07", *TINY]) == 0
+    narrow, narrower = results.read(tmp_path / "cpu" / "ladder" / "results.json").runs
+    assert (narrow.dtype, narrower.dtype) == ("int8 weights, float32", "int4 weights, float32")
+    assert narrow.settings["quantize"] == "int8" and narrower.settings["scheme"] == "int4"
+    for run in (narrow, narrower):
+        (cell,) = run.cells
+        paged, rounding = cell.entries
+        assert len(paged.samples) == 2 and paged.skipped is None
+        assert not rounding.samples and "p07 rounds weights itself" in rounding.skipped
+    text = (tmp_path / "cpu" / "ladder" / "report.md").read_text()
+    assert "int8 weights, float32" in text and "**Quantized matrices.**" in text
+    assert "--model random:tiny-llama --dtype float32 --quantize int4\n" in text
+
+
+def test_a_checkpoint_that_is_quantized_is_measured_as_it_is(tmp_path):
+    quantize_folder(tmp_path / "model", "awq")
+    arguments = ["ladder", "--quick", "--contender", "p06", "--model", str(tmp_path / "model"), *TINY[2:]]
+    assert plain.main([*arguments, "--out", str(tmp_path)]) == 0
+    (run,) = results.read(tmp_path / "cpu" / "ladder" / "results.json").runs
+    assert run.dtype == "awq int4-g32 weights, float32" and run.settings["quantize"] == "stored"
+    assert len(run.cells[0].entries[0].samples) == 2
+    assert "--dtype float32 --quantize stored\n" in (tmp_path / "cpu" / "ladder" / "report.md").read_text()
+
+
+def test_the_prediction_counts_the_bytes_of_quantized_matrices(bench):
+    narrow = Workbench.open("random:tiny-llama", "cpu", "float32", quantize="int8")
+    matrices = [weight for weight in bench.model.layers.parameters() if weight.dim() == 2]
+    saved = sum(3 * weight.numel() - 4 * len(weight) for weight in matrices)  # a byte for four, and a scale per row
+    assert bench.widths.weight == 4
+    assert narrow.widths.weight == pytest.approx(4 - saved / streamed_parameters(bench.model.config))
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["bench", "p99"], "benchmark must be one of p00, p01, p02, p03, p04, p05, p06, "),
         (["bench", "p01", "--repeats", "0", *TINY], "repeats must be 1 or more, got 0"),
         (["bench", "p01", "--model", "random:nothing"], "no shape named 'nothing'"),
+        (["bench", "p06", "--quantize", "int5", *TINY], "quantize must be int8, fp8, "),
+        (["bench", "p06", "--quantize", "int8", "--contender", "transformers", *TINY], "run no matrices that are"),
+        (["bench", "quality", "--quantize", "int8", "--model", TINY[1]], "it takes --model, --device"),
+        (["bench", "scheduler", "--quantize", "int8"], "loads no model"),
         (["report", "nowhere"], "nowhere: no such folder"),
         (["profile", "p99", *TINY], "phase must be one of p00"),
         (["profile", "p01", "--context", "0", *TINY], "context must be between 1 and"),

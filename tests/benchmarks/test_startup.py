@@ -12,7 +12,17 @@ ROOT = Path(__file__).parents[2]
 
 
 def measured(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "benchmarks/startup.py", "--device", "cpu", "--requests", "2", *options]
+    command = [
+        sys.executable,
+        "benchmarks/startup.py",
+        "--device",
+        "cpu",
+        "--requests",
+        "2",
+        "--streams",
+        "2",
+        *options,
+    ]
     environment = os.environ | {"PYTHONPATH": f"src{os.pathsep}."}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
 
@@ -33,7 +43,8 @@ def test_it_measures_with_and_without_compiled_kernels(tmp_path):
         assert 0 < row["built_s"] <= row["first_token_s"] and len(row["round_tok_s"]) == 4
         assert all(rate > 0 for rate in row["round_tok_s"])
     (served,) = found["served"]
-    assert served["model"] == tiny and len(served["round_tok_s"]) == len(served["ttft_ms_p99"]) == 4
+    assert served["model"] == tiny and served["streams"] == 2
+    assert len(served["round_tok_s"]) == len(served["ttft_ms_p99"]) == 4
     assert all(figure > 0 for figure in served["round_tok_s"] + served["ttft_ms_p99"])
 
 

@@ -72,7 +72,7 @@ def test_eight_bits_in_a_file_are_those_made_on_the_fly(tmp_path, family, scheme
     folder = tame_folder(tmp_path / "float", family)
     out = written(folder, tmp_path / "out", scheme=scheme)
     checkpoint = open_checkpoint(str(out))
-    assert checkpoint.quantized.label == "compressed-tensors"
+    assert checkpoint.quantized.label == f"compressed-tensors {scheme}"
     assert [found for _, found in checkpoint.quantized.rules] == [scheme] * 14
     settings = {"device": "cpu", "dtype": "float32"}
     found = dict(matrices(LLM(str(out), **settings)))
@@ -209,7 +209,7 @@ def test_a_text_that_is_missing_or_too_short_is_said(folder, tmp_path):
 def test_what_has_no_files_or_is_quantized_already_is_refused(folder, tmp_path):
     out = written(folder, tmp_path / "out", scheme="int8")
     for name, message in (
-        (str(out), r"is quantized already \(compressed-tensors\)"),
+        (str(out), r"is quantized already \(compressed-tensors int8\)"),
         ("random:tiny-llama", "random weights have no files"),
         (str(write_folder(tmp_path / "gpt2", "gpt2")), "whose matrices lie transposed"),
     ):

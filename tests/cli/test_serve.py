@@ -212,9 +212,10 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "page_size": 16,
         "cache_tokens": 4096,
         "policy": "priority",
+        "kv_dtype": "auto",
         "token_budget": 32,
         "memory_fraction": 0.5,
-        "switches": {"prefix_cache": False, "chunked": True, "kernels": False, "graphs": False, "overlap": True},
+        "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
     with urllib.request.urlopen(f"{url}/health", timeout=20) as answer:
         assert json.load(answer)["engine"] == "final"

@@ -189,7 +189,7 @@ def test_what_is_not_given_suits_the_engine_and_the_device():
     gpu = Settings().options(LIMITS, "cuda")
     assert (gpu.max_sequences, gpu.token_budget, gpu.memory_fraction) == (256, 8192, 0.9)
     cpu = Settings().options(LIMITS, "cpu")
-    assert cpu == EngineConfig(LIMITS, 8, token_budget=256, memory_fraction=0.5, kernels=False, graphs=False)
+    assert cpu == EngineConfig(LIMITS, 8, token_budget=256, memory_fraction=0.5, graphs=False)
 
 
 def test_a_phase_heeds_what_it_says_and_the_final_engine_everything():

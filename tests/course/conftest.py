@@ -1,11 +1,13 @@
 """Exercises checked as a student has them checked: a file of their own, and the tests in a process of their own."""
 
+import gc
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,13 +37,19 @@ def reference(phase: str, file_name: str | None = None) -> str:
     return reference_of(info, exercise_of(info, Path(file_name) if file_name else None))
 
 
+@pytest.fixture(scope="session")
+def bytecode(tmp_path_factory) -> Path:
+    """Where the processes of one run keep what they compile: the same tests, over and over."""
+    return tmp_path_factory.mktemp("bytecode")
+
+
 @pytest.fixture
-def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
+def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
     """checked("p01", source) → what `gradus check` would say of a file with this source.
 
     exercise: which of the phase's, if it has several.
     """
-    monkeypatch.setattr(subprocess, "run", run_forked)
+    monkeypatch.setattr(subprocess, "run", partial(run_forked, bytecode=bytecode))
 
     def run(phase: str, source: str, exercise: Exercise | None = None, **options) -> Verdict:
         info = phases.find(phase)
@@ -58,18 +66,14 @@ def checked(tmp_path, monkeypatch) -> Callable[..., Verdict]:
 SERVER = multiprocessing.get_context("forkserver")
 PRELOADED = ["pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
 SERVER.set_forkserver_preload(PRELOADED)
-RUN = subprocess.run
 
 
-def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_) -> subprocess.CompletedProcess:
-    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds.
-
-    Among that is Triton, which decides at its import whether it interprets: what it shall interpret starts afresh.
-    """
-    if "TRITON_INTERPRET" in env:
-        return RUN(command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True)
+def run_forked(
+    command: list[str], *, cwd: Path, env: dict, timeout: float, bytecode: Path, **_
+) -> subprocess.CompletedProcess:
+    """`subprocess.run` for `python -m pytest …`, forked from a process that has imported what takes seconds."""
     with tempfile.NamedTemporaryFile("w+") as output:
-        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, output.name))
+        child = SERVER.Process(target=run_pytest, args=(command[3:], cwd, env, bytecode, output.name))
         child.start()
         child.join(timeout)
         if child.is_alive():
@@ -79,13 +83,16 @@ def run_forked(command: list[str], *, cwd: Path, env: dict, timeout: float, **_)
         return subprocess.CompletedProcess(command, child.exitcode, output.read(), "")
 
 
-def run_pytest(arguments: list[str], cwd: Path, env: dict, output: str) -> None:
+def run_pytest(arguments: list[str], cwd: Path, env: dict, bytecode: Path, output: str) -> None:
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(cwd)
     os.environ.clear()  # what the server was started with must not decide here
     os.environ.update(env)
+    assert "triton" not in sys.modules, "Triton decides at its import whether it interprets, so it is not preloaded"
+    assert env["PYTHONDONTWRITEBYTECODE"] == "1", "a real process leaves nothing behind"
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(bytecode)
     sys.path.insert(0, str(cwd))
-    sys.dont_write_bytecode = True
+    gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends
     sys.exit(pytest.main(arguments))

@@ -10,7 +10,7 @@ from gradus.cache.pool import PagePool
 from gradus.course.probe import EngineProbe, walk
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams
-from tests.phases.conftest import PHASES, build_engine, limits_of, reached
+from tests.phases.conftest import PHASES, build_engine, limits_of, reached, tiny_model
 from tests.phases.drive import SamplesOnes, run, submit
 
 SHAPE = "tiny-llama"
@@ -107,6 +107,13 @@ def test_recording_changes_no_output_and_leaves_nothing_behind(phase):
     assert len(probe.steps) == recorded_steps
 
 
+def test_the_probe_shows_the_model_that_runs_which_may_be_a_phases_own():
+    passed_in = tiny_model(SHAPE)
+    assert EngineProbe(build_engine("p06", SHAPE)).model() is passed_in
+    own = EngineProbe(build_engine("p07", SHAPE)).model()
+    assert own is not passed_in and own.config is passed_in.config
+
+
 def test_only_the_last_steps_are_kept_and_two_probes_do_not_record_at_once():
     engine = build_engine("p01", SHAPE)
     probe = EngineProbe(engine, kept=3)
@@ -201,9 +208,15 @@ def reaches(source: str) -> list[str]:
         if isinstance(node, ast.Attribute):
             owner = ast.unparse(node.value)
             in_runner = owner.endswith(".runner") and node.attr != "run"
-            if in_runner or (node.attr in INSIDES and owner != "self"):
+            if in_runner or (node.attr in INSIDES and owner != "self" and not is_probe(node.value)):
                 found.append(f"line {node.lineno}: {ast.unparse(node)}")
     return found
+
+
+def is_probe(owner: ast.expr) -> bool:
+    """`probe` or `EngineProbe(...)`: what it shows by an inside's name (`model`) is public."""
+    made = owner.func if isinstance(owner, ast.Call) else None
+    return ast.unparse(owner) == "probe" or (made is not None and ast.unparse(made) == "EngineProbe")
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
@@ -220,6 +233,8 @@ def test_the_tests_of_phases_look_at_engines_through_the_probe_alone(path):
         "EngineProbe(engine).cache.pool.free",
         "engine.runner.latest.record([3], tokens)",
         "engine.runner.plans",
+        "engine.runner.model",
+        "runner.model.logits(hidden)",
     ],
 )
 def test_looking_inside_is_noticed(line):
@@ -228,3 +243,4 @@ def test_looking_inside_is_noticed(line):
 
 def test_what_is_public_may_be_used():
     assert reaches("engine.step(); engine.runner = Device(); probe.tables('a'); self.runner.run(plan)") == []
+    assert reaches("model = EngineProbe(engine).model(); probe.model().logits(hidden)") == []

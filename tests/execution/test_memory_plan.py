@@ -12,12 +12,14 @@ from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.config.options import EngineOptions
+from gradus.device.capability import Capability
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution import memory
 from gradus.execution import memory_plan as planning
 from gradus.execution.memory import DeviceMemory, free_memory
 from gradus.execution.memory_plan import MemoryPlan, PagePlan, memory_plan, readable, step_bytes
+from gradus.kernels import check_kv_dtype
 from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
@@ -51,6 +53,7 @@ def of_phase(phase, shape="tiny-llama", found=None, context=None, dtype="float32
 PAPER = MemoryPlan(
     device="cpu",
     dtype="float32",
+    cache_dtype="float32",
     free_bytes=2000,
     total_bytes=None,
     memory_fraction=0.9,
@@ -135,6 +138,15 @@ def test_the_paged_phases_allocate_what_is_planned(shape):
     assert storage.keys.nbytes + storage.values.nbytes == plan.cache_bytes
 
 
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_the_final_engine_allocates_what_is_planned(shape, kv_dtype):
+    shown = plan(DeviceMemory(10**9), shape, cache_tokens=330, kv_dtype=kv_dtype)
+    llm = LLM(f"random:{shape}", device="cpu", dtype="float32", cache_tokens=330, kv_dtype=kv_dtype)
+    assert llm.engine.runner.attention.storage.nbytes == shown.cache_bytes == shown.pages.bytes
+    assert llm.settings["kv_dtype"] == kv_dtype
+
+
 def test_pages_that_do_not_fit_beside_the_weights_are_told():
     plan = of_phase("p04", found=DeviceMemory(1 << 30), cache_tokens=1600)
     assert plan.fits and plan.cache_bytes == plan.pages.bytes
@@ -162,6 +174,38 @@ def test_the_cache_gets_what_weights_the_largest_step_and_sampling_leave():
     pages = left // (16 * TOKEN)  # of which page 0 is nobody's
     assert (shown.pages.count, shown.pages.positions) == (pages - 1, (pages - 1) * 16)
     assert 0 <= shown.left_bytes < 16 * TOKEN and shown.fits
+
+
+def test_in_fp8_nearly_twice_the_tokens_of_bfloat16_fit():
+    """Heads of 64: 64 bytes and 4 for their scale, in place of 128."""
+    precision = resolve_precision("bfloat16", CPU, SHAPES["smollm2-135m"])
+    found = DeviceMemory(free=2 * 10**9)
+    both = [
+        memory_plan(
+            SHAPES["smollm2-135m"], options("smollm2-135m", max_sequences=32, kv_dtype=kv_dtype), CPU, precision,
+            memory=found,
+        )
+        for kv_dtype in ("auto", "fp8")
+    ]  # fmt: skip
+    assert [each.cache_bytes_per_token for each in both] == [2 * 30 * 3 * 128, 2 * 30 * 3 * 68]
+    assert [each.cache_dtype for each in both] == ["bfloat16", "fp8"] and both[1].fits
+    assert both[1].pages.positions / both[0].pages.positions == pytest.approx(128 / 68, rel=0.01)
+    assert "fp8, 12.24 kB per token" in both[1].render()
+
+
+@pytest.mark.parametrize(
+    ("found", "kernels", "fine"), [((8, 9), True, True), ((8, 6), True, False), ((8, 6), False, True)]
+)
+def test_kernels_that_could_not_read_the_cache_are_told_before_weights_are_loaded(monkeypatch, found, kernels, fine):
+    monkeypatch.setattr("gradus.kernels.missing", lambda device: None)
+    monkeypatch.setattr("gradus.device.capability.capability", lambda device: Capability(*found))
+    if fine:
+        return check_kv_dtype("fp8", torch.device("cuda:1"), kernels)
+    with pytest.raises(ConfigError, match=r"8.9 or later, cuda:1 has 8.6: leave it out, or .* \(switch_off\)$"):
+        check_kv_dtype("fp8", torch.device("cuda:1"), kernels)
+    with pytest.raises(ConfigError, match="kv_dtype fp8"):
+        plan(DeviceMemory(10**9), device=torch.device("cuda:1"), kernels=True, kv_dtype="fp8")
+    check_kv_dtype("auto", torch.device("cuda:1"), kernels)
 
 
 @pytest.mark.parametrize("max_sequences", [1, 3, 8])

@@ -11,12 +11,15 @@ from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineOptions
+from gradus.device.capability import capability
 from gradus.engine.engine import Engine
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.attention_launch import launches
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.paged_attention_reference import paged_attention_reference
+from gradus.kernels.rope_store import rope_store, rope_store_reference
 from gradus.kernels.split_attention import Partials
+from gradus.quantization.fp8 import E4M3
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
 from tests.gpu.test_phases import model_on, requests
@@ -37,9 +40,11 @@ def attended(step: Step) -> torch.Tensor:
 
 def assert_close(step: Step) -> None:
     found, expected = attended(step).double(), step.expected()
+    # weights of values in 8 bits are bfloat16 where the rest is float16
+    tolerance = TOLERANCE[torch.bfloat16 if step.fp8 and step.dtype == torch.float16 else step.dtype]
     rows = (found - expected).norm(dim=-1)  # a wrong row must not hide among good ones
-    assert (rows <= TOLERANCE[step.dtype] * expected.norm(dim=-1).mean() * 4).all()
-    assert (found - expected).norm() <= TOLERANCE[step.dtype] * expected.norm()
+    assert (rows <= tolerance * expected.norm(dim=-1).mean() * 4).all()
+    assert (found - expected).norm() <= tolerance * expected.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -75,6 +80,59 @@ def test_decodes_turn_their_heads_and_store_what_is_new(group, head_dim, norms, 
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     for found, expected in step.attend_to_new_tokens(launch, norms):
         torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# -- keys and values in 8 bits -----------------------------------------------------------------------------------------
+
+needs_fp8 = pytest.mark.skipif(
+    torch.cuda.is_available() and not capability(torch.device("cuda")).multiplies_fp8, reason="a GPU without fp8"
+)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim, group", [(64, 4), (80, 3), (128, 2), (128, 1), (256, 4)])
+def test_8_bits_are_read_by_every_tile_as_torch_reads_them(head_dim, group, dtype):
+    assert_close(Step(SPANS, heads=2, group=group, head_dim=head_dim, dtype=dtype, device="cuda", fp8=True))
+
+
+@needs_fp8
+@pytest.mark.parametrize("page, window, softcap", [(16, 100, 2.0), (48, 512, None), (1, None, 5.0)])
+def test_8_bits_in_pages_windows_and_soft_caps(page, window, softcap):
+    assert_close(Step(SPANS, page=page, window=window, softcap=softcap, dtype=torch.bfloat16, device="cuda", fp8=True))
+
+
+@needs_fp8
+@pytest.mark.parametrize("group, head_dim, norms", [(1, 64, False), (4, 64, True), (3, 48, True)])
+def test_decodes_turn_their_heads_and_store_8_bits(group, head_dim, norms):
+    """In float32 the kernel's keys and torch's may fall to two sides of a step, so few values may be one step apart."""
+    spans = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
+    step = Step(spans, group=group, head_dim=head_dim, device="cuda", fp8=True)
+    (out, expected), *stored = step.attend_to_new_tokens(launches(head_dim, step.dtype, group)[0], norms)
+    torch.testing.assert_close(out.double(), expected.double(), rtol=0.01, atol=0.01)
+    for found, right in stored[:2]:
+        apart = (found.view(torch.uint8).int() - right.view(torch.uint8).int()).abs()[~right.float().isnan()]
+        assert apart.max() <= 1 and apart.count_nonzero() <= 2
+    for found, right in stored[2:]:
+        torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_fp8
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("tokens", [3, 700])
+def test_what_is_stored_in_8_bits_is_what_torch_stores(tokens, dtype):
+    q_heads, kv_heads, head_dim = 8, 4, 96
+    qkv = torch.randn(tokens, (q_heads + 2 * kv_heads) * head_dim, device="cuda").to(dtype)
+    qkv[1, -3] = float("inf")
+    slots = torch.randperm(tokens, device="cuda") + 16
+    storage = torch.zeros(2, tokens // 16 + 3, 16, kv_heads, head_dim, device="cuda").to(E4M3)
+    scales = torch.zeros(2, tokens // 16 + 3, kv_heads, 16, device="cuda")
+    expected, expected_scales = storage.clone(), scales.clone()
+    q = rope_store(qkv, *storage, slots, scales=tuple(scales))  # not rotated: so there is nothing to sum
+    right = rope_store_reference(qkv, *expected, slots, scales=tuple(expected_scales))
+    torch.testing.assert_close(q, right, rtol=0, atol=0)
+    torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(storage.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_same_step_gives_the_same_bits():

@@ -13,6 +13,7 @@ from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.paged_attention_reference import paged_attention_reference
 from gradus.kernels.rope_store import rope_store_reference
 from gradus.kernels.split_attention import Partials
+from gradus.quantization.kv import to_e4m3
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Step:
     softcap: float | None = None
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    fp8: bool = False  # keys and values in 8 bits
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(sum(length for _, length in self.spans))
@@ -49,6 +51,10 @@ class Step:
         self.query_start = [0, *counts.cumsum(0).tolist()]
         q = torch.randn(self.query_start[-1], self.heads * self.group, self.head_dim, generator=generator)
         self.q, self.keys, self.values = (part.to(self.device, self.dtype) for part in (q, keys, values))
+        self.scales = None
+        if self.fp8:
+            (self.keys, key_scales), (self.values, value_scales) = to_e4m3(self.keys), to_e4m3(self.values)
+            self.scales = tuple(scales.transpose(1, 2).contiguous() for scales in (key_scales, value_scales))
         self.tables = tables.to(self.device)
         self.lengths = [length for _, length in self.spans]
 
@@ -81,21 +87,26 @@ class Step:
             for part in (partials.sums, partials.totals, partials.peaks):
                 part.fill_(float("nan"))
             paged_attention(
-                self.q, self.keys, self.values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap
-            )
+                self.q, self.keys, self.values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
+                scales=self.scales,
+            )  # fmt: skip
             fewest = most + 1
         return out
 
     def expected(self) -> Tensor:
         """In float64, from what the kernels got."""
-        exact = (part.double() for part in (self.q, self.keys, self.values))
+        exact = [part.double() for part in (self.q, self.keys, self.values)]
+        for part, scales in zip(exact[1:], self.scales or (), strict=False):
+            part *= scales.transpose(1, 2).unsqueeze(-1)
         return paged_attention_reference(
             *exact, self.tables, self.slots, self.query_start, self.lengths,
             scale=0.3, window=self.window, softcap=self.softcap,
         )  # fmt: skip
 
     def attend_to_new_tokens(self, launch: Launch, norms: bool) -> list[tuple[Tensor, Tensor]]:
-        """Of decodes whose qkv product is noise: (found, expected) of the result, of all keys and of all values."""
+        """Of decodes whose qkv product is noise: (found, expected) of the result, of all keys, of all values, and of
+        their scales.
+        """
         tokens, device = len(self.spans), self.device
         width = (self.group + 2) * self.heads * self.head_dim
         qkv = torch.randn(tokens, width).to(device, self.dtype)
@@ -105,9 +116,10 @@ class Step:
         work, out = self.work(launch), torch.full_like(self.q, float("nan"))
         partials = Partials([launch], kv_heads=self.heads, head_dim=self.head_dim, device=self.q.device)
         keys, values = self.keys.clone(), self.values.clone()
+        scales = self.scales and tuple(part.clone() for part in self.scales)
         paged_attention(
             qkv, keys, values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
-            turning=Turning(rotary, gains, 1e-5),
+            turning=Turning(rotary, gains, 1e-5), scales=scales,
         )  # fmt: skip
 
         positions = torch.tensor([length - 1 for length in self.lengths])
@@ -116,6 +128,7 @@ class Step:
         )[0].where(positions >= 0, -1)  # fmt: skip
         self.q = rope_store_reference(
             qkv, self.keys, self.values, rows.to(device), table=rotary, positions=positions.clamp(min=0).to(device),
-            norms=gains, eps=1e-5,
+            norms=gains, eps=1e-5, scales=self.scales,
         )  # fmt: skip
-        return [(out, self.expected()), (keys, self.keys), (values, self.values)]
+        stored = [(keys, self.keys), (values, self.values), *zip(scales or (), self.scales or (), strict=True)]
+        return [(out, self.expected()), *stored]

@@ -6,16 +6,23 @@ Tiny on purpose: the interpreter takes milliseconds a program. float16 in one ca
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
 from gradus.kernels import activation, norm
+from gradus.kernels import rope_store as rope_store_module
 from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
+from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
 from gradus.kernels.noise import exponential
-from gradus.kernels.rope_store import rope_store, rope_store_reference
+from gradus.kernels.rope_store import heads_together, rope_store, rope_store_reference
 from gradus.kernels.sampling import sample, sample_reference
 from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
 from gradus.kernels.splits import counters
+from gradus.quantization import kv
+from gradus.quantization.fp8 import E4M3
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +70,62 @@ def test_heads_are_normalized_turned_and_stored_where_their_slot_says(heads):
         assert_close(storage, expected)
         rows = (expected[1] == qkv.view(3, -1, head_dim)[2, -kv_heads:]).all(-1).all(-1).nonzero().tolist()
         assert rows == [[3, 15]]  # values as they came, in row 63: page 3, position 15
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 24), (3, 3, 16)], ids=["grouped, odd width", "one key head each"])
+@pytest.mark.parametrize("together", [False, True])
+def test_keys_and_values_in_8_bits_are_stored_with_their_scales(heads, together, monkeypatch):
+    (q_heads, kv_heads, head_dim), tokens = heads, 5
+    if together:  # as where tokens are many
+        monkeypatch.setattr(rope_store_module, "heads_together", lambda tokens, *heads: heads_together(256, *heads))
+    scale = torch.exp2(torch.randint(-20, 20, (tokens, q_heads + 2 * kv_heads, 1)).float())
+    qkv = (torch.randn(tokens, q_heads + 2 * kv_heads, head_dim) * scale).flatten(1)
+    qkv[1, -3], qkv[2, -head_dim:] = float("inf"), 0.0
+    slots = torch.randperm(tokens + 16)[:tokens] + 16
+    slots[0] = -1
+    rotation = {"table": torch.randn(12, head_dim), "positions": torch.randint(0, 12, (tokens,))}
+    for options in (rotation | {"norms": (torch.randn(head_dim), torch.randn(head_dim)), "eps": 1e-6}, rotation, {}):
+        storage = torch.zeros(2, tokens // 16 + 3, 16, kv_heads, head_dim).to(E4M3)
+        scales = torch.full((2, tokens // 16 + 3, kv_heads, 16), -7.0)
+        expected, expected_scales = storage.clone(), scales.clone()
+        found = rope_store(qkv, *storage, slots, scales=tuple(scales), **options)
+        right = rope_store_reference(qkv, *expected, slots, scales=tuple(expected_scales), **options)
+        torch.testing.assert_close(found, right, equal_nan=True)
+        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+        steps = (storage.view(torch.uint8).int() - expected.view(torch.uint8).int()).abs()
+        # rotated in another order of sums, a key may fall to the other side; a value is as it came
+        assert not steps[1].any() and steps.max() <= 1 and steps.count_nonzero() <= 1
+        assert (scales != -7.0).sum() == 2 * kv_heads * (tokens - 1)
+
+
+@triton.jit
+def narrow_kernel(x_ptr, values_ptr, scale_ptr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    at = row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    x = tl.load(x_ptr + at)
+    scale, inverse = scales_of(largest_of(x))
+    tl.store(values_ptr + at, to_e4m3(x * inverse[:, None]))
+    tl.store(scale_ptr + row, scale)
+
+
+def test_a_vector_in_8_bits_is_the_same_bit_for_bit():
+    """Every e4m3 number, every number between two, what is next to that, and magnitudes from one end to the other."""
+    numbers = torch.arange(127, dtype=torch.uint8).view(E4M3).float()
+    between = (numbers[1:] + numbers[:-1]) / 2
+    near = torch.cat([torch.nextafter(between, torch.tensor(to)) for to in (0.0, 1e9)])
+    signs = torch.cat([numbers, -numbers, between, -between, near, -near])
+    rows = F.pad(signs, (0, 1024 - len(signs)), value=448.0).view(1, 1024)
+    rows[:, 0] = 448.0  # so that the scale is 1
+    wide = torch.randn(256, 64) * torch.exp2(torch.arange(-128.0, 128.0)).clamp(max=2.0**125).unsqueeze(1)
+    wide[7], wide[8, 3], wide[9, 4], wide[10, 5] = 0, float("nan"), float("inf"), float("-inf")
+    for x in (rows, wide):
+        values, scales = torch.zeros_like(x).to(E4M3), torch.zeros(len(x))
+        narrow_kernel[(1,)](x, values, scales, *x.shape)
+        expected, expected_scales = kv.to_e4m3(x)
+        torch.testing.assert_close(scales, expected_scales, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(values.view(torch.uint8) & 0x7F, expected.view(torch.uint8) & 0x7F)  # a NaN has either sign
+        numbers = ~expected.float().isnan()
+        assert torch.equal(values.view(torch.uint8)[numbers], expected.view(torch.uint8)[numbers])
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])

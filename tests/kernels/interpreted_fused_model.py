@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
 from gradus.attention.reference import attend_causal
 from gradus.attention.storage import PagedStorage
@@ -46,7 +47,7 @@ class OneSequence:
         self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype)
 
     def destination(self, layer):
-        return self.keys[layer], self.values[layer], torch.arange(16, 32)  # page 1
+        return self.keys[layer], self.values[layer], torch.arange(16, 32), None  # page 1
 
     def attend(self, layer, q, k, v):
         self.keys[layer, 1, : len(k)], self.values[layer, 1, : len(v)] = k, v
@@ -68,12 +69,14 @@ def small(shape: str, dtype: torch.dtype = torch.float32, layers: int = 2) -> Mo
     return model
 
 
-def answers(model: Model, backend: type[PagedAttention] = PagedAttention) -> dict:
+def answers(
+    model: Model, backend: type[PagedAttention] = PagedAttention, kind: type[PagedStorage] = PagedStorage
+) -> dict:
     """A step of two prompts, one of them longer than the window, then one of a decode."""
     settings = [SamplingParams(max_tokens=count, ignore_eos=True) for count in (2, 1)]
     prompts = ([(7 * i) % 300 for i in range(18)], [5])
     requests = [Request.create(f"r{i}", *each, LIMITS) for i, each in enumerate(zip(prompts, settings, strict=True))]
-    storage = PagedStorage(model.config, 32, 16, model.dtype, model.device)
+    storage = kind(model.config, 32, 16, model.dtype, model.device)
     runner = ModelRunner(model, backend(model.config, storage, slots=2), Sampler(320, model.device))
     cache = PagedCache(32, 16, [group.window for group in storage.groups])
     return run(Engine(Scheduler(cache, max_sequences=2), runner, LIMITS), requests)
@@ -83,6 +86,12 @@ def answers(model: Model, backend: type[PagedAttention] = PagedAttention) -> dic
 def test_a_fused_model_gives_the_models_tokens(shape):
     model = small(shape)
     assert answers(fused(model), TritonPagedAttention) == answers(model)
+
+
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])  # one kind of heads each
+def test_with_a_cache_in_8_bits_a_fused_model_gives_the_models_tokens(shape):
+    model = small(shape)
+    assert answers(fused(model), TritonPagedAttention, Fp8Storage) == answers(model, PagedAttention, Fp8Storage)
 
 
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen3", "tiny-gemma3"])  # every twin in two widths

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
@@ -33,9 +34,14 @@ MIXED = [(1, 37), (3, 3), (0, 0), (20, 45), (1, 1), (1, 0)]  # decode, prefill, 
         Step(MIXED, softcap=1.5, page=24),
         Step([(22, 40), (1, 60)], group=3, head_dim=24),
         Step([(2, 90)], heads=1, group=5, head_dim=20, window=50, dtype=torch.float16),
+        Step(MIXED, fp8=True),
+        Step([(22, 40), (1, 60)], group=3, head_dim=24, page=24, window=7, softcap=1.5, fp8=True),
     ],
-    ids=["mixed", "window", "softcap", "odd group and width", "float16, split verification in a window"],
-)
+    ids=[
+        "mixed", "window", "softcap", "odd group and width", "float16, split verification in a window", "fp8",
+        "fp8, odd group and width, window, softcap",
+    ],
+)  # fmt: skip
 def test_the_kernels_attend_as_torch_does(step):
     found, expected = step.attend(SMALL, LARGE), step.expected()
     tolerance = 1e-5 if step.dtype == torch.float32 else 3e-3
@@ -55,8 +61,13 @@ DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first 
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize(
     "step",
-    [Step(DECODES), Step(DECODES, window=16, group=3, head_dim=24), Step(DECODES, softcap=1.5, dtype=torch.float16)],
-    ids=["plain", "window, odd group and width", "softcap, float16"],
+    [
+        Step(DECODES),
+        Step(DECODES, window=16, group=3, head_dim=24),
+        Step(DECODES, softcap=1.5, dtype=torch.float16),
+        Step(DECODES, window=16, group=3, head_dim=24, fp8=True),
+    ],
+    ids=["plain", "window, odd group and width", "softcap, float16", "fp8, window, odd group and width"],
 )
 def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
     tolerance = 1e-5 if step.dtype == torch.float32 else 3e-3
@@ -96,7 +107,8 @@ def test_a_lone_tile_is_split_more_once_its_splits_are_long(length, splits):
     assert all(end == low for (_, end), (low, _) in pairwise(shares))
 
 
-def test_the_backend_attends_as_the_torch_backend_does():
+@pytest.mark.parametrize("storage", [PagedStorage, Fp8Storage])
+def test_the_backend_attends_as_the_torch_backend_does(storage):
     """A prompt, then a chunk of another beside its decode, on pages of two layer groups, one with a window."""
     config = SHAPES["tiny-gemma3"]
     one, two = TableChange(0, ((3, 1, 5), (2, 8, 4))), TableChange(0, ((6, 7, 9), (10, 11, 12)))
@@ -106,7 +118,7 @@ def test_the_backend_attends_as_the_torch_backend_does():
         Plan([Span(None, 0, 11, (0,), 1, None), Span(None, 2, 10, (0,), 1, None)]),
     ]
     backends = [
-        kind(config, PagedStorage(config, 12, 4, torch.float32, torch.device("cpu")), slots=3)
+        kind(config, storage(config, 12, 4, torch.float32, torch.device("cpu")), slots=3)
         for kind in (PagedAttention, TritonPagedAttention)
     ]
     layers = [group.layers[0] for group in backends[0].storage.groups[:2]]

@@ -37,8 +37,16 @@ from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # Bytes per thread that may be spilled on an H200, by how the name begins. In float32 a product is three, so registers
-# are short; of a prompt's 256 rows some values are spilled outside of the loop (faster all the same, measured).
+# are short; of a prompt's 256 rows some values are spilled outside of the loop (faster all the same, measured). Values
+# of 8 bits take registers to be widened; their launches are those of 16 bits, and were not tuned.
 SPILLED = {
+    "decode that turns 64 bfloat16 fp8 1": 80,
+    "decode 64 float32 fp8 16 1": 8,
+    "decode 256 float32 fp8": 32,
+    "prompt 64 bfloat16 fp8 128": 16,
+    "prompt 128 bfloat16 fp8 256": 224,
+    "prompt 128 float32 fp8": 456,
+    "prompt 256 float32 fp8": 648,
     "decode that turns 64 float32": 16,
     "prompt 64 float32": 16,
     "prompt 128 bfloat16 256": 256,
@@ -63,7 +71,7 @@ class Case(NamedTuple):
 
 def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     """By name, the kernels of a Qwen3-like model on this GPU."""
-    yield from beside_products()
+    yield from beside_products(able)
     yield from products(able)
     yield from quantized_products(able)
     yield from beside_quantized(able)
@@ -72,16 +80,22 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4)):
         for dtype in TYPES:
             yield from attention(able, head_dim, group, dtype)
+            if able.multiplies_fp8:
+                yield from attention(able, head_dim, group, dtype, fp8=True)
 
 
-def beside_products() -> Iterator[tuple[str, Case]]:
+def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     norm = {"D": 4096, "CENTER": False, "BLOCK": 4096, "delta_weight_ptr": None, "bias_ptr": None}
     yield "norm", Case(norm_kernel, {"eps": "fp32"}, norm, {"num_warps": warps_of(4096)})
     gated = {"ACTIVATION": "silu", "GATED": True, "BLOCK": BLOCK}
     yield "activation", Case(activation_kernel, {"width": "i32:16"}, gated, {"num_warps": 4})
-    heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64}
+    heads = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64, "PAGE": 16}
     numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64", "eps": "fp32"}
-    yield "rope and store", Case(rope_store_kernel, numbers, heads, {"num_warps": 1})
+    unscaled = {"key_scales_ptr": None, "value_scales_ptr": None}
+    yield "rope and store", Case(rope_store_kernel, numbers, heads | unscaled, {"num_warps": 1})
+    if able.multiplies_fp8:
+        stored = {"keys_ptr": "*fp8e4nv", "values_ptr": "*fp8e4nv"} | dict.fromkeys(unscaled, "*fp32")
+        yield "rope and store fp8", Case(rope_store_kernel, numbers | stored, heads, {"num_warps": 1})
     tables = {"slots_ptr": "*i32", "lengths_ptr": "*i32"}
     given = {"given_ptr": "*i32", "latest_ptr": "*i64", "tokens_ptr": "*i64", "positions_ptr": "*i64", "rows": "i32"}
     yield "newest", Case(newest_kernel, tables | given, {"BLOCK": 128}, {})
@@ -187,12 +201,16 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
         yield name, Case(kernel, types, constants, {"num_warps": warps})
 
 
-def attention(able: Capability, head_dim: int, group: int, dtype: torch.dtype) -> Iterator[tuple[str, Case]]:
-    """Decodes, with heads rotated before or in the kernel, then every taller tile."""
+def attention(
+    able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False
+) -> Iterator[tuple[str, Case]]:
+    """Decodes, with heads rotated before or in the kernel, then every taller tile. fp8: of keys and values."""
     types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
     types |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32") | dict.fromkeys(("scale", "softcap", "eps"), "fp32")
     types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype])
-    what = f"{head_dim} {str(dtype).removeprefix('torch.')}"
+    what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}"
+    scales = ("key_scales", "value_scales")
+    types |= dict.fromkeys(scales, "*fp32") | dict.fromkeys(("keys", "values"), "*fp8e4nv") if fp8 else {}
     chosen = launches(head_dim, dtype, group, shared_memory=able.shared_memory)
     for launch in chosen:
         tokens = 1 if launch is chosen[0] else launch.rows // group
@@ -200,7 +218,7 @@ def attention(able: Capability, head_dim: int, group: int, dtype: torch.dtype) -
             launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False
         )
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
-        norms = {"q_gain": None, "k_gain": None}
+        norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
         plain = constants | norms | {"TURNS": False, "rotary": None}
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
@@ -223,6 +241,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
+SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
@@ -254,7 +273,7 @@ def test_every_kernel_compiles_and_fits(able, record_property):
 
 @pytest.mark.parametrize("able", [Capability(8, 9), Capability(9, 0), Capability(12, 0)], ids=name_of)
 def test_early_launches_are_said_to_work_exactly_where_they_compile(able, capfd):
-    case = dict(beside_products())["activation"]
+    case = dict(beside_products(able))["activation"]
     if able.starts_early:
         assert "griddepcontrol.wait" in case.compiled(able, early=True).assembly
     else:

@@ -55,6 +55,7 @@ def test_a_norm_reads_16_bytes_at_a_time(width):
 
 def test_rope_and_storing_fit_registers():
     constants = {"Q_HEADS": 16, "KV_HEADS": 8, "HALF": 64, "HEADS": heads_together(4096, 16, 8), "BLOCK": 64}
+    constants |= {"PAGE": 16, "key_scales_ptr": None, "value_scales_ptr": None}
     numbers = {"slots_ptr": "*i64", "positions_ptr": "*i64"}
     assert_within(compiled(rope_store_kernel, constants, {"eps": "fp32"}, numbers, num_warps=1), 96)
 

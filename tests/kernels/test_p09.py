@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["interpreted_norm.py", "interpreted_p09.py"])
-def test_interpreted_on_the_cpu(file):
+def test_interpreted_on_the_cpu():
     """In a process of its own: Triton decides at its import whether it interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / file)]
+    files = [str(HERE / name) for name in ("interpreted_norm.py", "interpreted_p09.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 

@@ -1,6 +1,7 @@
 """The paged attention kernels where there is no GPU: what they compute, interpreted; and what they compile to."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_the_kernels_are_right_when_interpreted():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool = False):
+def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool = False, fp8: bool = False):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
     shape = paged_attention.constants(
         launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False
@@ -39,11 +40,16 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool
         "rotary": None,
         "q_gain": None,
         "k_gain": None,
+        "key_scales": None,
+        "value_scales": None,
     }
     values = dict.fromkeys(("out", "q", "keys", "values"), "*bf16")
     if turns:
         del constants["rotary"]
         values["rotary"] = "*bf16"
+    if fp8:
+        del constants["key_scales"], constants["value_scales"]
+        values |= dict.fromkeys(("keys", "values"), "*fp8e4nv") | dict.fromkeys(("key_scales", "value_scales"), "*fp32")
     assert constants["WIDTH"] == width
     return compile_for(H200, kernel, TYPES | values, constants, num_warps=launch.warps, num_stages=launch.stages)
 
@@ -58,6 +64,20 @@ def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(h
     assert found.registers * launch.warps * 32 * 4 <= 65536
     assert found.shared * 4 <= H200.shared_memory
     assert "cp.async" in found.assembly  # keys are on their way while others are worked on
+
+
+# most registers for as many to run at once as with 16 bits; where heads are turned, one fewer
+@pytest.mark.parametrize("head_dim, group, turns, programs", [(128, 2, False, 4), (64, 4, False, 4), (64, 4, True, 3)])
+def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim, group, turns, programs):
+    launch = launches(head_dim, torch.bfloat16, group)[0]
+    found, wide = (compiled(head_dim, group, launch, tokens=1, turns=turns, fp8=fp8) for fp8 in (True, False))
+    assert found.spilled == 0
+    assert found.registers * launch.warps * 32 * programs <= 65536
+    assert found.shared <= 0.7 * wide.shared
+    assert "cvt.rn.f16x2.e4m3x2" in found.assembly and "cp.async" in found.assembly
+    # scales too are on their way while others are worked on: 4 bytes to a thread, of keys and values, twice (the first
+    # step's come before the loop)
+    assert len(re.findall(r"cp\.async\.ca[^;]*, 0x4, ", found.assembly)) == 4
 
 
 # Of 256 rows a thread spills some bytes, outside of the loop's products: it is faster all the same (on an H200).

@@ -68,8 +68,9 @@ class Hub(BaseHTTPRequestHandler):
                 return self.send(json.dumps(listed).encode(), "application/json")
             body = {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "private": False, "gated": False}
             return self.send(json.dumps(body).encode(), "application/json")
-        if parts[:3] == ["org", "tiny", "resolve"]:  # then the commit, and the file
-            return self.send((self.folder / "/".join(parts[4:])).read_bytes(), "application/octet-stream")
+        wanted = self.folder / "/".join(parts[4:])
+        if parts[:3] == ["org", "tiny", "resolve"] and wanted.is_file():  # then the commit, and the file
+            return self.send(wanted.read_bytes(), "application/octet-stream")
         return self.refuse(404, "EntryNotFound")
 
     def send(self, content, kind):
@@ -161,6 +162,41 @@ def test_a_model_that_cannot_be_had_gets_one_line(hub, tmp_path, name, settings,
     error = load(name, tmp_path / "home", **({"HF_ENDPOINT": hub} | settings))["error"]
     assert error.startswith(f"CheckpointError: {name}: ") and words in error
     assert "\n" not in error and len(error) < 400
+
+
+FETCH = """
+import sys, json, time, pathlib
+from gradus.errors import GradusError
+from gradus.loading import hub
+from gradus.loading.progress import Silent
+
+start = time.monotonic()
+try:
+    found = hub.fetch("org/tiny", sys.argv[1], pathlib.Path(sys.argv[2]), Silent()).read_text()
+except GradusError as error:
+    found = str(error)
+print(json.dumps({"found": found, "seconds": time.monotonic() - start}))
+"""
+
+
+def fetched(name: str, folder: Path, endpoint: str, **environment: str) -> dict:
+    settings = {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+    command = [sys.executable, "-c", FETCH, name, str(folder / "into")]
+    environment = os.environ | settings | {"HF_ENDPOINT": endpoint} | environment
+    return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120).stdout)
+
+
+def test_one_file_of_a_repository_is_fetched_alone(hub, tmp_path):
+    assert fetched("config.json", tmp_path, hub)["found"] == (Hub.folder / "config.json").read_text()
+    assert [path.name for path in (tmp_path / "into").iterdir() if path.is_file()] == ["config.json"]
+    assert "has no other.gguf" in fetched("other.gguf", tmp_path, hub)["found"]
+
+
+def test_a_hub_that_is_not_there_is_given_up_at_once(tmp_path):
+    """The library itself would try for half a minute; packages are waiting."""
+    for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
+        tried = fetched("config.json", tmp_path, "http://127.0.0.1:9", **environment)
+        assert "the hub cannot be reached" in tried["found"] and tried["seconds"] < 8
 
 
 @pytest.mark.parametrize("name", ["org/name", "HuggingFaceTB/SmolLM2-135M-Instruct", "a/b_c.d-1"])

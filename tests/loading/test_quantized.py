@@ -57,14 +57,14 @@ def test_blocks_of_fp8_stay_blocks():
 def test_what_it_is_quantized_in_is_found_before_a_weight_is_read(tmp_path):
     quantize_folder(tmp_path / "model", "gptq desc_act")
     checkpoint = open_checkpoint(str(tmp_path / "model"))
-    assert checkpoint.quantized.label == "gptq"
+    assert checkpoint.quantized.label == "gptq int4-g32-ordered"
     assert {scheme for _, scheme in checkpoint.quantized.rules} == {"int4-g32-ordered"}
     assert checkpoint.quantized.scheme("lm_head") == "none"
 
 
 def test_to_quantize_it_again_is_refused(tmp_path):
     quantize_folder(tmp_path / "model", "awq")
-    with pytest.raises(ConfigError, match=r"quantize int8: these weights are quantized already \(awq\)"):
+    with pytest.raises(ConfigError, match=r"quantize int8: these weights are quantized already \(awq int4-g32\)"):
         LLM(str(tmp_path / "model"), quantize="int8", **SETTINGS)
 
 

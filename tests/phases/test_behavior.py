@@ -154,7 +154,7 @@ def test_metrics_count_what_happened(phase):
 
 def test_a_row_that_is_not_finite_ends_its_sequence_and_the_next_one_runs(phase, monkeypatch):
     engine = build_engine(phase, SHAPE)
-    model, poisoned = engine.runner.model, []
+    model, poisoned = EngineProbe(engine).model(), []
     logits = model.logits
 
     def poison_once(hidden):

@@ -79,5 +79,5 @@ def test_graphs_without_kernels_are_refused():
 def test_without_a_gpu_the_engine_says_so_in_one_line(caplog):
     final()
     assert [record.getMessage() for record in caplog.records] == [
-        "the engine runs without its kernels and graphs: the model is on the cpu, and Triton's kernels need a CUDA GPU"
+        "the engine runs without graphs: the model is on the cpu, and graphs are CUDA's"
     ]

@@ -240,6 +240,20 @@ def test_where_inputs_have_nothing_to_do_with_each_other_nothing_is_handed_on(ph
 
 
 @of("p07")
+def test_errors_that_reach_later_groups_together_are_those_of_one_column_after_the_other(phase):
+    """By the definition: every step changes all columns behind it, and a group's grid waits for its turn."""
+    x, w = mixed_inputs(channels=192), normal(6, 192)
+    expected, u = w.clone(), gptq.influence(gptq.hessian(x))
+    wanted = []
+    for column in range(192):
+        if column % 64 == 0:
+            scale, offset = rounding.grid(expected[:, column : column + 64])
+        wanted.append(gptq.column_step(expected, column, u, scale, offset))
+    codes, _, _ = gptq.quantize(w, x)
+    assert torch.equal(codes, torch.stack(wanted, 1).to(torch.uint8))
+
+
+@of("p07")
 def test_a_group_has_the_grid_that_it_had_when_its_first_column_came(phase):
     """The second group's grid follows from weights that the first group's errors have moved."""
     x, w = mixed_inputs(channels=128), normal(4, 128)

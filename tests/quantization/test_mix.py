@@ -1,6 +1,7 @@
 """Which matrix gets which scheme, by name; and what is refused."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -94,7 +95,7 @@ def test_a_file_that_says_nothing_sensible_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("quantize", "message"),
     [
-        ("int9", "quantize must be int8, fp8, .* or a .yaml file of patterns, got 'int9'"),
+        ("int9", "quantize must be int8, fp8, .* a .yaml file of patterns, or stored .* got 'int9'"),
         ("nowhere.yaml", "quantize nowhere.yaml: cannot be read: No such file"),
         (
             "int4-g128",
@@ -149,4 +150,15 @@ def test_a_mix_goes_through_an_engine_from_a_file_of_weights(tmp_path):
     text = '"*.q_proj": int8\n"*.mlp.*": int4\nlm_head: fp8\n'
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32", quantize=written(tmp_path, text))
     (done,) = llm.generate([[5, 6, 7]], GREEDY)
-    assert len(done.token_ids) == 12 and llm.precision.title == "mix weights, float32 activations"
+    assert len(done.token_ids) == 12
+    assert re.fullmatch(r"mix-[0-9a-f]{6} weights, float32 activations", llm.precision.title)
+
+
+def test_two_files_of_one_name_are_told_apart(tmp_path):
+    """Results are kept by this label: rows of other rules would else take each other's place."""
+    folders = [tmp_path / name for name in ("one", "other", "same")]
+    for folder, scheme in zip(folders, ("int8", "int4", "int8"), strict=True):
+        folder.mkdir()
+        (folder / "mix.yaml").write_text(f"lm_head: {scheme}")
+    one, other, same = (Mix.of(str(folder / "mix.yaml")).label for folder in folders)
+    assert one != other and one == same and one.startswith("mix-")

@@ -10,17 +10,19 @@ from gradus.errors import ConfigError
 from gradus.models.layers import Place
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear
 from gradus.quantization.int4 import Int4Linear, group_for, packed, unpacked
-from gradus.quantization.schemes import SCHEMES
+from gradus.quantization.int8_groups import Int8GroupLinear
+from gradus.quantization.schemes import SCHEMES, STORED
 
 PLACE = Place("qkv", 0)
 WIDTHS = (40, 24)  # two fused matrices; 64 rows
-LARGEST_ERROR = {"int8": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
+EVERY = (*SCHEMES, "int8-g32")
+LARGEST_ERROR = {"int8": 0.5 / 127, "int8-g32": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
 """Of a weight, relative to its row's (group's, block's) largest: half a step. Of int4, to twice that: its range."""
 
 
 def made(scheme, width=96, bias=False, seed=0, scale=1.0):
     """A matrix of a scheme, and the float matrix that it was given."""
-    linear = SCHEMES[scheme](PLACE, width, WIDTHS, bias, torch.float32, "cpu")
+    linear = STORED[scheme](PLACE, width, WIDTHS, bias, torch.float32, "cpu")
     weight = noise(sum(WIDTHS), width, seed) * scale
     linear.assign("weight", 0, weight)
     if bias:
@@ -44,6 +46,8 @@ def test_weights_are_rounded_to_nearest(scheme, width):
         span = (groups.amax(-1) - groups.amin(-1)).repeat_interleave(linear.group, 1)
     elif scheme == "int8":
         span = weight.abs().amax(1, keepdim=True)
+    elif scheme == "int8-g32":
+        span = weight.abs().unflatten(1, (-1, 32)).amax(-1).repeat_interleave(32, 1)
     elif scheme == "fp8":
         span = weight.abs().clamp(min=weight.abs().amax(1, keepdim=True) * 2**-6)  # a float's own size, if not tiny
     assert ((found - weight).abs() <= LARGEST_ERROR[scheme] * span * 1.01).all()
@@ -51,7 +55,7 @@ def test_weights_are_rounded_to_nearest(scheme, width):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 40])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_a_product_is_that_of_what_is_stored_and_of_rounded_activations(scheme, rows, bias):
     linear, _ = made(scheme, 128, bias)
     x = noise(rows, 128, 7)
@@ -62,7 +66,7 @@ def test_a_product_is_that_of_what_is_stored_and_of_rounded_activations(scheme, 
 
 def rounded(x, scheme):
     """By definition: each token's values to steps of its largest magnitude."""
-    if scheme.startswith("int4"):
+    if scheme.startswith("int4") or scheme == "int8-g32":
         return x
     if scheme == "int8":
         steps = x.abs().amax(1, keepdim=True) / 127
@@ -72,7 +76,7 @@ def rounded(x, scheme):
     return torch.cat([(part / step).to(E4M3).float() * step for part, step in zip(parts, steps, strict=True)], 1)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_a_row_does_not_depend_on_its_neighbors(scheme):
     linear, _ = made(scheme, 128)
     x = noise(33, 128, 3)
@@ -86,7 +90,7 @@ def test_a_row_does_not_depend_on_its_neighbors(scheme):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_a_result_has_the_type_of_the_activations(scheme, dtype):
     linear, _ = made(scheme, 128)
     x = noise(3, 128, 7).to(dtype)
@@ -95,11 +99,11 @@ def test_a_result_has_the_type_of_the_activations(scheme, dtype):
     torch.testing.assert_close(out.float(), linear(x.float()), rtol=0.02, atol=0.1)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_rows_that_come_in_pieces_are_the_same(scheme):
     whole, weight = made(scheme, 128)
     for sizes in ([64], [40, 24], [1] * 64, [50, 14], [7, 30, 27]):
-        pieces = SCHEMES[scheme](PLACE, 128, WIDTHS, False, torch.float32, "cpu")
+        pieces = STORED[scheme](PLACE, 128, WIDTHS, False, torch.float32, "cpu")
         start = 0
         for part in weight.split(sizes):
             pieces.assign("weight", start, part)
@@ -107,16 +111,17 @@ def test_rows_that_come_in_pieces_are_the_same(scheme):
         assert torch.equal(pieces.dequantized(), whole.dequantized()), sizes
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_zeros_stay_zeros_and_equal_weights_equal(scheme):
-    linear = SCHEMES[scheme](PLACE, 128, (3,), False, torch.float32, "cpu")
+    linear = STORED[scheme](PLACE, 128, (3,), False, torch.float32, "cpu")
     linear.assign("weight", 0, torch.tensor([0.0, 0.5, -0.25]).unsqueeze(1).expand(3, 128))
-    torch.testing.assert_close(linear.dequantized()[:, 0], torch.tensor([0.0, 0.5, -0.25]))
+    half_a_unit = 2**-11 if scheme == "int8-g32" else 1e-6  # of a scale in float16
+    torch.testing.assert_close(linear.dequantized()[:, 0], torch.tensor([0.0, 0.5, -0.25]), rtol=half_a_unit, atol=0)
     assert torch.equal(linear(torch.zeros(2, 128)), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(scheme, value):
     linear, _ = made(scheme, 128)
     x = noise(3, 128, 7)
@@ -127,12 +132,12 @@ def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(scheme, value):
     torch.testing.assert_close(out[[0, 2]], expected[[0, 2]])
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", EVERY)
 def test_on_a_device_without_memory_it_has_its_size(scheme):
     """What the memory plan asks for."""
-    linear = SCHEMES[scheme](PLACE, 4096, (4096, 1024), False, torch.bfloat16, "meta")
+    linear = STORED[scheme](PLACE, 4096, (4096, 1024), False, torch.bfloat16, "meta")
     bits = 8 * sum(tensor.nbytes for tensor in linear.parameters()) / (4096 * 5120)
-    assert bits < (5.01 if scheme.startswith("int4") else 8.01)
+    assert bits < {"int4": 5.01, "int8-g32": 8.51}.get("int4" if scheme.startswith("int4") else scheme, 8.01)
 
 
 # -- blocks of 128 x 128 -----------------------------------------------------------------------------------------------
@@ -177,6 +182,8 @@ def test_a_group_is_the_largest_that_divides_a_row(width, group):
 
 
 def test_groups_that_do_not_divide_a_row_are_refused():
+    with pytest.raises(ConfigError, match="int8-g32: groups of 32 do not divide rows of 100 weights"):
+        Int8GroupLinear(PLACE, 100, (8,), False)
     with pytest.raises(ConfigError, match="groups of 128 do not divide rows of 576 weights; 64 would"):
         Int4Linear(PLACE, 576, (8,), False, group=128)
     with pytest.raises(ConfigError, match="rows of 100 weights have no groups of 128, 64, 32"):

@@ -85,7 +85,7 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
     _, asked = make(folder, "serve", "MODEL=gemma3-270m", "PHASE=p01", "ARGS=--port 9000")
     assert asked == [
         "python3.11 -m venv .venv",
-        "python -m pip install --quiet --constraint constraints.txt --editable .",
+        "python -m pip install --quiet --constraint constraints.txt --editable .[cpu]",
         "python -m gradus pull gemma3-270m",
         "python -m gradus serve --model gemma3-270m --phase p01 --port 9000",
     ]
@@ -96,7 +96,7 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
 def test_test_lints_and_tests_and_sets_up_once(folder):
     command(folder, "python3.11", WORKING)
     _, asked = make(folder, "test", "ARGS=-x")
-    assert asked[1] == "python -m pip install --quiet --constraint constraints.txt --editable .[dev]"
+    assert asked[1] == "python -m pip install --quiet --constraint constraints.txt --editable .[cpu,dev]"
     checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
     tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=15"
     assert asked[2:] == [*checks, f"{tests} -x"]

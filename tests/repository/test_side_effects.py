@@ -79,34 +79,12 @@ def libraries() -> list[str]:
     return sorted(name for name in found if name.split(".")[0] != "gradus")
 
 
-def changes(code: str) -> list[str]:
-    """What is different, in a fresh interpreter that has all libraries, after `code` has run."""
-    first = f"OPTIONAL = {OPTIONAL}\n{LOOK}\nload({libraries()})\nbefore = look()\n"
-    script = f"{first}{code}\nprint(json.dumps(changed(before)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=150)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-def test_importing_every_module_changes_nothing():
-    assert changes(f"load({modules()})") == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", ["None", "'p01'"], ids=["final", "p01"])
-def test_building_and_using_an_engine_changes_nothing(phase):
-    code = f"""
+ENGINE = """
 from gradus import LLM, SamplingParams
-llm = LLM("random:tiny-llama", phase={phase}, device="cpu", max_sequences=2)
+llm = LLM("random:tiny-llama", phase={phase!r}, device="cpu", max_sequences=2)
 llm.generate(["Hello"], SamplingParams(max_tokens=3, temperature=1.0))
 """
-    assert changes(code) == []
-
-
-@pytest.mark.slow
-def test_the_comparison_catches():
-    code = """
+WRONG = """
 import torch
 os.environ["OMP_WAIT_POLICY"] = "passive"
 torch.backends.cuda.enable_cudnn_sdp(False)
@@ -114,4 +92,38 @@ torch.rand(1)
 logging.basicConfig()
 warnings.simplefilter("ignore")
 """
-    assert changes(code) == ["environment", "warnings", "logging", "random", "torch attention"]
+STEPS = {
+    "importing every module": f"load({modules()})",
+    "the final engine": ENGINE.format(phase=None),
+    "p01": ENGINE.format(phase="p01"),
+    "what must be noticed": WRONG,
+}
+
+
+@pytest.fixture(scope="module")
+def changes() -> dict[str, list[str]]:
+    """What each step leaves different. They run one after the other, in an interpreter that has all libraries."""
+    lines = [f"OPTIONAL = {OPTIONAL}", LOOK, f"load({libraries()})", "found = {}"]
+    for name, code in STEPS.items():
+        lines += ["before = look()", code, f"found[{name!r}] = changed(before)"]
+    script = "\n".join([*lines, "print(json.dumps(found))"])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_importing_every_module_changes_nothing(changes):
+    assert changes["importing every module"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["the final engine", "p01"])
+def test_building_and_using_an_engine_changes_nothing(changes, engine):
+    assert changes[engine] == []
+
+
+@pytest.mark.slow
+def test_the_comparison_catches(changes):
+    found = changes["what must be noticed"]
+    assert found == ["environment", "warnings", "logging", "random", "torch attention"]

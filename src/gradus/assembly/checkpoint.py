@@ -3,17 +3,16 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
 from gradus.assembly.final import build as build_final
+from gradus.assembly.final import runnable
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
 from gradus.execution.memory_plan import memory_plan
-from gradus.kernels import missing
 from gradus.loading import Checkpoint, Progress, load_model
 from gradus.models import Model
 from gradus.models.precision import Precision
@@ -50,14 +49,12 @@ def assemble(
         return engine, options
     assert isinstance(options, EngineConfig)
     plan = memory_plan(checkpoint.config, options, device, precision)
-    config = plan.applied(options)
+    config = runnable(plan.applied(options), device)
     if plan.note:
         log.warning("%s", plan.note)
     with _enough_memory(config):
         engine = build_final(load(), config, _capturing(progress))
         plan.check_room(device)
-    if missing(str(device)):  # of which building has warned
-        config = replace(config, kernels=False, graphs=False)
     return engine, config
 
 

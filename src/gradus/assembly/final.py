@@ -8,9 +8,13 @@ measured in the final engine, by leaving it out alone.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import torch
+
 from gradus.assembly.rehearsal import rehearse
+from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.cache.groups import layer_groups
@@ -22,7 +26,7 @@ from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
-from gradus.kernels import missing
+from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
@@ -41,28 +45,41 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
-    limits are as short. Raises ConfigError where no room is left for one.
+    limits are as short. Raises ConfigError where no room is left for one, and for a kv_dtype that the GPU cannot read.
     """
-    config = sized(model, config)
+    check_kv_dtype(config.kv_dtype, model.device, config.kernels)
+    config = runnable(sized(model, config), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
-    storage = PagedStorage(model.config, pages, page_size, model.dtype, device)
-    reason = missing(str(device))
-    if config.kernels and reason:
-        log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
+    kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
+    storage = kind(model.config, pages, page_size, model.dtype, device)
     latest = LatestTokens(count, device) if config.overlap or config.graphs else None
-    if config.kernels and not reason:
+    if config.kernels and device.type == "cuda":
         with current(device):
             runner: Runner = kernel_runner(model, storage, latest, config, report)
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type)
     else:
         attention = PagedAttention(model.config, storage, slots=count)
-        runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, device, count), latest)
+        sampler = Sampler(model.config.vocab_size, device, count)
+        choose = compiled_runner if config.kernels else ModelRunner
+        runner = choose(model, attention, sampler, latest)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     times = TimeLimits()
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times)
     return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0, times=times)
+
+
+def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """The same without the kernels and graphs that cannot run on the device, of which it warns."""
+    reason = missing(str(device)) if device.type == "cuda" else cpu.missing()
+    if config.kernels and reason:
+        log.warning("the engine runs without its kernels%s: %s", " and graphs" if config.graphs else "", reason)
+        return replace(config, kernels=False, graphs=False)
+    if config.graphs and device.type != "cuda":
+        log.warning("the engine runs without graphs: the model is on the %s, and graphs are CUDA's", device)
+        return replace(config, graphs=False)
+    return config
 
 
 def kernel_runner(
@@ -97,3 +114,17 @@ def kernel_runner(
     report(0, len(graphs.sizes))
     graphs.capture(report, length=min(USUAL_LENGTH, context))
     return GraphRunner(eager, graphs)
+
+
+def compiled_runner(
+    model: Model, attention: PagedAttention, sampler: Sampler, latest: LatestTokens | None
+) -> ModelRunner:
+    """On a CPU: decode steps through compiled kernels; through torch where the model has a part without one."""
+    from gradus.execution.compiled import CompiledRunner  # here: numba is not everywhere
+    from gradus.kernels.cpu.matrix import Unsupported
+
+    try:
+        return CompiledRunner(model, attention, sampler, latest)
+    except Unsupported as part:
+        log.info("decode steps run in torch: there is no kernel for %s", part)
+        return ModelRunner(model, attention, sampler, latest)

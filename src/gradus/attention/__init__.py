@@ -5,7 +5,7 @@ Read in this order:
     backend.py        what the runner asks of a backend
     batch.py          one step as the device sees it
     reference.py      attention in plain torch;  whole.py: of a sequence that is read in one step
-    storage.py        the tensors of keys and values, in pages
+    storage.py        the tensors of keys and values, in pages;  fp8_storage.py: in 8 bits
     paged.py          attention through block tables
     decodes.py        which spans of a step are decodes, and what they share
     gathered.py       decodes on any device: pages gathered, then one attention for all

@@ -26,7 +26,7 @@ class GatheredDecodes:
         # One place to gather into, for all layers: on a CPU, memory that is new in each costs more than the copy does
         most = max(group.rows.numel() for group in visible)
         keys = self.storage.keys
-        self.copies = keys.new_empty(2, most, *keys.shape[3:])
+        self.copies = keys.new_empty(2, most, *keys.shape[3:], dtype=self.storage.dtype)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         group, _ = self.storage.place(layer)

@@ -67,10 +67,14 @@ class PagedAttention:
             self.decodes.prepare(self._visible([slot for slot, _, _ in decodes], [start for _, _, start in decodes]))
 
     def _begin(self, batch: Batch) -> None:
-        """What every step starts with, however it attends: pages wiped, tables up to date, places for what is new."""
+        """What every step in torch starts with: pages in order, and places for what is new."""
+        self.update_pages(batch)
+        self._place_new(batch)
+
+    def update_pages(self, batch: Batch) -> None:
+        """What every step starts with, whoever attends: pages wiped, tables up to date."""
         self.storage.wipe(batch.wiped)
         self.update_tables(batch.slots, batch.tables)
-        self._place_new(batch)
 
     def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
         """Take over what has changed in the block tables of these slots.
@@ -133,7 +137,8 @@ class PagedAttention:
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
+        # as they are stored: a prompt's logits may not depend on which of its tokens came in an earlier chunk
+        k, v = self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
         out = torch.empty_like(q)
         for prompt in self.prompts:
             out[prompt.span] = self._attend_prompt(layer, prompt, q[prompt.span], k[prompt.span], v[prompt.span])

@@ -6,6 +6,7 @@ entry p // page_size of its block table (Kwon et al. 2023, section 4.2). That nu
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,12 +20,16 @@ class PagedStorage:
     """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is for padding.
 
     Allocated once, as zeros and not as what memory happens to hold: a masked position has the weight 0, and 0 times
-    an infinity would be NaN.
+    an infinity would be NaN. dtype: of what is stored and read.
     """
+
+    kept_as: ClassVar[torch.dtype | None] = None
+    """The type of keys and values where it is not that of what is stored and read."""
 
     def __init__(
         self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self.dtype = dtype
         self.groups = layer_groups(config.windows)
         self.page_size = page_size
         self._places = {
@@ -34,10 +39,13 @@ class PagedStorage:
         }
         depth = max(len(group.layers) for group in self.groups)
         shape = (depth, pages + 1, page_size, config.num_kv_heads, config.head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys, self.values = (torch.zeros(shape, dtype=self.kept_as or dtype, device=device) for _ in range(2))
         # Every layer's rows, [rows, Hkv, Dh]: views that would cost more to cut in each layer than what is done to them
         self._rows = list(zip(self.keys.flatten(1, 2).unbind(), self.values.flatten(1, 2).unbind(), strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
 
     def place(self, layer: int) -> tuple[int, int]:
         """The group of a layer, and its index within the group."""
@@ -47,11 +55,19 @@ class PagedStorage:
         """All keys and all values of a layer, by row: views [(pages + 1) * page_size, Hkv, Dh]."""
         return self._rows[self._places[layer][1]]
 
-    def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """rows: [N] int64; k, v: [N, Hkv, Dh]. One write for all keys, and one for all values."""
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """The scales of a layer's keys and values; None where they are stored as they come."""
+        return None
+
+    def store(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """rows: [N] int64; k, v: [N, Hkv, Dh]. One write for all keys, and one for all values.
+
+        Returns k and v as they would be read again.
+        """
         keys, values = self.rows(layer)
         keys.index_copy_(0, rows, k)
         values.index_copy_(0, rows, v)
+        return k, v
 
     def read(self, layer: int, rows: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Copies of some rows, int64 [R] → keys and values, [R, Hkv, Dh] each: the gather that paging costs.

@@ -38,7 +38,7 @@ class TritonPagedAttention(PagedAttention):
         self.group = config.num_heads // config.num_kv_heads
         able = capability(self.device)
         self.launches = launches(
-            config.head_dim, storage.keys.dtype, self.group, _processors(self.device), able.shared_memory
+            config.head_dim, storage.dtype, self.group, _processors(self.device), able.shared_memory
         )
         self.partials = Partials(
             self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
@@ -86,10 +86,10 @@ class TritonPagedAttention(PagedAttention):
 
     # -- in each layer -----------------------------------------------------------------------------------------------
 
-    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """Where a kernel may store this step's keys and values itself: see `gradus.kernels.fuse`."""
         group, index = self.storage.place(layer)
-        return *self._pages[index], self.new_rows[group]
+        return *self._pages[index], self.new_rows[group], self.storage.scales(layer)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.storage.store(layer, self.new_rows[self.storage.place(layer)[0]], k, v)
@@ -113,6 +113,7 @@ class TritonPagedAttention(PagedAttention):
             paged_attention(
                 q, *self._pages[index], self.tables[group], work, self.partials, out,
                 scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning,
+                scales=self.storage.scales(layer),
             )  # fmt: skip
         return out
 

@@ -90,6 +90,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=command.DEFAULT.model)
     parser.add_argument("--device", default=command.DEFAULT.device)
     parser.add_argument("--dtype", default=command.DEFAULT.dtype)
+    parser.add_argument("--quantize", help="a scheme (int8, fp8, int4), or a YAML file of patterns and schemes")
     parser.add_argument("--out", type=Path)
 
 

@@ -35,6 +35,7 @@ def bench(
     contenders: tuple[str, ...] = (),
     text: Path | None = None,
     commit: str | None = None,
+    quantize: str | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
     """Measure `target` ("p01", "sampling", "all"), then write the reports and figures. Returns the results files.
@@ -48,7 +49,7 @@ def bench(
     from gradus.bench.suite import Settings, measure
 
     out = out or Path(OWN_REPORTS)
-    settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders)
+    settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders, quantize)
     if text is not None and target != quality_report.NAME:
         raise ConfigError(f"--text is for `gradus bench {quality_report.NAME}`, not for {target}")
     files: Sequence[Path]
@@ -59,7 +60,7 @@ def bench(
             read = quality_text.own(repository()) if text is None else quality_text.read(text)
             files = [quality.measure(settings, read, out, watching, watching.loading)]
         else:
-            load = partial(Workbench.open, model, device, dtype, watching.loading)
+            load = partial(Workbench.open, model, device, dtype, watching.loading, quantize)
             files = measure(target, settings, out, watching, load)
     report(out, say=lambda _: None)
     for file in files:
@@ -124,6 +125,7 @@ def profile(
     model: str = DEFAULT.model,
     device: str = DEFAULT.device,
     dtype: str = DEFAULT.dtype,
+    quantize: str | None = None,
     context: int = 256,
     batch: int = 1,
     out: Path | None = None,
@@ -147,7 +149,7 @@ def profile(
     if not 1 <= context <= most:
         raise ConfigError(f"context must be between 1 and {most} for {model}, got {context}")
     with watcher() as watching:
-        bench = Workbench.open(model, device, dtype, watching.loading)
+        bench = Workbench.open(model, device, dtype, watching.loading, quantize)
     trace = (out or Path(OWN_REPORTS)) / "traces" / f"{phase}-{bench.device.type}.json"
     render(profile_steps(bench, phase, context=context, batch=batch, trace=trace), say)
     if bench.device.type == "cuda":

@@ -13,7 +13,7 @@ from gradus.bench.declaration import PEERS, switched
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive
 from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
 from gradus.bench.peers import Transformers
-from gradus.bench.roofline import Widths
+from gradus.bench.roofline import Widths, streamed_parameters
 from gradus.bench.workloads import Arrival
 from gradus.config.options import FINAL, EngineConfig
 from gradus.config.settings import Settings, heeded
@@ -21,9 +21,10 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.execution.memory import free_memory
 from gradus.garbage import spare_what_stays
-from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
+from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model, kv_bytes_per_token
-from gradus.models.precision import Precision, resolve_device, resolve_precision
+from gradus.models.precision import Precision, resolve_device
+from gradus.quantization.precision import resolve
 
 
 @dataclass
@@ -36,11 +37,13 @@ class Workbench:
     model: Model
 
     @classmethod
-    def open(cls, model: str, device: str, dtype: str, progress: Progress | None = None) -> "Workbench":
-        """Raises ConfigError or CheckpointError in one line."""
-        checkpoint = open_checkpoint(model, progress=progress)
+    def open(
+        cls, model: str, device: str, dtype: str, progress: Progress | None = None, quantize: str | None = None
+    ) -> "Workbench":
+        """quantize: a scheme, a YAML file, or None. Raises ConfigError or CheckpointError in one line."""
+        checkpoint = as_asked(open_checkpoint(model, progress=progress), quantize)
         where = resolve_device(device)
-        precision = resolve_precision(dtype, where, checkpoint.config)
+        precision = resolve(dtype, quantize, where, checkpoint.config, checkpoint.quantized)
         loaded = load_model(
             checkpoint, dtype=precision.activations, device=where, linear=precision.linear, progress=progress
         )
@@ -55,8 +58,16 @@ class Workbench:
         return self.precision.weights
 
     @property
+    def quantized(self) -> bool:
+        return self.precision.scheme is not None
+
+    @property
     def widths(self) -> Widths:
-        return Widths(self.weights_dtype.itemsize, self.model.dtype.itemsize)
+        """Of quantized weights the average over all that a step reads, their scales included."""
+        weight: float = self.weights_dtype.itemsize
+        if self.quantized:
+            weight = streamed_bytes(self.model) / streamed_parameters(self.model.config)
+        return Widths(weight, self.model.dtype.itemsize)
 
     @property
     def weight_bytes(self) -> int:
@@ -159,6 +170,11 @@ class EngineContender:
         self.engine = None
         gc.unfreeze()  # or what this engine was made of would never be let go
         release(self.bench.device)
+
+
+def streamed_bytes(model: Model) -> int:
+    """What a step reads of a model's weights: all but the tables that are looked up by row."""
+    return sum(tensor.nbytes for part in (model.layers, model.norm, model.head) for tensor in part.parameters())
 
 
 def forget_prefixes(engine: Engine) -> None:

@@ -1,11 +1,16 @@
 """`gradus bench quality`: how far a quantized model's predictions are from those of the model it was made of.
 
-Every model reads the same windows of a text, and two models are compared by their predictions of each token
-(divergence.py). That is far more sensitive than the score of a test. A quantized model is compared with bfloat16, which
-it would otherwise be served in; and before that, bfloat16 with float32 of the same file. That first row is the
-yardstick: a scheme that is no farther from bfloat16 than bfloat16 is from float32 cannot be told from rounding.
+Every model reads the same windows of a text, and is compared with float32 of the same file by its predictions of each
+token (divergence.py). That is far more sensitive than the score of a test. The first row is bfloat16, weights and
+activations, in which models are commonly served. It is the yardstick: a scheme that is no farther cannot be told from
+ordinary rounding.
 
-Models run in plain torch, without a cache and without kernels: the scheme is measured, not an engine.
+Of the schemes it is the scheme alone that is measured. Activations are float32, so are all matrices that a scheme
+leaves, and products are plain torch, without a cache and without kernels. (Between models that all compute in bfloat16,
+the rounding of logits alone is a divergence of 0.001, and hides what is smaller.)
+
+AWQ and GPTQ look at a text before they round: every fourth document, which no model is judged on. What they are
+compared with, and they themselves, round weights that were taken off the grid of a 4-bit file first (`break_grid`).
 
 The reference stays in memory beside each of the others in turn. Only hidden states are kept of a text. Logits are
 computed for a few positions at a time, because those of a whole text over a large vocabulary would not fit in memory.
@@ -14,6 +19,7 @@ computed for a few positions at a time, because those of a whole text over a lar
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -31,37 +37,50 @@ from gradus.bench.results import Cell, Entry, Run
 from gradus.bench.statistics import significant
 from gradus.bench.suite import Settings, Watcher
 from gradus.bench.workloads import SEED
+from gradus.calibration.methods import METHODS, break_grid
+from gradus.calibration.quantize import Recipe, quantize
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
+from gradus.loading.progress import Silent
 from gradus.models import Linear, LinearFactory, Model, ModelConfig, parameter_count
 from gradus.models.precision import resolve_device
 from gradus.models.rope import RotaryTable
+from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.mix import Mix, factory
 
-QUICK_WINDOWS = 4
+QUICK_WINDOWS, QUICK_SAMPLES = 4, 8
+GROUP = 64  # weights with one scale, where ways to round are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to keep a model's weights. name: as reports and `--contender` have it.
+    """A way to keep a model's weights, or its keys and values. name: as reports and `--contender` have it.
 
-    dtype: of activations, norms and embeddings. linear: makes the matrices. scheme: the same, by a scheme's name.
+    dtype: of activations, and of all that is not quantized. linear: makes the matrices. scheme: the same, by a scheme's
+    name. method: how `gradus quantize` rounds them to int4 in groups of GROUP; neither of the others is then heeded.
+    fp8_kv: keys and values are rounded as a cache in 8 bits keeps them.
     """
 
     name: str
-    dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
     linear: LinearFactory = Linear
     scheme: str | None = None
+    method: str | None = None
+    fp8_kv: bool = False
 
     def factory(self, config: ModelConfig) -> LinearFactory:
         """For the matrices of this model."""
         return self.linear if self.scheme is None else factory(Mix.of(self.scheme), config, self.linear)
 
 
-EXACT = Contender("float32", torch.float32)
-REFERENCE = Contender("bfloat16", torch.bfloat16)
-CONTENDERS = tuple(Contender(name, torch.bfloat16, scheme=name) for name in ("int8", "fp8", "fp8-block", "int4"))
-"""What is compared with REFERENCE; REFERENCE itself is compared with EXACT."""
+REFERENCE = Contender("float32")
+YARDSTICK = Contender("bfloat16", torch.bfloat16)
+CONTENDERS = (
+    *(Contender(name, scheme=name) for name in ("int8", "fp8", "fp8-block", "int4")),
+    Contender("fp8-kv", fp8_kv=True),
+    *(Contender(f"int4-g{GROUP}-{method}", method=method) for method in METHODS),
+)
+"""What is compared with REFERENCE, behind YARDSTICK."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,36 +103,31 @@ def measure(
     progress: Progress | None = None,
     contenders: Sequence[Contender] = CONTENDERS,
 ) -> Path:
-    """Compare bfloat16 with float32, then each contender with bfloat16. Returns the results, written after each.
+    """Compare bfloat16, and then each contender, with float32. Returns the results, written after each.
 
     Raises ConfigError for settings that are for other benchmarks, a contender that is not among these, a model without
-    a tokenizer, and a text that is too short; CheckpointError as loading does.
+    a tokenizer or with quantized matrices, and a text that is too short; CheckpointError as loading does.
     """
     wanted = _wanted(settings, contenders)
     reader = Reader.open(settings, text, watcher, progress)
     run, hardware = reader.begin(settings, text), hardware_name(reader.device)
-    entries = run.cells[0].entries
     reference = reader.read(REFERENCE)
-    exact = reader.read(EXACT)
-    entries.append(reader.entry(reference, against=exact))
-    del exact
-    results.update(out, hardware, NAME, run)
-    for contender in wanted:
+    for contender in (YARDSTICK, *wanted):
         release(reader.device)
-        entries.append(reader.entry(reader.read(contender), against=reference))
+        run.cells[0].entries.append(reader.entry(contender, reference))
         results.update(out, hardware, NAME, run)
     return results.path(out, hardware, NAME)
 
 
 def _wanted(settings: Settings, contenders: Sequence[Contender]) -> list[Contender]:
     """Those that were asked for by name, or all."""
-    others = (settings.tables, settings.resume, not settings.peers, settings.repeats, settings.dtype != "auto")
-    if any(others):
+    others = (settings.tables, settings.resume, not settings.peers, settings.repeats, settings.quantize)
+    if any(others) or settings.dtype != "auto":
         raise ConfigError(
             f"`gradus bench {NAME}` runs each model once, in number types of its own: it takes --model, --device, "
             "--text, --contender, --quick and --out"
         )
-    known = {contender.name: contender for contender in (REFERENCE, *contenders)}
+    known = {contender.name: contender for contender in (YARDSTICK, *contenders)}
     for name in settings.contenders:
         if name not in known:
             raise ConfigError(f"contender must be one of {', '.join(known)}, got {name!r}")
@@ -122,23 +136,34 @@ def _wanted(settings: Settings, contenders: Sequence[Contender]) -> list[Contend
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A checkpoint, and the windows that every model made of it reads."""
+    """A checkpoint, the windows that every model made of it reads, and the text that some are rounded by.
+
+    samples: how many pieces of that text are looked at.
+    """
 
     checkpoint: Checkpoint
     device: torch.device
     windows: list[Window]
     watcher: Watcher
-    progress: Progress | None
+    progress: Progress
+    calibration: str | None = None
+    samples: int = QUICK_SAMPLES
 
     @classmethod
     def open(cls, settings: Settings, text: Text, watcher: Watcher, progress: Progress | None) -> "Reader":
         checkpoint, device = open_checkpoint(settings.model, progress=progress), resolve_device(settings.device)
         if checkpoint.tokenizer is None:
             raise ConfigError(f"{checkpoint.name}: came without a tokenizer, and quality is measured on text")
-        found = quality_text.windows(text, checkpoint.tokenizer, checkpoint.config.context_length)
+        if checkpoint.quantized is not None:
+            raise ConfigError(
+                f"{checkpoint.name}: is quantized ({checkpoint.quantized.label}): give what it was made of"
+            )
+        judged, calibration = quality_text.divided(text)
+        found = quality_text.windows(judged, checkpoint.tokenizer, checkpoint.config.context_length)
+        samples = Recipe().samples
         if settings.quick:
-            found = quality_text.first_of_each(found, QUICK_WINDOWS)
-        return cls(checkpoint, device, found, watcher, progress)
+            found, samples = quality_text.first_of_each(found, QUICK_WINDOWS), QUICK_SAMPLES
+        return cls(checkpoint, device, found, watcher, progress or Silent(), calibration, samples)
 
     def begin(self, settings: Settings, text: Text) -> Run:
         """A run with one cell: a text is the workload, and each contender an entry."""
@@ -173,31 +198,48 @@ class Reader:
     @torch.inference_mode()
     def read(self, contender: Contender) -> Reading:
         """Make the contender's model and have it read every window."""
-        linear = contender.factory(self.checkpoint.config)
-        model = load_model(
-            self.checkpoint, dtype=contender.dtype, device=self.device, linear=linear, progress=self.progress
-        )
+        model = self._rounded(contender.method) if contender.method else self._loaded(self.checkpoint, contender)
         self.watcher.cell(contender.name, len(self.windows))
+        attention = WholeSequence(model.config, contender.fp8_kv)
         hidden = []
         for window in self.windows:
             ids = torch.tensor(window.token_ids, device=self.device)
-            rows = model(ids, torch.arange(len(ids), device=self.device), WholeSequence(model.config))
+            rows = model(ids, torch.arange(len(ids), device=self.device), attention)
             hidden.append(rows[CONTEXT - 1 : -1])  # a row predicts the token after its own
             self.watcher.run_done()
         return Reading(contender, model, hidden)
 
-    def entry(self, reading: Reading, against: Reading) -> Entry:
+    def _loaded(self, checkpoint: Checkpoint, contender: Contender) -> Model:
+        linear = contender.factory(checkpoint.config)
+        return load_model(checkpoint, dtype=contender.dtype, device=self.device, linear=linear, progress=self.progress)
+
+    def _rounded(self, method: str) -> Model:
+        """By `gradus quantize`, from weights that are on no grid."""
+        if method != "rtn" and self.calibration is None:
+            raise ContenderFailed("a text of fewer than four documents leaves none to calibrate by")
+        recipe = Recipe("int4", method, GROUP, self.samples)
+        with TemporaryDirectory(prefix="gradus-quality-") as folder:
+            out = Path(folder) / method
+            quantize(
+                self.checkpoint, out, recipe, self.calibration,
+                device=self.device, progress=self.progress, prepare=break_grid,
+            )  # fmt: skip
+            written = open_checkpoint(str(out))
+            assert written.quantized is not None
+            return self._loaded(written, Contender(method, linear=factory(written.quantized, written.config, Linear)))
+
+    def entry(self, contender: Contender, against: Reading) -> Entry:
         """The row of a table: what the model weighs, and how far it is from the other."""
-        size = weight_bytes(reading.model)
-        sample: dict[str, Any] = {
-            "against": against.contender.name,
-            "weight_bytes": size,
-            "bits_per_weight": significant(8 * size / parameter_count(reading.model.config)),
-        }
         try:
-            return Entry(reading.contender.name, samples=[sample | self._divergence(reading, against)])
-        except ContenderFailed as error:
-            return Entry(reading.contender.name, skipped=str(error))
+            reading = self.read(contender)
+            size = weight_bytes(reading.model)
+            sample: dict[str, Any] = {
+                "weight_bytes": size,
+                "bits_per_weight": significant(8 * size / parameter_count(reading.model.config)),
+            }
+            return Entry(contender.name, samples=[sample | self._divergence(reading, against)])
+        except (ContenderFailed, ConfigError) as error:
+            return Entry(contender.name, skipped=str(error))
 
     @torch.inference_mode()
     def _divergence(self, reading: Reading, against: Reading) -> dict[str, float | None]:
@@ -220,11 +262,15 @@ class Reader:
 
 
 def weight_bytes(model: Model) -> int:
-    """What a checkpoint fills, as the model keeps it; shared tensors once. Tables of rotary positions are computed."""
+    """What a checkpoint fills: quantized matrices as the model keeps them, all other values in bfloat16.
+
+    Shared tensors count once. Tables of rotary positions are computed.
+    """
     tensors = {
-        id(tensor): tensor
+        id(tensor): 2 * tensor.numel() if tensor.is_floating_point() and not isinstance(module, QuantizedLinear)
+        else tensor.nbytes
         for module in model.modules()
         if not isinstance(module, RotaryTable)
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    }
-    return sum(tensor.nbytes for tensor in tensors.values())
+    }  # fmt: skip
+    return sum(tensors.values())

@@ -17,25 +17,32 @@ Rows = tuple[list[str], list[list[str]]]
 
 QUESTION = (
     "How far are a quantized model's predictions from those of the model that it was made of?",
-    "Every model reads the same windows of a text, and predicts each token from those before it in its window. "
-    "bfloat16 is compared with float32 of the same file; everything else with bfloat16.",
+    "Every model reads the same windows of a text, and predicts each token from those before it in its window. All "
+    "are compared with float32 of the same file. In bfloat16 are weights and activations; the others have activations"
+    " in float32, and so have what a scheme leaves, so that nothing but the scheme is measured.",
 )
 PREDICTION = (
-    "bfloat16 keeps eight bits of each weight and of each activation. That rounding is what a model is commonly served "
-    "with, so its row is the yardstick. Eight-bit integers with a scale for each row or group round weights more "
-    "coarsely and activations no further, and should end in the same order of magnitude. For small errors the "
-    "divergence grows with their square, and each bit less doubles the error of a weight: from eight bits to four, it "
-    "should grow by a factor of some hundreds.",
+    "bfloat16 keeps eight bits of each weight and of each activation. That rounding is what a model is commonly "
+    "served with, so its row is the yardstick. Integers of eight bits with a scale per row are steps of a row's "
+    "largest value, for weights and activations: where a few channels are many times larger than the rest, the rest "
+    "has few steps. fp8 rounds each value by up to a sixteenth of its own size, large or small. For small errors the "
+    "divergence grows with their square, and each bit less doubles the error of a weight: from eight bits to four, "
+    "that of the weights should grow by a factor of some hundreds. AWQ and GPTQ should take away a fifth of it or "
+    "more.",
     "The mean hides the tail. One position in a thousand should be off by tens of times the mean; there the first "
     "choice changes.",
+    "With keys and values of 8 bits (*fp8-kv*) the weights stay as they were. Three bits of mantissa are an error of "
+    "up to a sixteenth of each value. Attention averages it over many, so this should be between eight bits and four.",
 )
 HOW_TO_READ = (
     "*KL* is the mean divergence in nats, with its standard error over documents; *99.9 %* is what one position in a "
-    "thousand exceeds. *Top-1 agreement* says how often the likeliest token is the same. The *perplexity ratio* is the "
-    "contender's perplexity over that of the model beside it, taken position by position. *Bits per weight* counts "
-    "everything that a checkpoint fills (scales, embeddings and norms as well), over the number of weights. Logits are "
-    "rounded like every other product in bfloat16, to steps of an eighth between 16 and 32. Two models that both "
-    "compute in bfloat16 cannot come nearer than that, and some of their best tokens tie."
+    "thousand exceeds. *Top-1 agreement* says how often the likeliest token is the same. The *perplexity ratio* is "
+    "the contender's perplexity over that of float32, taken position by position. *Bits per weight* counts everything"
+    " that a checkpoint fills (scales, embeddings and norms as well, in bfloat16 where they are not quantized), over "
+    "the number of weights. `int4-g64-rtn`, `-awq` and `-gptq` are what `gradus quantize` writes with groups of 64: "
+    "rounded to nearest, by AWQ and by GPTQ, from weights whose columns were multiplied by random factors between "
+    "0.84 and 1.19 (and what comes before divided), because a file of 4-bit weights has put them on a grid on which "
+    "rounding is free."
 )
 
 
@@ -59,17 +66,16 @@ def _perplexity(cell: Cell) -> str:
 
 def table_of(cell: Cell) -> Rows:
     """A row per contender."""
-    header = ["", "beside", "MB", "bits per weight", "KL", "median", "99.9 %", "top-1 agreement", "perplexity ratio"]
+    header = ["", "MB", "bits per weight", "KL", "median", "99.9 %", "top-1 agreement", "perplexity ratio"]
     return header, [_row(entry) for entry in cell.entries]
 
 
 def _row(entry: Entry) -> list[str]:
     if not entry.samples:
-        return [entry.contender, *["–"] * 8]
+        return [entry.contender, *["–"] * 7]
     (sample,) = entry.samples
     return [
         entry.contender,
-        sample["against"],
         shown(sample["weight_bytes"] / 1e6),
         shown(sample["bits_per_weight"]),
         _give_or_take(shown(sample["kl"]), sample["kl_error"], shown),
@@ -114,9 +120,8 @@ def picture_of(cell: Cell, subtitle: str) -> Picture:
 
 def _series(name: str, sample: dict[str, Any]) -> Series:
     kl, error = sample["kl"], sample["kl_error"] or 0.0
-    label = f"{name}, beside {sample['against']}"
     low = max(kl - error, kl / 10)  # a log axis has no place for 0
-    return Series(label, [sample["bits_per_weight"]], [kl], [low], [kl + error])
+    return Series(name, [sample["bits_per_weight"]], [kl], [low], [kl + error])
 
 
 # -- report.md ---------------------------------------------------------------------------------------------------------
@@ -145,10 +150,10 @@ def _losses(cell: Cell) -> str:
     if not measured:
         return "Nothing could be measured."
     (name, first), *others = measured
-    texts = [f"*{name}* is {shown(first['kl'])} nats from {first['against']}{_worst(first)}"]
+    texts = [f"*{name}* is {shown(first['kl'])} nats from float32{_worst(first)}"]
     for name, sample in sorted(others, key=lambda other: -other[1]["kl"]):
         times = shown(sample["kl"] / first["kl"])
-        texts.append(f"*{name}* is {times} times as far from {sample['against']}{_worst(sample)}")
+        texts.append(f"*{name}* is {times} times as far{_worst(sample)}")
     return " ".join(texts)
 
 

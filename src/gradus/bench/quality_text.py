@@ -6,7 +6,7 @@ next to nothing before it says little of the model. Windows do not overlap, so n
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +20,8 @@ CONTEXT = 64
 """How many tokens at the beginning of a window are not scored."""
 DIVIDER = "\f"
 """What divides a file into documents: a form feed. Blank lines only divide paragraphs."""
+SHARE = 4
+"""Of so many documents the last is for quantizers to look at, and no model is judged on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,15 @@ def own(repository: Path) -> Text:
     """
     documents = (BLOCK.sub("", page.read_text(encoding="utf-8")) for page in pages(repository))
     return Text("the lessons and the documentation", tuple(documents), own=True)
+
+
+def divided(text: Text) -> tuple[Text, str | None]:
+    """What models are judged on, and what a quantizer may look at before; None where there are too few documents.
+
+    The documents that are judged keep their numbers.
+    """
+    judged = ("" if number % SHARE == SHARE - 1 else document for number, document in enumerate(text.documents))
+    return replace(text, documents=tuple(judged)), "\n".join(text.documents[SHARE - 1 :: SHARE]) or None
 
 
 def windows(text: Text, tokenizer: Tokenizer, context_length: int) -> list[Window]:

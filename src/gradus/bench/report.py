@@ -118,6 +118,8 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
         parts.append(f"## {run.title}")
         if run.settings["quick"]:
             parts.append(QUICK)
+        if "scheme" in run.settings:
+            parts.append(QUANTIZED)
         for table in benchmark.tables:
             if run.of(table.name):
                 parts += [f"### {table.title}", table_of(run, table)]
@@ -162,6 +164,12 @@ QUICK = (
 )
 
 
+QUANTIZED = (
+    "**Quantized matrices.** The prediction counts their bytes, and arithmetic at the rate of the activations' type. "
+    "Where a GPU multiplies narrower numbers faster, a long prompt may take less than is predicted."
+)
+
+
 def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
     if found.benchmark == suites.LADDER:
         rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in registry.rungs()]
@@ -199,11 +207,16 @@ def _again(found: Results) -> str:
         commands = [quality_report.command(run, device) for run in found.runs]
     else:
         commands = [
-            f"gradus bench {found.benchmark} --device {device} --model {run.model}"
-            + ("" if " " in run.dtype else f" --dtype {run.dtype}")  # mixed widths are what "auto" may choose on a CPU
-            for run in found.runs
+            f"gradus bench {found.benchmark} --device {device} --model {run.model}{_numbers(run)}" for run in found.runs
         ]
     return "Measured again with:\n\n```console\n" + "\n".join(f"$ {c}" for c in dict.fromkeys(commands)) + "\n```"
+
+
+def _numbers(run: Run) -> str:
+    """The options that say which types of numbers a run has."""
+    if "scheme" in run.settings:
+        return f" --dtype {run.settings['dtype']} --quantize {run.settings['quantize']}"
+    return "" if " " in run.dtype else f" --dtype {run.dtype}"  # mixed widths are what "auto" may choose on a CPU
 
 
 def hardware_title(hardware: str) -> str:

@@ -108,8 +108,8 @@ def measure(settings: Settings, out: Path, watcher: Watcher, progress: Progress 
     """
     if settings.tables or settings.contenders or settings.resume or not settings.peers:
         raise ConfigError(
-            f"`gradus bench {NAME}` measures one engine, all of it: it takes --model, --device, --dtype, --repeats, "
-            "--quick and --out"
+            f"`gradus bench {NAME}` measures one engine, all of it: it takes --model, --device, --dtype, --quantize, "
+            "--repeats, --quick and --out"
         )
     llm, sizes = _open(settings, progress)
     spare_what_stays()  # as the server does
@@ -145,6 +145,7 @@ def _open(settings: Settings, progress: Progress | None) -> tuple[LLM, Sequence[
         settings.model,
         device=settings.device,
         dtype=settings.dtype,
+        quantize=settings.quantize,
         max_sequences=max(size.batch for size in sizes),
         context_length=max(work.longest for work in works),
         cache_tokens=cache_for(works),
@@ -168,6 +169,7 @@ def _begin(llm: LLM, settings: Settings) -> Run:
             "float32 products": torch.get_float32_matmul_precision(),
             "prefix cache": "off",
             "precision": llm.precision.reason,
+            **settings.of_quantized(llm.precision),
         },
     )
 

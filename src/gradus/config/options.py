@@ -10,6 +10,7 @@ from gradus.errors import ConfigError
 FINAL = "final"  # what the final engine is called where a phase would be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
+KvDtype = Literal["auto", "fp8"]
 
 DEFAULT_PAGE_SIZE = 16
 
@@ -87,6 +88,12 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
+    kv_dtype: KvDtype = setting(
+        "auto",
+        "How the cache keeps keys and values: auto (as dtype says) or fp8 (8 bits and a scale per token and head).",
+        heeded="final",
+        panel=_CACHE,
+    )
     # On a CPU other processes need memory too, and only what is free now is known.
     memory_fraction: float | None = setting(
         None,
@@ -101,8 +108,7 @@ class EngineConfig(EngineOptions):
     chunked: bool = setting(True, "Prompts are cut to the token budget; without, a prompt is one step.", heeded="final")
     kernels: bool = setting(
         True,
-        "Triton kernels for attention, the model's other parts and sampling, on a GPU.",
-        suits={"cpu": False},
+        "Kernels of this project's own: in Triton on a GPU, on a CPU in numba for decode steps.",
         heeded="final",
     )
     graphs: bool = setting(

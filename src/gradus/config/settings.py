@@ -36,8 +36,8 @@ class Settings:
     dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
     quantize: str | None = setting(
         None,
-        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), or a YAML "
-        "file of patterns and schemes.",
+        "Keep matrices in fewer bits: int8, fp8, fp8-block, int4 (in groups of 128, or int4-g64, int4-g32), a YAML "
+        "file of patterns and schemes, or stored: as a .gguf file has them, if that is Q8_0, Q4_0 or Q4_1.",
         unset="none: as dtype says",
     )
     context_length: int | None = setting(
@@ -91,10 +91,9 @@ class Settings:
         if "chunked" in self.switch_off and "token_budget" in given:
             raise ConfigError("token_budget does nothing with chunked switched off: leave one of them out")
         suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}
-        config = EngineConfig(limits, **suiting | given | dict.fromkeys(self.switch_off, False))
         # what this kind of device does not have at all is off, and needs no warning
-        absent: dict[str, Any] = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}
-        return replace(config, **absent)
+        absent = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}
+        return EngineConfig(limits, **suiting | given | absent | dict.fromkeys(self.switch_off, False))
 
     def _refuse_ignored(self, phase: str) -> None:
         given = [one.name for one in fields(Settings) if getattr(self, one.name) != one.default]

@@ -93,7 +93,8 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", "tests/phases", *exercise.tests]
-        command += ["-x", "-q", "-p", "no:cacheprovider", f"--timeout={seconds}"]
+        command += ["-x", "-q", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
+        command += [f"--timeout={seconds}"]
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
         try:
             done = subprocess.run(
@@ -113,10 +114,10 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
 
 
 def _environment(exercise: Exercise) -> dict[str, str]:
-    """Ours, without the settings that change what pytest does; and no bytecode, whose age is told by the second."""
+    """Ours, without settings and plugins that change what pytest does; no bytecode, whose age is told by the second."""
     triton = {"TRITON_INTERPRET": "1"} if exercise.interpreted else {}  # heeded where Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
-    return ours | triton | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return ours | triton | {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: Exercise) -> Verdict:

@@ -28,6 +28,8 @@ which asserts its own and the cache's invariants.
 **An attention backend** for more than one sequence (from p02 on) keeps its keys and values in `storage.keys` and
 `storage.values`, in any layout.
 
+**A runner** has `model`, what it runs: the one that was passed in, or a phase's own version of it (p07's is quantized).
+
 Recording changes nothing that runs: plans, results and outputs are handed through as they are. It puts three methods
 in front of the scheduler's own, and `stop` takes them away again; an engine that nothing records pays nothing.
 """
@@ -36,13 +38,16 @@ from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradus.cache import CacheManager
 from gradus.cache.inspection import PageCounts, Tables, TreeNode
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result, Span
 from gradus.engine.sequence import Output, Sequence
+
+if TYPE_CHECKING:
+    from gradus.models import Model
 
 Id = tuple[str, int]
 """A sequence: its request's id, and which of the request's samples it is."""
@@ -128,6 +133,9 @@ class Probe(Protocol):
     def memory(self) -> tuple[Any, Any]:
         """The tensors of all keys and all values."""
 
+    def model(self) -> "Model":
+        """What the engine runs, for a test that disturbs its logits."""
+
     def check(self) -> None:
         """Assert the engine's invariants."""
 
@@ -173,6 +181,9 @@ class EngineProbe:
     def memory(self) -> tuple[Any, Any]:
         storage = self.engine.runner.attention.storage  # type: ignore[attr-defined]
         return storage.keys, storage.values
+
+    def model(self) -> "Model":
+        return self.engine.runner.model  # type: ignore[attr-defined]
 
     def check(self) -> None:
         self.engine.scheduler.check()

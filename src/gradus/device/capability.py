@@ -35,7 +35,7 @@ class Capability(NamedTuple):
 
     @property
     def multiplies_fp8(self) -> bool:
-        """Whether it has arithmetic for floats of 8 bits (from Ada on)."""
+        """Whether it has arithmetic for floats of 8 bits, and widens them (from Ada on)."""
         return self >= (8, 9)
 
     @property

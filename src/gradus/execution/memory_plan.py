@@ -5,7 +5,7 @@
 Weights are counted on a model that is built without memory (torch's "meta" device), so the count follows whatever the
 model and the precision really allocate. The cache is arithmetic:
 
-    bytes per token = 2 (key, value) x layers x key-value heads x head dimension x bytes per number
+    bytes per token = 2 (key, value) x layers x key-value heads x (head dimension x bytes per number + bytes per scale)
 
 A phase's cache has a fixed size: its slots, or the pages that were asked for; a part of the free memory is left to its
 steps. The final engine's cache gets what is left. What its steps compute with is estimated from their shapes, on the
@@ -24,11 +24,13 @@ from gradus.config.options import EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
 from gradus.execution.memory import DeviceMemory, free_memory
-from gradus.kernels import missing
+from gradus.kernels import check_kv_dtype, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
 from gradus.models.create import create_model
 from gradus.models.precision import Precision
+from gradus.quantization.fp8 import E4M3
+from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
 
 PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
@@ -64,11 +66,12 @@ class PagePlan:
         groups = layer_groups(windows)
         blocks = options.cache_blocks
         count = blocks * len(groups)
-        numbers = 2 * len(groups[0].layers) * options.page_size * config.num_kv_heads * config.head_dim
+        per_value, per_scale = kv_bytes(options, itemsize)
+        heads = 2 * len(groups[0].layers) * options.page_size * config.num_kv_heads  # keys' and values'
         return cls(
             page_size=options.page_size,
             count=count,
-            bytes=(count + 1) * numbers * itemsize,
+            bytes=(count + 1) * heads * (config.head_dim * per_value + per_scale),
             positions=blocks * options.page_size,
             full_sequences=blocks // -(-options.limits.context_length // options.page_size),
         )
@@ -78,7 +81,7 @@ class PagePlan:
 class MemoryPlan:
     """Sizes in bytes.
 
-    dtype: of weights, then of activations and cache where that differs.
+    dtype: of weights, then of activations where that differs. cache_dtype: of keys and values.
     free_bytes, total_bytes: of the device now (see DeviceMemory); memory_fraction: the part of it that may be in use,
     and usable_bytes: what may therefore be taken.
     weight_bytes: weights and constant tables.
@@ -92,6 +95,7 @@ class MemoryPlan:
 
     device: str
     dtype: str
+    cache_dtype: str
     free_bytes: int
     total_bytes: int | None
     memory_fraction: float
@@ -186,14 +190,14 @@ class MemoryPlan:
 
     def render(self) -> str:
         """For people: one fact per line, the conclusion last."""
-        total = readable(self.beside_cache + self.cache_bytes)
+        total, per_token = readable(self.beside_cache + self.cache_bytes), readable(self.cache_bytes_per_token)
         verdict = f"which fits; {readable(self.left_bytes)} more could be used" if self.fits else "which does NOT fit"
         lines = [
             ("device", f"{self.device}, {self.dtype}"),
             ("free now", self._free()),
             ("weights", readable(self.weight_bytes)),
             *(self._step_lines() if self.step_tokens else ()),
-            ("cache", f"{readable(self.cache_bytes)}, {readable(self.cache_bytes_per_token)} per token"),
+            ("cache", f"{readable(self.cache_bytes)}, {self.cache_dtype}, {per_token} per token"),
             *self._page_lines(),
             ("sequences that fit", f"{self.sequences_that_fit} of full length (context {self.context_length} tokens)"),
             ("runs", f"up to {self.max_sequences} sequences at a time"),
@@ -236,6 +240,7 @@ def memory_plan(
     """For a model that is known by its configuration alone, run by `phase`, or by the final engine.
 
     options: an EngineConfig for the final engine. memory: measured when None.
+    Raises ConfigError for a kv_dtype that the device's kernels cannot read.
     """
     model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
     at = _At(model, device, precision.activations, memory or DeviceMemory.of(device))
@@ -243,6 +248,7 @@ def memory_plan(
         plan = _fixed(at, options, phase)
     else:
         assert isinstance(options, EngineConfig)
+        check_kv_dtype(options.kv_dtype, device, options.kernels)
         plan = _final(at, options)
     return replace(plan, dtype=precision.title)
 
@@ -261,7 +267,7 @@ def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
     count, length = capacity(phase, options.max_sequences), options.limits.context_length
     pages = PagePlan.of(at.config, options, at.itemsize) if "page_size" in heeded(phase) else None
     return MemoryPlan(
-        **at.facts(),
+        **at.facts(options),
         memory_fraction=PHASE_FRACTION,
         usable_bytes=int(at.memory.free * PHASE_FRACTION),
         cache_bytes=pages.bytes if pages else count * length * kv_bytes_per_token(at.config, at.itemsize),
@@ -287,7 +293,7 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
     context = _longest(config, filled, budget)
     pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
     return MemoryPlan(
-        **at.facts(),
+        **at.facts(options),
         memory_fraction=fraction,
         usable_bytes=usable,
         cache_bytes=pages.bytes,
@@ -308,7 +314,7 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
 class _At:
     """A model, loaded or on torch's "meta" device, and the device that it runs on, before its cache is there.
 
-    dtype: of activations and cache.
+    dtype: of activations.
     """
 
     model: Model
@@ -334,7 +340,7 @@ class _At:
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, options: EngineOptions) -> dict[str, Any]:
         """What every plan says of it."""
         return {
             "device": str(self.device),
@@ -342,8 +348,21 @@ class _At:
             "free_bytes": self.memory.free,
             "total_bytes": self.memory.total,
             "weight_bytes": self.weights,
-            "cache_bytes_per_token": kv_bytes_per_token(self.config, self.itemsize),
+            "cache_dtype": "fp8" if _in_fp8(options) else _name(self.dtype),
+            "cache_bytes_per_token": kv_bytes_per_token(self.config, *kv_bytes(options, self.itemsize)),
         }
+
+
+def kv_bytes(options: EngineOptions, itemsize: int) -> tuple[int, int]:
+    """What the cache keeps: bytes of a number, and of what each head's key and value has beside its numbers.
+
+    itemsize: of the model's own type.
+    """
+    return (E4M3.itemsize, SCALE.itemsize) if _in_fp8(options) else (itemsize, 0)
+
+
+def _in_fp8(options: EngineOptions) -> bool:
+    return isinstance(options, EngineConfig) and options.kv_dtype == "fp8"
 
 
 def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int) -> EngineConfig:

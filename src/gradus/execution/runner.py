@@ -39,14 +39,18 @@ class ModelRunner:
         batch = self.prepare(plan)
         if self.latest is not None:
             self.latest.fill_in(batch)
-        self.attention.prepare(batch)
-        hidden = self.model(batch.token_ids, batch.positions, self.attention)
-        logits = self.model.logits(hidden[batch.logits_rows])
+        logits = self.logits(batch)
         rows = sampled_rows(batch)
         drawn = self.sampler.sample(logits, rows)
         if self.latest is not None and len(rows):
             self.latest.record(rows.slots, drawn.tokens)
         return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The model's answer: float32 [R, V], of the rows that get logits."""
+        self.attention.prepare(batch)
+        hidden = self.model(batch.token_ids, batch.positions, self.attention)
+        return self.model.logits(hidden[batch.logits_rows])
 
     def prepare(self, plan: Plan) -> Batch:
         """The plan on the device. A phase that pads overrides this: padding is the runner's affair alone."""

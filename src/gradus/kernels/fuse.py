@@ -52,10 +52,11 @@ class PagesAttention(Attention, Protocol):
 
     turns: bool
 
-    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
 
-        Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch.
+        Rows are int64 [N], page * page_size + position % page_size of every token of the flat batch. Last come the
+        scales of keys and values, [pages + 1, Hkv, page_size] each, where those are e4m3.
         """
 
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
@@ -176,6 +177,6 @@ class FusedHeads(Twin, Heads):
             norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
         if pages.turns:
             return pages.store_and_attend(self.layer, qkv, Turning(table, norms, eps)).flatten(1)
-        storage = pages.destination(self.layer)
-        q = rope_store(qkv, *storage, table=table, positions=positions, norms=norms, eps=eps)
+        *storage, scales = pages.destination(self.layer)
+        q = rope_store(qkv, *storage, table=table, positions=positions, norms=norms, eps=eps, scales=scales)
         return pages.attend_stored(self.layer, q).flatten(1)

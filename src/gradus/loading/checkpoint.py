@@ -3,6 +3,7 @@
 smollm2-135m              a model of the catalogue, once it is pulled
 ./folder                  safetensors with config.json and tokenizer.json, as Hugging Face saves them
 ./model.gguf              a file of llama.cpp
+./model.llama2c           a file of llama2.c, with its tokenizer behind
 org/name                  the same folder, from the hub
 random:llama-3.2-1b       real shapes, random weights, one token per byte
 """
@@ -10,7 +11,7 @@ random:llama-3.2-1b       real shapes, random weights, one token per byte
 import difflib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from gradus.quantization.mix import Mix
 
 RANDOM = "random:"
+LLAMA2C = ".llama2c"  # the end of a file's name, which the format itself has no mark for
 RANDOM_SEED = 0
 FEW_WEIGHTS = 1 << 24
 BYTES_PER_RANDOM_WEIGHT = 2  # as if it were stored in bfloat16, like the model whose shape it has
@@ -78,6 +80,29 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
     except RuntimeError as error:  # ~user, for a user without a home
         raise ConfigError(f"no model named {quoted(name)}: {error}") from error
     return _open_from_hub(name, progress)
+
+
+def as_asked(checkpoint: Checkpoint, quantize: str | None) -> Checkpoint:
+    """The checkpoint as the setting `quantize` wants to read it: a GGUF file's matrices packed, or as floats.
+
+    As floats unless AS_STORED is asked for: a torch product with packed weights widens them each time, and is slower.
+    Where kernels make it the faster way, this is the line to change. Raises ConfigError where nothing can stay packed.
+    """
+    from gradus.quantization.schemes import AS_STORED
+
+    if quantize != AS_STORED or checkpoint.quantized is not None:
+        return checkpoint
+    from gradus.loading.gguf_model import GGUFTensors
+    from gradus.loading.gguf_packed import KEPT, PackedGGUF
+
+    packed = PackedGGUF(checkpoint.tensors, checkpoint.config) if isinstance(checkpoint.tensors, GGUFTensors) else None
+    if packed is None or not packed.mix.rules:
+        kinds = ", ".join(kind.name for kind in KEPT)
+        raise ConfigError(
+            f"quantize {AS_STORED}: {checkpoint.name} has no matrix that is stored as {kinds}: leave quantize out, or "
+            "name a scheme"
+        )
+    return replace(checkpoint, tensors=packed, quantized=packed.mix)
 
 
 def load_model(
@@ -179,6 +204,8 @@ def _open_file(name: str, path: Path) -> Checkpoint:
             f"{name}: pickled weights can run code when they are opened, so Gradus never does: convert them to "
             "safetensors where you trust them, with transformers' save_pretrained"
         )
+    if path.suffix == LLAMA2C:
+        return _open_llama2c(name, path)
     from gradus.loading.gguf import GGUFFile
     from gradus.loading.gguf_model import GGUFTensors, hugging_face_config
     from gradus.loading.gguf_tokenizer import read_tokenizer
@@ -196,6 +223,21 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         tensors=GGUFTensors(file),
         tokenizer=read_tokenizer(file),
         license=found if isinstance(found, str) else None,
+        size_bytes=path.stat().st_size,
+    )
+
+
+def _open_llama2c(name: str, path: Path) -> Checkpoint:
+    from gradus.loading.llama2c import Llama2cFile
+
+    file = Llama2cFile(path)
+    return Checkpoint(
+        name=name,
+        source=path,
+        config=ModelConfig.from_hf(file.config),
+        tensors=file,
+        tokenizer=file.tokenizer(),
+        license=None,
         size_bytes=path.stat().st_size,
     )
 

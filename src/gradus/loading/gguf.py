@@ -76,14 +76,23 @@ class GGUFFile:
         parser = _Parser(self._bytes, path.name)
         self.metadata, self.tensors = parser.parse()
 
+    def blocks(self, name: str) -> Tensor:
+        """A quantized tensor as the file has it: uint8 [rows, blocks of a row, bytes of a block]."""
+        entry = self.tensors[name]
+        block, block_bytes = gguf.GGML_QUANT_SIZES[entry.type]
+        return torch.from_numpy(self._raw(entry).copy()).view(-1, entry.shape[-1] // block, block_bytes)
+
     def read(self, name: str) -> Tensor:
         """One tensor's values: float32 if it was quantized, else in the type that it has."""
         entry = self.tensors[name]
-        raw = np.frombuffer(self._bytes, dtype=np.uint8, count=entry.size_bytes, offset=entry.start)
+        raw = self._raw(entry)
         if entry.type in PLAIN:
             copied = torch.from_numpy(raw.copy())  # writable, and aligned
             return copied.view(PLAIN[entry.type]).reshape(entry.shape)
         return torch.from_numpy(_dequantize(raw, entry.type)).reshape(entry.shape)
+
+    def _raw(self, entry: TensorEntry) -> NDArray[np.uint8]:
+        return np.frombuffer(self._bytes, dtype=np.uint8, count=entry.size_bytes, offset=entry.start)
 
 
 class _Parser:

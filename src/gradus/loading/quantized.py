@@ -78,7 +78,8 @@ class QuantizedTensors:
     def mix(self, canonical: Callable[[str], str]) -> Mix:
         """What each matrix is stored in. canonical: the name that the model's tables have for a tensor's."""
         rules = ((canonical(name).removesuffix(".weight"), found.scheme) for name, found in self._found.items())
-        return Mix(self._method, tuple(rules))
+        schemes = sorted({found.scheme for found in self._found.values()})
+        return Mix(" ".join([self._method, *schemes]), tuple(rules))
 
     # -- what a name's tensors are -------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from gradus.loading.checkpoint import Checkpoint
 from gradus.loading.gguf import GGUFFile
 from gradus.loading.gguf_model import hugging_face_config
 from gradus.loading.json_file import read_object, read_text
+from gradus.loading.llama2c import Llama2cFile
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json",
@@ -32,17 +33,19 @@ def small_files(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, str]]
         there = [name for name in TOKENIZER_FILES if (checkpoint.source / name).is_file()]
         texts = {name: read_text(checkpoint.source / name) for name in there}
         return read_object(checkpoint.source / "config.json"), texts
-    file = GGUFFile(checkpoint.source)
-    config = hugging_face_config(file)
-    return config | {"architectures": [ARCHITECTURES[config["model_type"]]]}, _tokenizer_of(checkpoint, file)
+    if isinstance(checkpoint.tensors, Llama2cFile):
+        config, template = checkpoint.tensors.config, None
+    else:
+        file = GGUFFile(checkpoint.source)
+        config, template = hugging_face_config(file), file.metadata.get("tokenizer.chat_template")
+    return config | {"architectures": [ARCHITECTURES[config["model_type"]]]}, _tokenizer_of(checkpoint, template)
 
 
-def _tokenizer_of(checkpoint: Checkpoint, file: GGUFFile) -> dict[str, str]:
+def _tokenizer_of(checkpoint: Checkpoint, template: object) -> dict[str, str]:
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         return {}
     texts = {"tokenizer.json": tokenizer.to_json()}
-    template = file.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         texts["chat_template.jinja"] = template
     ends = {"bos_token": tokenizer.bos_token_id, "eos_token": next(iter(tokenizer.eos_token_ids), None)}

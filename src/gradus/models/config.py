@@ -127,9 +127,10 @@ def parameter_count(config: ModelConfig) -> int:
     return embeddings + config.num_layers * (attention + mlp + norms) + norm
 
 
-def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2) -> int:
+def kv_bytes_per_token(config: ModelConfig, bytes_per_value: int = 2, bytes_per_scale: int = 0) -> int:
     """Bytes that one more token adds to the KV cache: a key and a value in every layer.
 
+    bytes_per_scale: what each head's key, and its value, has beside its numbers.
     A layer with a window stops growing once the window is full; this counts it as if it had none (the upper bound).
     """
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * bytes_per_value
+    return 2 * config.num_layers * config.num_kv_heads * (config.head_dim * bytes_per_value + bytes_per_scale)

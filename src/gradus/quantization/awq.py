@@ -9,22 +9,31 @@ may be better than all of it: the largest weights are clipped where that makes t
 Errors are of the matrix's output, ΔW H ΔWᵀ with H = Σ xᵀx over calibration activations, which need not be kept.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from gradus.quantization.grid import Grid, nearest, output_error, wide
 
+Alike = Callable[[Tensor], Tensor]
+"""[K] → [K]: means over columns that belong together."""
+
 RATIOS = 20
 SHRINKS = 10  # steps of the search for a range, down to a half
 
 
-def column_factors(weight: Tensor, gram: Tensor, magnitude: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+def column_factors(
+    weight: Tensor, gram: Tensor, magnitude: Tensor, group: int, dtype: torch.dtype, alike: Alike = lambda each: each
+) -> Tensor:
     """s, float32 [K]: by which columns are multiplied before they are rounded. Ones where no others are better.
 
-    weight: [N, K], all matrices that read the same activations. magnitude: the mean |x| of each column, [K].
+    weight: [N, K], all matrices that read the same activations. magnitude: the mean |x| of each column, [K]. alike:
+    averages a figure over the columns that need the same factor.
     """
     share = weight.unflatten(1, (-1, group)).abs()
     share = (share / share.amax(-1, keepdim=True).clamp(min=1e-9)).flatten(1).mean(0)
+    magnitude, share = alike(magnitude), alike(share)
     best, least = torch.ones_like(magnitude), _error(weight, gram, torch.ones_like(magnitude), group, dtype)
     for step in range(1, RATIOS):
         ratio = step / RATIOS

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.layers import Place, parameter
-from gradus.quantization.linear import PIECE, QuantizedLinear
+from gradus.quantization.linear import QuantizedLinear, product_in_pieces
 
 TILE, PLANE, PLANES = 128, 32, 4
 GROUPS = (128, 64, 32)
@@ -88,10 +88,7 @@ class Int4Linear(QuantizedLinear):
         return wide.flatten(1)[:, : self.in_features]
 
     def forward(self, x: Tensor) -> Tensor:
-        rows, step = sum(self.out_features), max(1, PIECE // self.in_features)
-        x = x if self.order is None else x[:, self.order]
-        parts = [F.linear(x, self.wide_rows(n, min(n + step, rows)).to(x.dtype)) for n in range(0, rows, step)]
-        out = torch.cat(parts, 1)
+        out = product_in_pieces(x if self.order is None else x[:, self.order], self.wide_rows, sum(self.out_features))
         return out if self.bias is None else out + self.bias
 
 

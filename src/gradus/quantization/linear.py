@@ -86,6 +86,13 @@ def row_scales(x: Tensor, largest: float) -> Tensor:
     return x.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * largest) / largest
 
 
+def product_in_pieces(x: Tensor, wide_rows: Callable[[int, int], Tensor], rows: int) -> Tensor:
+    """x Wᵀ, a few rows of W at a time made floats, and rounded to x's type. wide_rows(first, end): rows of W."""
+    step = max(1, PIECE // x.shape[1])
+    parts = (F.linear(x, wide_rows(n, min(n + step, rows)).to(x.dtype)) for n in range(0, rows, step))
+    return torch.cat(list(parts), 1)
+
+
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """x Wᵀ in float32: x float32 [M, K], weight [N, K] in a narrower type."""
     return F.linear(x, weight.float()) if x.is_cuda else widened_product(x, weight)

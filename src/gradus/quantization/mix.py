@@ -9,6 +9,7 @@ Names are those of the checkpoint, one for each matrix that was stored as one, a
 (`model.layers.0.self_attn.q_proj`). `*` stands for anything. What no pattern matches stays as it is.
 """
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from gradus.models.layers import Linear, LinearFactory, Place, Role
 from gradus.models.source import Stored
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
-from gradus.quantization.schemes import ORDERED, SCHEMES, STORED
+from gradus.quantization.schemes import AS_STORED, ORDERED, SCHEMES, STORED
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ PATHS: dict[Role, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Mix:
-    """label: for people and files. rules: (pattern, scheme or NONE), the first match decides."""
+    """label: for people and files; a YAML file's has a digest of its rules, so that two files of one name are told
+    apart. rules: (pattern, scheme or NONE), the first match decides."""
 
     label: str
     rules: tuple[tuple[str, str], ...]
@@ -57,8 +59,13 @@ class Mix:
             return cls(quantize, ((HEAD, NONE), ("*", quantize)))
         if quantize.endswith((".yaml", ".yml")):
             path = Path(quantize).expanduser()
-            return cls(path.stem, tuple(_rules(path)))
-        raise ConfigError(f"quantize must be {', '.join(SCHEMES)}, or a .yaml file of patterns, got {quantize!r}")
+            rules = tuple(_rules(path))
+            digest = hashlib.sha256(yaml.safe_dump(rules).encode()).hexdigest()
+            return cls(f"{path.stem}-{digest[:6]}", rules)
+        raise ConfigError(
+            f"quantize must be {', '.join(SCHEMES)}, a .yaml file of patterns, or {AS_STORED} (as a .gguf file "
+            f"has them), got {quantize!r}"
+        )
 
     @property
     def schemes(self) -> list[str]:

@@ -1,19 +1,25 @@
 """Rows of a matrix that a checkpoint has quantized already."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gradus.models.layers import Embedding
 from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.parts import SideBySide
 
 
 @dataclass(frozen=True)
 class Packed:
-    """One matrix of a checkpoint. scheme: a name in STORED. parts: what `store` of its class takes, behind the row."""
+    """One matrix of a checkpoint. scheme: a name in STORED. parts: what `store` of its class takes, behind the row.
+
+    wide: the same as floats, where the matrix may also be a table to look up rows in: a tied embedding.
+    """
 
     scheme: str
     parts: tuple[Tensor, ...]
+    wide: Callable[[], Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -23,5 +29,8 @@ class Packed:
         """Become rows start, start + 1, … of a matrix that was made for this scheme."""
         if isinstance(module, SideBySide):
             module, start = module.part_at(start)
+        if isinstance(module, Embedding) and self.wide is not None:
+            module.weight[start : start + len(self.parts[0])] = self.wide()
+            return
         assert isinstance(module, QuantizedLinear), f"{type(module).__name__} is not made for {self.scheme}"
         module.store(start, *self.parts)

@@ -8,13 +8,13 @@ from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.precision import Precision, resolve_precision
 from gradus.quantization.mix import Mix, factory
-from gradus.quantization.schemes import check_device
+from gradus.quantization.schemes import AS_STORED, check_device
 
 
 def resolve(
     dtype: str, quantize: str | None, device: torch.device, config: ModelConfig, stored: Mix | None = None
 ) -> Precision:
-    """dtype: of activations, and of matrices that stay as they are. quantize: a scheme, a YAML file, or None.
+    """dtype: of activations, and of matrices that stay as they are. quantize: a scheme, a YAML file, AS_STORED, None.
 
     stored: what a checkpoint's matrices are quantized in already. Raises ConfigError for what is not known, what the
     device cannot do, a pattern that matches nothing, and matrices that are quantized and shall be again.
@@ -22,7 +22,7 @@ def resolve(
     precision = resolve_precision(dtype, device, config)
     if quantize is None and stored is None:
         return precision
-    if quantize is not None and stored is not None:
+    if quantize not in (None, AS_STORED) and stored is not None:
         raise ConfigError(
             f"quantize {quantize}: these weights are quantized already ({stored.label}), and are loaded as they are: "
             "leave quantize out, or load the unquantized model"

@@ -10,6 +10,7 @@ from gradus.models.layers import LinearFactory
 from gradus.quantization.fp8 import Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import GROUPS, Int4Linear
 from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.int8_groups import Int8GroupLinear
 
 ORDERED = "-ordered"
 
@@ -22,9 +23,13 @@ SCHEMES: dict[str, LinearFactory] = {
 }
 
 STORED: dict[str, LinearFactory] = SCHEMES | {
-    f"int4-g{group}{ORDERED}": partial(Int4Linear, group=group, ordered=True) for group in GROUPS
+    "int8-g32": Int8GroupLinear,
+    **{f"int4-g{group}{ORDERED}": partial(Int4Linear, group=group, ordered=True) for group in GROUPS},
 }
 """Those that a checkpoint may be stored in, too."""
+
+AS_STORED = "stored"
+"""Not a scheme, but asked for like one: matrices that a file has packed stay as the file has them."""
 
 
 def check_device(scheme: str, device: torch.device) -> None:

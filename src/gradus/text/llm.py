@@ -15,7 +15,7 @@ from gradus.config.settings import Settings, stated
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
-from gradus.loading import Checkpoint, Progress, open_checkpoint
+from gradus.loading import Checkpoint, Progress, as_asked, open_checkpoint
 from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
@@ -52,7 +52,8 @@ class LLM:
         **settings: Any,
     ) -> None:
         given = Settings.of({"model": model if isinstance(model, str) else None, **settings})
-        self.checkpoint = open_checkpoint(given.model, progress=progress) if isinstance(model, str) else model
+        found = open_checkpoint(given.model, progress=progress) if isinstance(model, str) else model
+        self.checkpoint = as_asked(found, given.quantize)
         self.config = self.checkpoint.config
         self.tokenizer = self.checkpoint.tokenizer
         self.phase = phase = given.phase

@@ -1,0 +1,73 @@
+"""Decode steps on a CPU through compiled kernels; all other steps through torch.
+
+A step of a few decodes is a few hundred operations of some ten microseconds each, and in torch every one of them starts
+and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call. Prompts, chunks, and steps of more rows
+than that takes have work enough for torch's products.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from gradus.attention.batch import Batch
+from gradus.attention.paged import PagedAttention
+from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.kernels.cpu.model import DecodeModel
+from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.models import Model
+from gradus.sampling.sampler import Sampler
+
+log = logging.getLogger(__name__)
+
+NOTICEABLE_S = 1.0
+
+
+class CompiledRunner(ModelRunner):
+    """Raises Unsupported for a model that there are no kernels for."""
+
+    attention: PagedAttention
+
+    def __init__(
+        self, model: Model, attention: PagedAttention, sampler: Sampler, latest: LatestTokens | None = None
+    ) -> None:
+        super().__init__(model, attention, sampler, latest)
+        storage = attention.storage
+        self.decode = DecodeModel(
+            model,
+            cache=[(*storage.rows(layer), storage.place(layer)[0]) for layer in range(model.config.num_layers)],
+            tables=attention.tables,
+            page_size=storage.page_size,
+            windows=[group.window for group in storage.groups],
+            threads=torch.get_num_threads(),
+        )
+        with announced():
+            self._warm_up()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """As above; where every span is one token and they are few, through the kernels."""
+        if len(batch.positions) > len(batch.slots) or len(batch.slots) > MOST_ROWS:
+            return super().logits(batch)
+        self.attention.update_pages(batch)
+        logits = self.decode.run(batch.token_ids, batch.positions, batch.slots)
+        return logits if len(batch.row_spans) == len(logits) else logits[batch.logits_rows]
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """A step of no sequence: its table is empty, so it stores into page 0, which is padding."""
+        nothing = torch.zeros(1, dtype=torch.int64)
+        self.decode.run(nothing, nothing, [0])
+
+
+@contextmanager
+def announced() -> Iterator[None]:
+    """Say why it takes so long, if it does: the first time on a machine, kernels are compiled."""
+    says = threading.Timer(NOTICEABLE_S, log.warning, ["compiling the CPU kernels: once, for some seconds"])
+    says.start()
+    try:
+        yield
+    finally:
+        says.cancel()

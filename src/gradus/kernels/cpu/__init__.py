@@ -1,0 +1,18 @@
+"""A decode step on a processor, in numba: five stages per layer, each shared by all threads. Read in this order:
+
+    decode_step.py     the stages, in their order, and the loop that every thread runs
+    normalize.py, product.py, attend.py, elementary.py     what a stage consists of, each beside its torch reference
+    team.py            how threads share a stage, and why none waits for one that does not run
+    matrix.py, model.py     a model's weights as the kernels see them, and a model as stages
+    vectors.py, machine.py  what numba lacks: two loops in LLVM's own words, bfloat16, words that threads share
+
+There is no `prange` in here, nor any other region that numba makes parallel: it would fuse two of them that follow each
+other, and compute something else.
+"""
+
+from importlib.util import find_spec
+
+
+def missing() -> str | None:
+    """Why the kernels cannot run, in a phrase; None if they can."""
+    return None if find_spec("numba") else "numba is not installed (pip install 'gradus-llm[cpu]')"

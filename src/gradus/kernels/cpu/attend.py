@@ -1,0 +1,207 @@
+"""Attention of decodes over pages: each key and value is read where it lies, for all query heads that share it.
+
+A row's context is divided into spans, and each span is a piece of work of its own: all heads over some positions. So
+two threads share a lone sequence evenly, however many heads it has. A span leaves its sums unfinished (Milakov and
+Gimelshein 2018, "Online normalizer calculation for softmax"): the largest score, the sum of exponentials, and the sum
+of values by them. `gather` puts a row's spans together.
+
+The torch reference is `gradus.attention.reference.attend_causal`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from gradus.kernels.cpu.elementary import exp, tanh
+from gradus.kernels.cpu.machine import FLAGS, floats, halves, longs, narrow, widen
+from gradus.kernels.cpu.normalize import normalize
+
+f32 = np.float32
+LONGEST = 512
+"""Positions of a span at most."""
+
+SPAN = np.dtype([("row", np.int64), ("position", np.int64), ("low", np.int64), ("high", np.int64), ("table", np.int64)])
+"""Positions low to high - 1 of a row's sequence, `position` being the row's own. table: the address of its block table,
+int64."""
+
+LAYER = np.dtype(
+    [
+        ("keys", np.int64),  # addresses: [rows, Hkv, Dh]
+        ("values", np.int64),
+        ("rotation", np.int64),  # float32 [L, Dh], cosines and sines; 0: none
+        ("q_norm", np.int64),  # float32 [Dh]; 0: none
+        ("k_norm", np.int64),
+        ("group", np.int64),  # of layers with the same block tables
+    ]
+)
+
+HEADS = np.dtype(
+    [
+        ("heads", np.int64),
+        ("kv_heads", np.int64),
+        ("head_dim", np.int64),
+        ("page_size", np.int64),
+        ("cache_rows", np.int64),  # positions of all pages
+        ("halves", np.int64),  # whether keys and values are bfloat16
+        ("scale", np.float32),
+        ("softcap", np.float32),  # 0: none
+        ("eps", np.float32),  # of the heads' norms
+    ]
+)
+
+
+class Scratch(NamedTuple):
+    """A thread's own. queries: float32 [Hq, Dh]; key: float32 [Dh]; weights: float32 [LONGEST]."""
+
+    queries: NDArray[np.float32]
+    key: NDArray[np.float32]
+    weights: NDArray[np.float32]
+
+
+def make_scratch(heads: int, head_dim: int) -> Scratch:
+    return Scratch(np.zeros((heads, head_dim), f32), np.zeros(head_dim, f32), np.zeros(LONGEST, f32))
+
+
+@njit(**FLAGS)
+def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any) -> None:
+    """One span. qkv: float32 [(Hq + 2 Hkv) Dh], of its row. partial: float32 [Hq, Dh + 2]: values, largest, sum."""
+    rows = (shape.cache_rows, shape.kv_heads, shape.head_dim)
+    if shape.halves:
+        _attend(shape, layer, span, qkv, scratch, partial, halves(layer.keys, rows), halves(layer.values, rows))
+    else:
+        _attend(shape, layer, span, qkv, scratch, partial, floats(layer.keys, rows), floats(layer.values, rows))
+
+
+@njit(**FLAGS)
+def _attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any, keys: Any, values: Any) -> None:
+    width, position = shape.head_dim, span.position
+    table = longs(span.table, (position // shape.page_size + 1,))
+    if span.high > position:  # the row's own key and value are this span's to store
+        _store(shape, layer, table, position, qkv, scratch.key, keys, values)
+    for head in range(shape.heads):
+        query = scratch.queries[head]
+        _turn(shape, layer.q_norm, layer.rotation, position, qkv[head * width : (head + 1) * width], query)
+        for j in range(width):
+            query[j] *= shape.scale
+    sharing = shape.heads // shape.kv_heads
+    for head in range(shape.heads):
+        _score(shape, table, span, scratch.queries[head], keys, head // sharing, scratch.weights)
+        _sum_values(shape, table, span, scratch.weights, values, head // sharing, partial[head])
+
+
+@njit(**FLAGS)
+def _turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any) -> None:
+    """Normalize a head where the model does, and rotate it to its position."""
+    width = shape.head_dim
+    if norm:
+        normalize(x, width, norm, 0, shape.eps, out)
+    else:
+        for j in range(width):
+            out[j] = x[j]
+    if rotation:
+        half = width // 2
+        angles = floats(rotation + 4 * position * width, (width,))
+        for j in range(half):
+            a, b, cos, sin = out[j], out[j + half], angles[j], angles[j + half]
+            out[j] = a * cos - b * sin
+            out[j + half] = b * cos + a * sin
+
+
+@njit(**FLAGS)
+def _store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, key: Any, keys: Any, values: Any) -> None:
+    """This row's keys and values, into its page."""
+    width, size = shape.head_dim, shape.page_size
+    row = table[position // size] * size + position % size
+    for head in range(shape.kv_heads):
+        first = (shape.heads + head) * width
+        _turn(shape, layer.k_norm, layer.rotation, position, qkv[first : first + width], key)
+        put(keys[row, head], key)
+        first += shape.kv_heads * width
+        put(values[row, head], qkv[first : first + width])
+
+
+def put(place: Any, vector: Any) -> None:
+    """Store a float32 vector as what the cache holds."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(put, jit_options=FLAGS)
+def _put_as(place: Any, vector: Any) -> Any:
+    if place.dtype == types.uint16:
+
+        def narrowed(place: Any, vector: Any) -> None:
+            for j in range(place.shape[0]):
+                place[j] = narrow(vector[j])
+
+        return narrowed
+
+    def copied(place: Any, vector: Any) -> None:
+        for j in range(place.shape[0]):
+            place[j] = vector[j]
+
+    return copied
+
+
+@njit(**FLAGS)
+def _score(shape: Any, table: Any, span: Any, query: Any, keys: Any, head: int, weights: Any) -> None:
+    """weights[p - low]: the score of each position of the span."""
+    size = shape.page_size
+    position = span.low
+    while position < span.high:
+        end = min(span.high, (position // size + 1) * size)  # of the page
+        first = table[position // size] * size - position // size * size
+        for p in range(position, end):
+            total = f32(0)
+            for j in range(shape.head_dim):
+                total += query[j] * widen(keys[first + p, head, j])
+            weights[p - span.low] = total
+        position = end
+    if shape.softcap:
+        for p in range(span.high - span.low):
+            weights[p] = shape.softcap * tanh(weights[p] / shape.softcap)
+
+
+@njit(**FLAGS)
+def _sum_values(shape: Any, table: Any, span: Any, weights: Any, values: Any, head: int, partial: Any) -> None:
+    """From scores to the sum of values by their exponentials: partial [Dh + 2]."""
+    size, width, count = shape.page_size, shape.head_dim, span.high - span.low
+    largest = weights[0]
+    for p in range(count):
+        largest = max(largest, weights[p])
+    total = f32(0)
+    for p in range(count):
+        weights[p] = exp(weights[p] - largest)
+        total += weights[p]
+    for j in range(width):
+        partial[j] = f32(0)
+    position = span.low
+    while position < span.high:
+        end = min(span.high, (position // size + 1) * size)
+        first = table[position // size] * size - position // size * size
+        for p in range(position, end):
+            weight = weights[p - span.low]
+            for j in range(width):
+                partial[j] += weight * widen(values[first + p, head, j])
+        position = end
+    partial[width], partial[width + 1] = largest, total
+
+
+@njit(**FLAGS)
+def gather(shape: Any, partials: Any, first: int, count: int, out: Any) -> None:
+    """A row's spans put together: partials [first : first + count] of [spans, Hq, Dh + 2] → out float32 [Hq Dh]."""
+    width = shape.head_dim
+    for head in range(shape.heads):
+        largest = partials[first, head, width]
+        for span in range(first, first + count):
+            largest = max(largest, partials[span, head, width])
+        total = f32(0)
+        for span in range(first, first + count):
+            total += partials[span, head, width + 1] * exp(partials[span, head, width] - largest)
+        for span in range(first, first + count):
+            share = exp(partials[span, head, width] - largest) / total
+            for j in range(width):
+                value = share * partials[span, head, j]
+                out[head * width + j] = value if span == first else out[head * width + j] + value

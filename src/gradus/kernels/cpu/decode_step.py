@@ -1,0 +1,239 @@
+"""A decode step on a CPU: what torch does in a few hundred small operations, in five stages per layer.
+
+    qkv        normalize the residual stream, multiply                     x → queries, keys, values
+    attend     turn heads to their positions, store, read the pages        → unfinished sums of each span
+    output     put the spans together, multiply, add to the stream         → x
+    up         normalize, multiply, activate                               x → features
+    down       multiply, add to the stream                                 → x
+
+and at the end `head`. Where a model normalizes what it adds (Gemma 3), a sixth stage does that. Each stage is divided
+into chunks of columns (attention: spans of positions) which threads take as they come free (`team.py`). A thread
+normalizes and rounds the activations that a stage reads for itself, once: that costs less than another stage.
+
+What a step works on lies in a few arrays, made once; a step sets the rows' numbers and calls `run`. One function
+serves every model, number of layers and scheme, so it is compiled once, and its code is kept on disk.
+"""
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from gradus.kernels.cpu.attend import Scratch, attend, gather
+from gradus.kernels.cpu.elementary import activate, tanh
+from gradus.kernels.cpu.machine import CAN_KEEP_CODE, FLAGS, load
+from gradus.kernels.cpu.normalize import normalize
+from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
+from gradus.kernels.cpu.team import FIRST, OVER, finish, open_step, take, wait
+
+f32 = np.float32
+
+QKV, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, HEAD = range(7)
+
+STAGE = np.dtype(
+    [
+        ("kind", np.int64),
+        ("layer", np.int64),
+        ("matrix", np.int64),  # the first of `parts` records
+        ("parts", np.int64),
+        ("columns", np.int64),  # of the result; of one half of it where `up` is gated
+        ("chunk", np.int64),  # columns of a chunk
+        ("norm", np.int64),  # addresses of float32; 0: none
+        ("norm_bias", np.int64),
+        ("eps", np.float32),
+        ("onto", np.int64),  # whether the result is added to the stream; else it goes to `added`
+    ]
+)
+
+SHAPE = np.dtype(
+    [
+        ("rows", np.int64),  # of this step
+        ("hidden", np.int64),
+        ("attended", np.int64),  # Hq Dh
+        ("features", np.int64),
+        ("activation", np.int64),
+        ("gated", np.int64),
+        ("softcap", np.float32),  # of the logits; 0: none
+    ]
+)
+
+
+class Step(NamedTuple):
+    """All that a step works on. Buffers are float32 [32, …], a row for each sequence.
+
+    shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
+    chunks: int64 [S], how many each stage has in this step.
+    spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
+    partials: float32 [most, Hq, Dh + 2].
+    """
+
+    shape: Any
+    heads: Any
+    stages: Any
+    chunks: NDArray[np.int64]
+    matrices: Any
+    layers: Any
+    spans: Any
+    span_starts: NDArray[np.int64]
+    x: NDArray[np.float32]
+    qkv: NDArray[np.float32]
+    partials: NDArray[np.float32]
+    added: NDArray[np.float32]
+    features: NDArray[np.float32]
+    logits: NDArray[np.float32]
+
+
+class Worker(NamedTuple):
+    """One thread's own: copies of activations, and which stage they were made for, counted over all steps."""
+
+    rows: Rows
+    scratch: Scratch
+    ready: NDArray[np.int64]
+    products: NDArray[np.float32]  # [32, columns], what a chunk multiplies before it is added
+
+
+@njit(**FLAGS)
+def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -> None:
+    """One chunk of stage `index`; `number` tells the stage from those of other steps."""
+    stage = step.stages[index]
+    if stage.kind == ATTEND:
+        layer = step.layers[stage.layer]
+        span = step.spans[layer.group, chunk]
+        attend(step.heads[0], layer, span, step.qkv[span.row], worker.scratch, step.partials[chunk])
+        return
+    if stage.kind == ADD_NORMALIZED:
+        _add_normalized(step, stage, worker)
+        return
+    low = chunk * stage.chunk
+    high = min(low + stage.chunk, stage.columns)
+    if worker.ready[0] != number:
+        _fill(step, stage, worker.rows)
+        prepare(step.matrices[stage.matrix], padded(step.shape[0].rows), worker.rows)
+        worker.ready[0] = number
+    if stage.kind == QKV:
+        _multiply(step, stage, low, high, worker.rows, step.qkv)
+    elif stage.kind == UP:
+        _up(step, stage, low, high, worker)
+    elif stage.kind == HEAD:
+        _multiply(step, stage, low, high, worker.rows, step.logits)
+        _cap(step, low, high)
+    else:
+        _multiply(step, stage, low, high, worker.rows, worker.products)
+        _add(step, stage, low, high, worker.products)
+
+
+# -- what a stage reads ------------------------------------------------------------------------------------------------
+
+
+@njit(**FLAGS)
+def _fill(step: Step, stage: Any, rows: Rows) -> None:
+    """The activations that a stage multiplies, in a thread's own copy; rows that only fill up are zeros."""
+    shape = step.shape[0]
+    for r in range(shape.rows):
+        if stage.kind == OUTPUT:
+            group = step.layers[stage.layer].group
+            first, end = step.span_starts[group, r], step.span_starts[group, r + 1]
+            gather(step.heads[0], step.partials, first, end - first, rows.x[r])
+        elif stage.kind == DOWN:
+            rows.x[r, : shape.features] = step.features[r, : shape.features]
+        else:
+            normalize(step.x[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
+    for r in range(shape.rows, padded(shape.rows)):
+        rows.x[r] = f32(0)
+
+
+@njit(**FLAGS)
+def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -> None:
+    """Columns low to high of the stage's product, whose matrix may consist of several, side by side."""
+    count = padded(step.shape[0].rows)
+    for part in range(stage.matrix, stage.matrix + stage.parts):
+        matrix = step.matrices[part]
+        start, end = max(low - matrix.first, 0), min(high - matrix.first, matrix.rows)
+        if start >= end:
+            continue
+        if stage.parts > 1:  # each wants its activations in its own way
+            _fill(step, stage, rows)
+            prepare(matrix, count, rows)
+        multiply(matrix, start, end, count, rows, y)
+
+
+# -- what becomes of a product -----------------------------------------------------------------------------------------
+
+
+@njit(**FLAGS)
+def _add(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
+    for r in range(step.shape[0].rows):
+        for i in range(low, high):
+            if stage.onto:
+                step.x[r, i] += products[r, i]
+            else:
+                step.added[r, i] = products[r, i]
+
+
+@njit(**FLAGS)
+def _add_normalized(step: Step, stage: Any, worker: Worker) -> None:
+    shape = step.shape[0]
+    for r in range(shape.rows):
+        out = worker.products[r]
+        normalize(step.added[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, out)
+        for i in range(shape.hidden):
+            step.x[r, i] += out[i]
+
+
+@njit(**FLAGS)
+def _up(step: Step, stage: Any, low: int, high: int, worker: Worker) -> None:
+    """Features low to high: of a gated product both halves, [gate, up]."""
+    shape, products = step.shape[0], worker.products
+    _multiply(step, stage, low, high, worker.rows, products)
+    if shape.gated:
+        _multiply(step, stage, shape.features + low, shape.features + high, worker.rows, products)
+    for r in range(shape.rows):
+        activate(shape.activation, products[r, low:high])
+        for i in range(low, high):
+            step.features[r, i] = products[r, i] * products[r, shape.features + i] if shape.gated else products[r, i]
+
+
+@njit(**FLAGS)
+def _cap(step: Step, low: int, high: int) -> None:
+    cap = step.shape[0].softcap
+    if cap:
+        for r in range(step.shape[0].rows):
+            for i in range(low, high):
+                step.logits[r, i] = cap * tanh(step.logits[r, i] / cap)
+
+
+# -- a whole step ------------------------------------------------------------------------------------------------------
+
+
+def _sources() -> int:
+    """A number for this package's sources. numba looks at one file to see whether code that it kept is out of date."""
+    folder = Path(__file__).parent
+    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
+
+
+def _compiled(sources: int) -> Callable[[int, Step, Worker, int, int], None]:
+    @njit(**FLAGS, cache=CAN_KEEP_CODE)
+    def run(words: int, step: Step, worker: Worker, stages: int, patience: int) -> None:
+        """Open a step of so many stages, or none, and take part in it; after it, wait `patience` turns for another."""
+        turns = sources & 0  # so that kept code is of these sources
+        if stages:
+            open_step(words, stages)
+        while True:
+            stage, chunk = take(words, step.chunks)
+            if stage >= 0:
+                run_chunk(step, worker, load(words, FIRST) + stage, stage, chunk)
+                finish(words, step.chunks[stage])
+                turns = 0
+            elif stage == OVER and turns >= patience:
+                return
+            else:
+                turns = wait(turns)
+
+    return run
+
+
+run = _compiled(_sources())

@@ -1,0 +1,48 @@
+"""Exponentials and activations that become vector instructions: calls to the C library would be made one by one."""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from gradus.kernels.cpu.machine import FLAGS, power_of_two
+
+f32 = np.float32
+LOG2_E, LN_2 = f32(1.4426950408889634), f32(0.6931471805599453)
+LOWEST, HIGHEST = f32(-87), f32(88)  # beyond, float32 has no exponential
+
+SILU, GELU, GELU_TANH = range(3)
+ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
+
+
+@njit(**FLAGS)
+def exp(x: Any) -> Any:
+    """eˣ to a few units in the last place: 2ⁿ by its bits, and the Taylor series of the rest, |z| ≤ ln 2 / 2."""
+    x = min(max(x, LOWEST), HIGHEST)
+    n = np.rint(x * LOG2_E)
+    z = x - n * LN_2
+    series = f32(1 / 120) + z * (f32(1 / 720) + z * f32(1 / 5040))
+    series = f32(1) + z * (f32(1) + z * (f32(1 / 2) + z * (f32(1 / 6) + z * (f32(1 / 24) + z * series))))
+    return series * power_of_two(np.int32(n))
+
+
+@njit(**FLAGS)
+def tanh(x: Any) -> Any:
+    return f32(1) - f32(2) / (exp(f32(2) * x) + f32(1))
+
+
+@njit(**FLAGS)
+def activate(kind: int, x: Any) -> None:
+    """The activation of each value, in place."""
+    if kind == SILU:
+        for j in range(x.shape[0]):
+            x[j] = x[j] / (f32(1) + exp(-x[j]))
+    elif kind == GELU_TANH:
+        for j in range(x.shape[0]):
+            v = x[j]
+            inner = f32(math.sqrt(2 / math.pi)) * (v + f32(0.044715) * v * v * v)
+            x[j] = f32(0.5) * v * (f32(1) + tanh(inner))
+    else:
+        for j in range(x.shape[0]):
+            x[j] = f32(0.5) * x[j] * f32(1 + math.erf(x[j] * math.sqrt(0.5)))

@@ -1,0 +1,200 @@
+"""What numba lacks: arrays at an address, bfloat16, atomic words, and a pause. One LLVM instruction or two each.
+
+Kernels see weights, pages and scratch through their addresses. So one compiled kernel serves every layer and every
+model, and its code can be kept on disk.
+"""
+
+import platform
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+# Sums may be reordered, so that loops become vector instructions. But NaN and infinity stay what they are: a row that
+# has one must end alone, and so kernels must be able to see it.
+FLAGS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
+}
+
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _can_keep_code() -> bool:
+    """Whether compiled code can be kept: beside the sources, else in the user's cache, if either can be written."""
+    try:
+        njit(cache=True)(_can_keep_code)
+    except RuntimeError:  # numba finds no place
+        return False
+    return True
+
+
+CAN_KEEP_CODE = _can_keep_code()
+
+WORD = ir.IntType(64)
+HALF, SINGLE, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+
+@intrinsic
+def _pointer(typing: Any, address: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@njit(**FLAGS)
+def floats(address: int, shape: Any) -> Any:
+    """float32 at an address."""
+    return carray(_pointer(address), shape, np.float32)
+
+
+@njit(**FLAGS)
+def halves(address: int, shape: Any) -> Any:
+    """Values of 16 bits: bfloat16, words of int4."""
+    return carray(_pointer(address), shape, np.uint16)
+
+
+@njit(**FLAGS)
+def bytes_at(address: int, shape: Any) -> Any:
+    """int8 at an address."""
+    return carray(_pointer(address), shape, np.int8)
+
+
+@njit(**FLAGS)
+def longs(address: int, shape: Any) -> Any:
+    """int64 at an address."""
+    return carray(_pointer(address), shape, np.int64)
+
+
+@intrinsic
+def address(typing: Any, array: Any) -> Any:
+    """Where the values of an array lie."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.ptrtoint(make_array(signature.args[0])(context, builder, args[0]).data, WORD)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def widen(typing: Any, value: Any) -> Any:
+    """A value as float32: float32 as it is, uint16 as the bits of a bfloat16, integers by value."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        if value == types.uint16:
+            bits = builder.shl(builder.zext(args[0], SINGLE), ir.Constant(SINGLE, 16))
+            return builder.bitcast(bits, FLOAT)
+        return builder.sitofp(args[0], FLOAT) if isinstance(value, types.Integer) else args[0]
+
+    return types.float32(value), generate
+
+
+@intrinsic
+def narrow(typing: Any, value: Any) -> Any:
+    """float32 → the bits of the nearest bfloat16, of two the even one; a NaN stays one."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        bits = builder.bitcast(args[0], SINGLE)
+        upper = builder.lshr(bits, ir.Constant(SINGLE, 16))
+        odd = builder.and_(upper, ir.Constant(SINGLE, 1))
+        rounded = builder.lshr(
+            builder.add(bits, builder.add(odd, ir.Constant(SINGLE, 0x7FFF))), ir.Constant(SINGLE, 16)
+        )
+        quiet = builder.or_(upper, ir.Constant(SINGLE, 0x40))
+        is_nan = builder.fcmp_unordered("uno", args[0], args[0])
+        return builder.trunc(builder.select(is_nan, quiet, rounded), HALF)
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic
+def power_of_two(typing: Any, exponent: Any) -> Any:
+    """2ⁿ as float32, for n from -126 to 127."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        biased = builder.add(args[0], ir.Constant(SINGLE, 127))
+        return builder.bitcast(builder.shl(biased, ir.Constant(SINGLE, 23)), FLOAT)
+
+    return types.float32(types.int32), generate
+
+
+# -- words that threads share ------------------------------------------------------------------------------------------
+
+
+def _place(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+    return builder.inttoptr(builder.add(args[0], builder.mul(args[1], ir.Constant(WORD, 8))), WORD.as_pointer())
+
+
+@intrinsic
+def load(typing: Any, address: Any, index: Any) -> Any:
+    """Word `index` of an int64 array at an address; what was written before it was stored is seen after this."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.load_atomic(_place(context, builder, signature, args), "acquire", 8)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def store(typing: Any, address: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        builder.store_atomic(args[2], _place(context, builder, signature, args), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def add(typing: Any, address: Any, index: Any, value: Any) -> Any:
+    """Add, and return what was there before."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.atomic_rmw("add", _place(context, builder, signature, args), args[2], "acq_rel")
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def exchange_if(typing: Any, address: Any, index: Any, expected: Any, value: Any) -> Any:
+    """Store the value if the word is what was expected, and tell whether it was (compare and swap)."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        place = _place(context, builder, signature, args)
+        pair = builder.cmpxchg(place, args[2], args[3], "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Tell the processor that this thread only waits."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        if IS_X86:
+            builder.call(_function(builder, "llvm.x86.sse2.pause", ir.VoidType(), []), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def sleep(typing: Any, microseconds: Any) -> Any:
+    """Give the core away, for at least so long. The C library's, which every POSIX system has."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        function = _function(builder, "usleep", SINGLE, [SINGLE])
+        builder.call(function, [builder.trunc(args[0], SINGLE)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+def _function(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(result, arguments), name)

@@ -1,0 +1,85 @@
+"""A weight matrix as the kernels know it: its kind, and where its parts lie in memory.
+
+A record of numbers, so that one compiled kernel takes any matrix of any model. The memory stays the model's; whoever
+keeps records keeps the model as well.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradus.models.layers import Linear
+from gradus.models.precision import NarrowLinear
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.parts import SideBySide
+
+FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF = range(5)
+"""What a matrix is kept in. INT4 has scales and offsets in bfloat16, INT4_HALF in float16."""
+
+MATRIX = np.dtype(
+    [
+        ("kind", np.int64),
+        ("first", np.int64),  # of the columns of the result
+        ("rows", np.int64),
+        ("width", np.int64),
+        ("values", np.int64),  # addresses from here on; 0: there is none
+        ("scales", np.int64),  # int8: float32 [rows]; int4: pairs
+        ("group", np.int64),  # int4: weights that share a pair
+        ("order", np.int64),  # int4: int64 [width], of which column each stored one is
+        ("bias", np.int64),  # float32 [rows]
+    ]
+)
+
+FLOATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
+
+
+class Unsupported(Exception):
+    """A part of the model that there is no kernel for; says which."""
+
+
+class Matrices:
+    """The records of a model's matrices, and what must stay in memory for them.
+
+    records: MATRIX [count]. A fused matrix whose parts are kept in different ways takes several.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, ...]] = []
+        self.kept: list[torch.Tensor] = []
+
+    @property
+    def records(self) -> NDArray[np.void]:
+        return np.array(self.rows, MATRIX)
+
+    def add(self, linear: Linear) -> tuple[int, int]:
+        """Returns the matrix's first record, and how many it has. Raises Unsupported."""
+        start = len(self.rows)
+        first = 0
+        for part in linear.parts if isinstance(linear, SideBySide) else [linear]:
+            assert isinstance(part, Linear)
+            self._add(part, first)
+            first += sum(part.out_features)
+        return start, len(self.rows) - start
+
+    def _add(self, linear: Linear, first: int) -> None:
+        rows, width = sum(linear.out_features), linear.in_features
+        bias = 0 if linear.bias is None else self.address(linear.bias.float())
+        scales = group = order = 0
+        if type(linear) in (Linear, NarrowLinear) and linear.weight.dtype in FLOATS:
+            kind, values = FLOATS[linear.weight.dtype], linear.weight
+        elif type(linear) is Int8Linear:
+            kind, values, scales = INT8, linear.values, self.address(linear.scales)
+        elif type(linear) is Int4Linear:
+            kind = INT4 if linear.kind == torch.bfloat16 else INT4_HALF
+            values, scales, group = linear.words, self.address(linear.pairs), linear.group
+            order = 0 if linear.order is None else self.address(linear.order)
+        else:
+            raise Unsupported(f"{type(linear).__name__} with {next(linear.parameters()).dtype} weights")
+        self.rows.append((kind, first, rows, width, self.address(values), scales, group, order, bias))
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Where a tensor's values lie, one after the other; the tensor is kept."""
+        tensor = tensor.detach().contiguous()
+        self.kept.append(tensor)
+        return tensor.data_ptr()

@@ -1,0 +1,237 @@
+"""A model as the stages of a decode step, and the arrays that its steps work on."""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import finalize
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from gradus.kernels.cpu.attend import HEADS, LAYER, LONGEST, SPAN, make_scratch
+from gradus.kernels.cpu.decode_step import (
+    ADD_NORMALIZED,
+    ATTEND,
+    DOWN,
+    HEAD,
+    OUTPUT,
+    QKV,
+    SHAPE,
+    STAGE,
+    UP,
+    Step,
+    Worker,
+    run,
+)  # fmt: skip
+from gradus.kernels.cpu.elementary import ACTIVATIONS
+from gradus.kernels.cpu.matrix import Matrices, Unsupported
+from gradus.kernels.cpu.product import MOST_ROWS, make_rows
+from gradus.kernels.cpu.team import WORDS, Team
+from gradus.models import Model, gemma3, gpt2
+from gradus.models.layers import Linear, RMSNorm
+from gradus.models.rope import RotaryTable
+
+CHUNK_BYTES = 64 << 10  # of a chunk's weights: long enough to be worth taking, short enough to be shared evenly
+FEWEST_KEYS = 32  # of a span
+f32 = np.float32
+
+
+class Stages:
+    """The stages of a model's decode step, one STAGE each. Raises Unsupported for a part that has no kernel."""
+
+    def __init__(self, model: Model) -> None:
+        self.matrices = Matrices()
+        self.rows: list[tuple[Any, ...]] = []
+        for index, layer in enumerate(model.layers):
+            self._add_layer(index, layer)
+        self._add_product(HEAD, 0, model.head, norm=model.norm)
+
+    def _add_layer(self, index: int, layer: Any) -> None:
+        after = isinstance(layer, gemma3.Block)  # what is added to the stream is normalized first
+        self._add_product(QKV, index, layer.qkv, norm=layer.attention_norm)
+        self._add(ATTEND, index)
+        self._add_product(OUTPUT, index, layer.output, onto=not after)
+        if after:
+            self._add(ADD_NORMALIZED, index, norm=layer.attention_out_norm)
+        gated = not isinstance(layer, gpt2.Block)
+        self._add_product(UP, index, layer.gate_up if gated else layer.up, norm=layer.mlp_norm, halves=1 + gated)
+        self._add_product(DOWN, index, layer.down, onto=not after)
+        if after:
+            self._add(ADD_NORMALIZED, index, norm=layer.mlp_out_norm)
+
+    def _add_product(
+        self, kind: int, layer: int, linear: Linear, norm: nn.Module | None = None, onto: bool = False, halves: int = 1
+    ) -> None:
+        matrix, parts = self.matrices.add(linear)
+        columns = sum(linear.out_features) // halves
+        column_bytes = halves * sum(each.nbytes for each in linear.parameters()) / sum(linear.out_features)
+        chunk = max(16, int(CHUNK_BYTES / column_bytes) // 16 * 16)
+        self._add(kind, layer, (matrix, parts, columns, min(chunk, columns)), norm, onto)
+
+    def _add(
+        self,
+        kind: int,
+        layer: int,
+        product: tuple[int, int, int, int] = (0, 0, 1, 1),
+        norm: nn.Module | None = None,
+        onto: bool = False,
+    ) -> None:
+        weight = bias = eps = 0.0
+        if isinstance(norm, RMSNorm | nn.LayerNorm):
+            weight, eps = self.matrices.address(norm.weight.float()), norm.eps
+            bias = self.matrices.address(norm.bias.float()) if isinstance(norm, nn.LayerNorm) else 0
+        self.rows.append((kind, layer, *product, weight, bias, eps, onto))
+
+
+class DecodeModel:
+    """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
+
+    keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
+    longest]. threads: that share a step, the caller included. Raises Unsupported.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: Sequence[tuple[Tensor, Tensor, int]],
+        tables: Tensor,
+        page_size: int,
+        windows: Sequence[int | None],
+        threads: int,
+    ) -> None:
+        self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
+        stages = Stages(model)
+        self.kept = stages.matrices, cache
+        self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
+        self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
+        self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
+        self.workers = [_make_worker(model, self.step) for _ in range(threads)]
+        self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
+        self.address = -(-self.words.ctypes.data // 64) * 64
+        self.logits = torch.from_numpy(self.step.logits)
+        self.team = Team(threads, self._work)
+        finalize(self, self.team.close)
+
+    def run(self, token_ids: Tensor, positions: Tensor, slots: Sequence[int]) -> Tensor:
+        """One decode step: a new token of each of these slots, at its position, int64 [R].
+
+        Its keys and values go to the pages that the tables name. Returns logits, float32 [R, V], until the next call.
+        """
+        rows = len(slots)
+        self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
+        self.step.shape["rows"] = rows
+        self._divide(slots, positions.tolist())
+        self.team.run()
+        return self.logits[:rows]
+
+    def _work(self, thread: int, patience: int) -> None:
+        opened = 0 if thread else len(self.step.stages)  # by the caller
+        run(self.address, self.step, self.workers[thread], opened, patience)
+
+    def _divide(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Each row's context into spans, for every group of layers."""
+        _, count, longest = self.tables.shape
+        start = self.tables.data_ptr()
+        for group, window in enumerate(self.windows):
+            oldest = [0 if window is None else max(0, position - window + 1) for position in positions]
+            total = sum(position + 1 - first for position, first in zip(positions, oldest, strict=True))
+            length = min(LONGEST, max(FEWEST_KEYS, -(-total // (2 * self.threads))))
+            spans, starts = [], [0]
+            for row, (slot, position, first) in enumerate(zip(slots, positions, oldest, strict=True)):
+                table = start + 8 * (group * count + slot) * longest
+                lows = range(first, position + 1, length)
+                spans += [(row, position, low, min(low + length, position + 1), table) for low in lows]
+                starts.append(len(spans))
+            self.step.spans[group, : len(spans)] = spans
+            self.step.span_starts[group, : len(starts)] = starts
+        self.step.chunks[self.attending] = self.step.span_starts[self.groups, len(slots)]
+
+
+def _most_spans(model: Model, threads: int) -> int:
+    """For 32 rows of the longest context: each as long as LONGEST allows, or all evenly divided, and a rest per row."""
+    return MOST_ROWS * (-(-model.config.context_length // LONGEST) + 2 * threads + 1)
+
+
+def _make_step(
+    model: Model,
+    stages: Stages,
+    cache: Sequence[tuple[Tensor, Tensor, int]],
+    page_size: int,
+    most_spans: int,
+    groups: int,
+) -> Step:
+    config, rows = model.config, np.array(stages.rows, STAGE)
+    widths = config.num_heads * config.head_dim, config.intermediate_size
+    chunks = -(-rows["columns"] // rows["chunk"])
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+
+    def buffer(width: int) -> NDArray[np.float32]:
+        return np.zeros((MOST_ROWS, width), f32)
+
+    return Step(
+        shape=_shape(model),
+        heads=_heads(model, cache[0][0], page_size),
+        stages=rows,
+        chunks=chunks,
+        matrices=stages.matrices.records,
+        layers=_layers(model, cache, stages.matrices),
+        spans=np.zeros((groups, most_spans), SPAN),
+        span_starts=np.zeros((groups, MOST_ROWS + 1), np.int64),
+        x=buffer(config.hidden_size),
+        qkv=buffer(qkv),
+        partials=np.zeros((most_spans, config.num_heads, config.head_dim + 2), f32),
+        added=buffer(config.hidden_size),
+        features=buffer(widths[1]),
+        logits=buffer(config.vocab_size),
+    )
+
+
+def _shape(model: Model) -> NDArray[np.void]:
+    config = model.config
+    gated, softcap = config.family != "gpt2", config.final_softcap or 0.0
+    attended = config.num_heads * config.head_dim
+    activation = ACTIVATIONS[config.activation]
+    return np.array([(0, config.hidden_size, attended, config.intermediate_size, activation, gated, softcap)], SHAPE)
+
+
+def _heads(model: Model, keys: Tensor, page_size: int) -> NDArray[np.void]:
+    config = model.config
+    if keys.dtype not in (torch.float32, torch.bfloat16):
+        raise Unsupported(f"a cache in {keys.dtype}")
+    heads: Any = model.layers[0].heads
+    norm = heads.q_norm
+    return np.array(
+        [
+            (
+                config.num_heads, config.num_kv_heads, config.head_dim, page_size, len(keys),
+                keys.dtype == torch.bfloat16, config.attention_scale, config.attention_softcap or 0.0,
+                norm.eps if norm is not None else 0.0,
+            )
+        ],
+        HEADS,
+    )  # fmt: skip
+
+
+def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices) -> NDArray[np.void]:
+    rows = []
+    layer: Any
+    for layer, (keys, values, group) in zip(model.layers, cache, strict=True):
+        rope: RotaryTable | None = getattr(model, "local_rope" if getattr(layer, "local", False) else "rope", None)
+        rotation = 0 if rope is None else matrices.address(rope.table.float())
+        norms = (layer.heads.q_norm, layer.heads.k_norm)
+        addresses = [0 if norm is None else matrices.address(norm.weight.float()) for norm in norms]
+        rows.append((keys.data_ptr(), values.data_ptr(), rotation, *addresses, group))
+    return np.array(rows, LAYER)
+
+
+def _make_worker(model: Model, step: Step) -> Worker:
+    config = model.config
+    widest = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    columns = max(config.hidden_size, 2 * config.intermediate_size)
+    return Worker(
+        make_rows(widest),
+        make_scratch(config.num_heads, config.head_dim),
+        np.full(1, -1, np.int64),
+        np.zeros((MOST_ROWS, columns), f32),
+    )

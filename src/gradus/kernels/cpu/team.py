@@ -1,0 +1,113 @@
+"""Threads that share a step's work, made so that none ever waits for another that does not run.
+
+A step is a row of stages, a stage a number of chunks. Whoever is free takes the next chunk of the current stage; the
+last to finish a chunk opens the next stage. The caller is one of the workers and can do it all: where the others sleep,
+are late, share their core with another program or did not survive a fork, the step is only slower. A thread waits only
+while another computes what it needs.
+
+One word says what there is to do: the number of the stage, counted over all steps, and the next chunk. It is taken by
+compare and swap, so a thread that slept through a step cannot take what is no longer there.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakMethod
+
+from numba import njit
+
+from gradus.kernels.cpu.machine import FLAGS, add, exchange_if, load, pause, sleep, store
+
+# Words that threads share, each in a cache line of its own.
+WORK, DONE, FIRST, END = 0, 8, 16, 24
+WORDS = 32
+CHUNKS = 20  # bits of the word WORK that count chunks
+
+NOTHING = -1  # to do at present
+OVER = -2  # the step is
+
+SPINS = 4_000  # pauses, some tens of microseconds: as long as a stage takes
+PATIENCE = SPINS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop: the engine is idle
+
+
+@njit(**FLAGS)
+def open_step(words: int, stages: int) -> None:
+    """Give the threads `stages` stages to do. words: the address of int64 [WORDS]."""
+    first = load(words, END)
+    store(words, FIRST, first)
+    store(words, END, first + stages)
+
+
+@njit(**FLAGS)
+def take(words: int, chunks: Any) -> tuple[int, int]:
+    """The next piece of work: stage and chunk, or NOTHING, or OVER. chunks: int64, how many each stage has."""
+    word = load(words, WORK)
+    number = word >> CHUNKS
+    if number >= load(words, END):
+        return OVER, 0
+    stage, chunk = number - load(words, FIRST), word & ((1 << CHUNKS) - 1)
+    if stage < 0 or chunk >= chunks[stage] or not exchange_if(words, WORK, word, word + 1):
+        return NOTHING, 0
+    return stage, chunk
+
+
+@njit(**FLAGS)
+def finish(words: int, chunks: int) -> None:
+    """A chunk is done; with the last one of the stage the next stage begins."""
+    if add(words, DONE, 1) + 1 == chunks:
+        store(words, DONE, 0)
+        store(words, WORK, ((load(words, WORK) >> CHUNKS) + 1) << CHUNKS)
+
+
+@njit(**FLAGS)
+def wait(turns: int) -> int:
+    """One turn of waiting, after `turns` others: spin at first, then give the core away. Returns turns + 1."""
+    if turns < SPINS:
+        pause()
+    else:
+        sleep(50)
+    return turns + 1
+
+
+class Team:
+    """The caller, and threads beside it that live as long as the team.
+
+    work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is
+    a method of what owns the team, and referred to weakly: threads must not keep a model in memory.
+    """
+
+    def __init__(self, threads: int, work: Callable[[int, int], None]) -> None:
+        self.threads, self.work = threads, WeakMethod(work)
+        self._start()
+
+    def run(self) -> None:
+        """Do the step that is open, and return when it is done."""
+        if self.process != os.getpid():
+            self._start()  # after a fork the others are gone
+        for thread, awake in enumerate(self.awake):
+            if not awake:
+                self.awake[thread] = True
+                self.calls[thread].release()
+        if (work := self.work()) is not None:
+            work(0, 0)
+
+    def close(self) -> None:
+        """Let the threads end. A step may still be run: by the caller alone."""
+        self.awake = [True] * self.threads
+        for call in self.calls:
+            call.release()
+
+    def _start(self) -> None:
+        self.process = os.getpid()
+        self.awake = [True] + [False] * (self.threads - 1)
+        self.calls = [threading.Semaphore(0) for _ in range(self.threads)]
+        for thread in range(1, self.threads):
+            arguments = thread, self.calls[thread], self.awake
+            threading.Thread(target=self._serve, args=arguments, name=f"gradus-cpu-{thread}", daemon=True).start()
+
+    def _serve(self, thread: int, call: threading.Semaphore, awake: list[bool]) -> None:
+        while call.acquire() and awake is self.awake and (work := self.work()) is not None:
+            work(thread, PATIENCE)
+            del work
+            awake[thread] = False

@@ -1,0 +1,316 @@
+"""Three loops that must be vector instructions to be fast, written as such: rows of weights times activations.
+
+Each is a piece of LLVM code with `rows` weight rows and `count` rows of activations, both known when it is compiled, so
+that all sums stay in registers. LLVM makes of a vector of 16 what the processor has; one instruction is looked for by
+name: VNNI's, which multiplies and adds 64 bytes at once.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 16
+BYTE, HALF, SINGLE, WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+FLOAT = ir.FloatType()
+SUMS = ir.VectorType(SINGLE, LANES)
+FUSED = ("reassoc", "contract", "nsz")
+Generate = Callable[[Any, ir.IRBuilder, Any, Any], ir.Value]
+
+_FEATURES = binding.get_host_cpu_features()
+HAS_VNNI, HAS_AVX512 = bool(_FEATURES.get("avx512vnni")), bool(_FEATURES.get("avx512f"))
+
+INT8_STEP = 64
+"""Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
+
+
+class Code:
+    """A builder of LLVM code, with the few phrases that all loops need."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def whole(self, value: int) -> ir.Constant:
+        return ir.Constant(WORD, value)
+
+    def read(self, address: ir.Value, offset: ir.Value, kind: ir.Type) -> ir.Value:
+        """A value of a type at address + offset bytes, wherever that is."""
+        place = self.builder.inttoptr(self.builder.add(address, offset), kind.as_pointer())
+        return self.builder.load(place, align=1)
+
+    def write(self, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
+        place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
+        self.builder.store(value, place, align=1)
+
+    def all_lanes(self, value: ir.Value, count: int) -> ir.Value:
+        """A vector of `count` times the value."""
+        kind = ir.VectorType(value.type, count)
+        one = self.builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(SINGLE, 0))
+        zeros = ir.Constant(ir.VectorType(SINGLE, count), [0] * count)
+        return self.builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
+
+    def sum_of(self, vector: ir.Value) -> ir.Value:
+        """All lanes added up, halves onto halves."""
+        count = vector.type.count
+        is_float = isinstance(vector.type.element, ir.FloatType)
+        while count > 1:
+            count //= 2
+            low, high = (
+                self.builder.shuffle_vector(
+                    vector, vector, ir.Constant(ir.VectorType(SINGLE, count), list(range(first, first + count)))
+                )
+                for first in (0, count)
+            )
+            vector = self.builder.fadd(low, high, flags=FUSED) if is_float else self.builder.add(low, high)
+        return self.builder.extract_element(vector, ir.Constant(SINGLE, 0))
+
+    def loop(
+        self, steps: ir.Value, sums: list[ir.Value], body: Callable[[ir.Value, list[ir.Value]], list[ir.Value]]
+    ) -> list[ir.Value]:
+        """Run body(step, sums) → sums for each step, at least one."""
+        builder = self.builder
+        before, inside = builder.block, builder.append_basic_block("step")
+        after = builder.append_basic_block("done")
+        builder.branch(inside)
+        builder.position_at_end(inside)
+        step = builder.phi(WORD)
+        step.add_incoming(self.whole(0), before)
+        running = [builder.phi(each.type) for each in sums]
+        for phi, start in zip(running, sums, strict=True):
+            phi.add_incoming(start, before)
+        result = body(step, running)
+        following = builder.add(step, self.whole(1))
+        step.add_incoming(following, builder.block)
+        for phi, value in zip(running, result, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", following, steps), inside, after)
+        builder.position_at_end(after)
+        return result
+
+
+FLOAT_STEP = LANES
+"""Floats that a step takes: rows of other lengths are multiplied by plain loops."""
+
+
+@intrinsic
+def float_tile(
+    typing: Any, halves: Any, rows: Any, count: Any, values: Any, width: Any, x: Any, x_stride: Any, out: Any,
+    out_stride: Any,
+) -> Any:  # fmt: skip
+    """`rows` rows of weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+
+    values: bfloat16 where `halves` (literal) is 1, else float32, rows of `width` each, a multiple of FLOAT_STEP; x:
+    float32 rows. Writes float32 out[r * out_stride + 4 w].
+    """
+    literal = halves, rows, count
+    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
+        return None
+    return types.void(*literal, *[types.int64] * 6), _float_code(*(each.literal_value for each in literal))
+
+
+def _float_code(halves: int, rows: int, count: int) -> Generate:
+    wide, narrow = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
+    size = 2 if halves else 4
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, width, x, x_stride, out, out_stride = args[3:]
+        row_bytes = builder.mul(width, code.whole(size))
+
+        def read_weights(offset: ir.Value) -> ir.Value:
+            if not halves:
+                return code.read(values, offset, wide)
+            bits = builder.zext(code.read(values, offset, narrow), SUMS)
+            return builder.bitcast(builder.shl(bits, ir.Constant(SUMS, [16] * LANES)), wide)
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            result = list(sums)
+            at, xs = builder.mul(step, code.whole(size * LANES)), builder.mul(step, code.whole(4 * LANES))
+            weights = [read_weights(builder.add(at, builder.mul(row_bytes, code.whole(w)))) for w in range(rows)]
+            for r in range(count):
+                activations = code.read(x, builder.add(xs, builder.mul(x_stride, code.whole(r))), wide)
+                for w in range(rows):
+                    product = builder.fmul(weights[w], activations, flags=FUSED)
+                    result[w * count + r] = builder.fadd(result[w * count + r], product, flags=FUSED)
+            return result
+
+        zero = ir.Constant(wide, [0.0] * LANES)
+        sums = code.loop(builder.sdiv(width, code.whole(LANES)), [zero] * (rows * count), body)
+        for w in range(rows):
+            for r in range(count):
+                at = builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w))
+                code.write(out, at, code.sum_of(sums[w * count + r]))
+        return context.get_dummy_value()
+
+    return generate
+
+
+@intrinsic
+def int8_tile(
+    typing: Any, rows: Any, count: Any, values: Any, width: Any, x: Any, x_stride: Any, corrections: Any, out: Any,
+    out_stride: Any,
+) -> Any:  # fmt: skip
+    """`rows` rows of int8 weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+
+    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; corrections: int32 [count], 128 Σ x of each.
+    Writes int32 sums: out[r * out_stride + 4 w]. VNNI multiplies unsigned by signed bytes, so 128 is added to each
+    weight, and what that adds to a sum is taken off at the end.
+    """
+    if not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
+        return None
+    signature = types.void(rows, count, *[types.int64] * 7)
+    return signature, _int8_code(rows.literal_value, count.literal_value)
+
+
+def _int8_code(rows: int, count: int) -> Generate:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, width, x, x_stride, corrections, out, out_stride = args[2:]
+        add_products = _vnni(builder)
+        signs = ir.Constant(ir.VectorType(BYTE, INT8_STEP), [0x80 - 0x100] * INT8_STEP)
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            at = builder.mul(step, code.whole(INT8_STEP))
+            bytes_kind = ir.VectorType(BYTE, INT8_STEP)
+            xs = [
+                builder.bitcast(code.read(x, builder.add(at, builder.mul(x_stride, code.whole(r))), bytes_kind), SUMS)
+                for r in range(count)
+            ]
+            result = []
+            for w in range(rows):
+                place = builder.add(at, builder.mul(width, code.whole(w)))
+                weights = builder.xor(code.read(values, place, bytes_kind), signs)
+                weights = builder.bitcast(weights, SUMS)
+                result += [builder.call(add_products, [sums[w * count + r], weights, xs[r]]) for r in range(count)]
+            return result
+
+        zero = ir.Constant(SUMS, [0] * LANES)
+        sums = code.loop(builder.sdiv(width, code.whole(INT8_STEP)), [zero] * (rows * count), body)
+        for r in range(count):
+            correction = code.read(corrections, code.whole(4 * r), SINGLE)
+            for w in range(rows):
+                total = builder.sub(code.sum_of(sums[w * count + r]), correction)
+                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w)), total)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _vnni(builder: ir.IRBuilder) -> ir.Function:
+    name = "llvm.x86.avx512.vpdpbusd.512"
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(SUMS, [SUMS, SUMS, SUMS]), name)
+
+
+TILE, PLANE, PLANES = 128, 32, 4  # of gradus.quantization.int4
+BLOCK = 8
+"""Rows of int4 weights that are worked on together: 64 bytes of each lie side by side, and their sums fit registers."""
+
+
+@intrinsic
+def int4_tile(
+    typing: Any, planes: Any, rows: Any, count: Any, halves: Any, words: Any, words_stride: Any, pairs: Any,
+    pairs_stride: Any, tiles: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """`rows` rows of int4 weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+
+    words: 64 bytes per weight row, one row after the other, for each tile of 128 columns. pairs: 4 bytes per weight
+    row, one after the other, for each group of `planes` planes (literal): float16 where `halves` is 1, else bfloat16.
+    x: float32 rows of 128 values per tile, in the order of `column_of`. Writes float32
+    out[r * out_stride + 4 w].
+    """
+    literal = planes, rows, count
+    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
+        return None
+    return types.void(*literal, *[types.int64] * 10), _int4_code(*(each.literal_value for each in literal))
+
+
+def column_of(place: int) -> int:
+    """Of the activations that a tile multiplies as number `place`, the column within the tile.
+
+    64 bytes are 16 words of 32 bits, each two words of the storage: nibble k of the i-th belongs to plane k mod 4, and
+    there to column 2 i, or 2 i + 1 from the fifth nibble on. All nibbles k of a tile are multiplied together.
+    """
+    k, i = divmod(place, LANES)
+    return PLANE * (k % PLANES) + 2 * i + k // PLANES
+
+
+def _int4_code(planes: int, rows: int, count: int) -> Generate:
+    groups = PLANES // planes
+    wide = ir.VectorType(FLOAT, LANES)
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride = args[3:]
+        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            result = list(sums)
+            start, xs = builder.mul(step, words_stride), builder.add(x, builder.mul(step, code.whole(4 * TILE)))
+            decoded = []
+            for group in range(groups):
+                number = builder.add(builder.mul(step, code.whole(groups)), code.whole(group))
+                decoded.append(_decoded(code, pairs, builder.mul(number, pairs_stride), rows, are_halves))
+            for w in range(rows):
+                word = code.read(words, builder.add(start, code.whole(64 * w)), SUMS)
+                look_up = [
+                    _look_up(code, *(builder.extract_element(part, ir.Constant(SINGLE, w)) for part in decoded[group]))
+                    for group in range(groups)
+                ]
+                for k in range(2 * PLANES):
+                    shifted = builder.lshr(word, ir.Constant(SUMS, [4 * k] * LANES)) if k else word
+                    weights = look_up[k % PLANES // planes](shifted)
+                    for r in range(count):
+                        at = builder.add(builder.mul(x_stride, code.whole(r)), code.whole(4 * LANES * k))
+                        product = builder.fmul(weights, code.read(xs, at, wide), flags=FUSED)
+                        result[w * count + r] = builder.fadd(result[w * count + r], product, flags=FUSED)
+            return result
+
+        sums = code.loop(tiles, [ir.Constant(wide, [0.0] * LANES)] * (rows * count), body)
+        for w in range(rows):
+            for r in range(count):
+                at = builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w))
+                code.write(out, at, code.sum_of(sums[w * count + r]))
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _decoded(
+    code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Scales and offsets of some rows, vectors of float32."""
+    builder, kind = code.builder, ir.VectorType(SINGLE, rows)
+    wide, narrow, half = (ir.VectorType(each, rows) for each in (FLOAT, HALF, ir.HalfType()))
+    both = code.read(pairs, offset, kind)
+    sixteen = ir.Constant(kind, [16] * rows)
+    upper = builder.lshr(both, sixteen)
+    decoded = []
+    for part in (both, upper):
+        from_half = builder.fpext(builder.bitcast(builder.trunc(part, narrow), half), wide)
+        from_bfloat = builder.bitcast(builder.shl(part, sixteen), wide)
+        decoded.append(builder.select(are_halves, from_half, from_bfloat))
+    return decoded[0], decoded[1]
+
+
+def _look_up(code: Code, scale: ir.Value, offset: ir.Value) -> Callable[[ir.Value], ir.Value]:
+    """From the lowest four bits of each lane to the weight: a table of 16, in a register, where there is AVX-512."""
+    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
+    scales, offsets = code.all_lanes(scale, LANES), code.all_lanes(offset, LANES)
+
+    def weight(values: ir.Value) -> ir.Value:
+        return builder.fadd(builder.fmul(values, scales, flags=FUSED), offsets, flags=FUSED)
+
+    def computed(lanes: ir.Value) -> ir.Value:
+        values = builder.and_(lanes, ir.Constant(SUMS, [15] * LANES))
+        return weight(builder.sitofp(values, wide))
+
+    if not HAS_AVX512:
+        return computed
+    table = weight(ir.Constant(wide, [float(value) for value in range(LANES)]))
+    name = "llvm.x86.avx512.permvar.sf.512"
+    known = builder.module.globals.get(name)
+    permute = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS]), name)
+    return lambda lanes: builder.call(permute, [table, lanes])

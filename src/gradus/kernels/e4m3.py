@@ -1,0 +1,48 @@
+"""Keys and values in 8 bits, in registers: the arithmetic of `gradus.quantization.kv`, bit for bit.
+
+Values become bytes by integer arithmetic. GPUs have an instruction for it, but Triton's interpreter rounds otherwise,
+and a step stores few values. They are widened by the GPU, since that is done to all that is read: from Ada on, where
+Triton knows the type.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+
+from gradus.quantization import kv
+
+EXPONENT, BEYOND_MANTISSA = constexpr(kv.EXPONENT), constexpr(kv.BEYOND_MANTISSA)
+EIGHT, LEAST, INVERSE = constexpr(kv.EIGHT), constexpr(kv.LEAST), constexpr(kv.INVERSE)
+MAGNITUDE = constexpr(0x7FFFFFFF)  # the bits of a number but its sign
+NORMAL = constexpr(121 << 23)  # the bits of 2^-6: below, e4m3 counts in steps of 2^-9
+STEPS = constexpr(16384.0)  # 2^14: from here on, float32 counts in such steps
+STEPS_BITS = constexpr((127 + 14) << 23)
+REBIASED = constexpr((127 - 7) << 3)  # from float32's exponent to e4m3's, in bits of e4m3
+NAN = constexpr(0x7F)
+
+
+@triton.jit
+def largest_of(x: tensor) -> tensor:
+    """The bits of each row's largest magnitude, int32 [R], for float32 [R, C]. A NaN is larger than anything."""
+    return tl.max(x.to(tl.int32, bitcast=True) & MAGNITUDE, 1)
+
+
+@triton.jit
+def scales_of(largest: tensor) -> tensor:
+    """The scales of rows with these largest magnitudes, and their inverses, float32 [R] each."""
+    bits = tl.maximum(((largest + BEYOND_MANTISSA) & EXPONENT) - EIGHT, LEAST)
+    broken = largest >= EXPONENT
+    scale = tl.where(broken, float("nan"), bits.to(tl.float32, bitcast=True))
+    return scale, tl.where(broken, float("nan"), (-(bits - INVERSE)).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def to_e4m3(x: tensor) -> tensor:
+    """float32, within ±448 or NaN, rounded to nearest, ties to even."""
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & MAGNITUDE
+    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - REBIASED
+    counted = (magnitude.to(tl.float32, bitcast=True) + STEPS).to(tl.int32, bitcast=True)
+    found = tl.where(magnitude < NORMAL, counted - STEPS_BITS, normal)
+    found = tl.where(magnitude > EXPONENT, NAN, found) | ((bits >> 24) & 0x80)
+    return found.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
