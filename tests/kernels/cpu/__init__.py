@@ -1,0 +1,1 @@
+"""The kernels of a CPU, against the torch reference that each has."""

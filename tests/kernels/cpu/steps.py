@@ -1,0 +1,166 @@
+"""One decode step, made twice: by the compiled kernels, and by the model's torch forward over pages of its own.
+
+Compiling takes half a minute, and its result is kept beside the sources. So nothing here calls a kernel's inner
+functions, which numba would compile for the call alone: all goes through `DecodeModel`, as the engine does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.attention.batch import Batch
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.kernels.cpu.model import DecodeModel
+from gradus.models import SHAPES, Linear, LinearFactory, Model, Place, create_model, randomize
+from gradus.quantization.linear import QuantizedLinear
+from gradus.quantization.parts import SideBySide
+
+SLOTS = 9
+
+
+def made(
+    shape: str, linear: LinearFactory = Linear, dtype: torch.dtype = torch.float32, std: float = 0.1, **numbers: int
+) -> Model:
+    """A model of noise. numbers: of its configuration, where they differ from the shape's."""
+    model = create_model(replace(SHAPES[shape], **numbers), dtype=dtype, linear=linear)
+    randomize(model, seed=5, std=std)
+    for name, parameter in model.named_parameters():  # what noise leaves out
+        if "bias" in name:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator(len(name))) / 8)
+    return model
+
+
+def only(role: str, linear: LinearFactory) -> LinearFactory:
+    """A factory that makes the matrices of one role in another way."""
+
+    def make(place: Place, *arguments) -> Linear:
+        return (linear if place.role == role else Linear)(place, *arguments)
+
+    return make
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def widened(model: Model) -> Model:
+    """The same model with float32 matrices of what is stored: the same but for int8, which rounds activations."""
+    plain = create_model(replace(model.config, tie_embeddings=False))  # integers are no table: that is a copy
+    for (_, mine), (_, theirs) in zip(plain.named_modules(), _modules(model), strict=True):
+        if isinstance(mine, Linear):
+            mine.weight.copy_(dense(theirs))
+            if mine.bias is not None:
+                mine.bias.copy_(_bias(theirs))
+        else:
+            for name, value in mine.named_parameters(recurse=False):
+                value.copy_(getattr(theirs, name))
+    if hasattr(model, "embedding_scale"):
+        plain.embedding_scale = model.embedding_scale  # rounded to the table's type
+    return plain
+
+
+def _modules(model: Model):
+    """Without the parts of a matrix, which a plain one has not."""
+    parts = {
+        part for one in model.modules() if isinstance(one, SideBySide) for part in one.modules() if part is not one
+    }
+    return [(name, one) for name, one in model.named_modules() if one not in parts]
+
+
+def dense(linear: Linear) -> Tensor:
+    """float32 [N, K]."""
+    if isinstance(linear, SideBySide):
+        return torch.cat([dense(part) for part in linear.parts])
+    return linear.dequantized() if isinstance(linear, QuantizedLinear) else linear.weight.float()
+
+
+def _bias(linear: Linear) -> Tensor:
+    return torch.cat([_bias(part) for part in linear.parts]) if isinstance(linear, SideBySide) else linear.bias.float()
+
+
+class Pages:
+    """Pages of a model's keys and values, filled with noise. Two made alike hold the same.
+
+    Each slot's pages lie scattered, backwards, and between those of the others; each layer group has its own.
+    """
+
+    def __init__(self, model: Model, page_size: int = 16, dtype: torch.dtype = torch.float32) -> None:
+        config = model.config
+        longest = -(-config.context_length // page_size)
+        groups = len(PagedStorage(config, 1, page_size, dtype, torch.device("cpu")).groups)
+        count = groups * SLOTS * longest
+        self.storage = PagedStorage(config, count, page_size, dtype, torch.device("cpu"))
+        for kept, seed in ((self.storage.keys, 1), (self.storage.values, 2)):
+            kept.copy_(torch.randn(kept.shape, generator=generator(seed)))
+        self.attention = PagedAttention(config, self.storage, slots=SLOTS)
+        order = torch.randperm(count, generator=generator(3)) + 1
+        self.attention.tables.copy_(order.view(groups, SLOTS, longest))
+
+    def decode_model(self, model: Model, threads: int = 2) -> DecodeModel:
+        storage = self.storage
+        return DecodeModel(
+            model,
+            cache=[(*storage.rows(layer), storage.place(layer)[0]) for layer in range(model.config.num_layers)],
+            tables=self.attention.tables,
+            page_size=storage.page_size,
+            windows=[group.window for group in storage.groups],
+            threads=threads,
+        )
+
+
+class Step:
+    """A new token of some slots. contexts: how many positions each has stored before."""
+
+    def __init__(self, model: Model, contexts: Sequence[int]) -> None:
+        count = len(contexts)
+        self.slots = [(3 + 2 * i) % SLOTS for i in range(count)]
+        self.positions = torch.tensor(contexts)
+        self.tokens = torch.randint(model.config.vocab_size, (count,), generator=generator(count))
+
+    @torch.inference_mode()
+    def in_torch(self, model: Model, pages: Pages) -> Tensor:
+        """The model's own forward: logits [R, V]."""
+        rows, starts = len(self.slots), self.positions.tolist()
+        batch = Batch(
+            token_ids=self.tokens,
+            positions=self.positions,
+            slots=self.slots,
+            query_start=list(range(rows)),
+            counts=[1] * rows,
+            starts=starts,
+            lengths=[start + 1 for start in starts],
+            tables=[None] * rows,
+            logits_rows=torch.arange(rows),
+            row_spans=list(range(rows)),
+        )
+        pages.attention.prepare(batch)
+        return model.logits(model(self.tokens, self.positions, pages.attention))
+
+    @torch.inference_mode()
+    def compiled(self, decode: DecodeModel) -> Tensor:
+        return decode.run(self.tokens, self.positions, self.slots).clone()
+
+
+def poison(decode: DecodeModel) -> None:
+    """Fill all that a step works on with what no result may contain. What tells a step its work stays."""
+    told = {"shape", "heads", "stages", "chunks", "matrices", "layers", "spans", "span_starts"}
+    for name, array in decode.step._asdict().items():
+        if name not in told:
+            array.fill(np.nan)
+    for worker in decode.workers:
+        for array in (*worker.rows, *worker.scratch, worker.products):
+            array.fill(np.nan if array.dtype.kind == "f" else 77)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    """Within `tolerance` of the largest logit, and of the same opinion where that is clear."""
+    assert found.shape == expected.shape and found.isfinite().all()
+    largest = expected.abs().amax(1, keepdim=True)
+    assert ((found - expected).abs() <= tolerance * largest).all(), ((found - expected).abs() / largest).max()
+    first, second = expected.topk(2).values.unbind(1)
+    clear = first - second > 2 * tolerance * largest.squeeze(1)
+    assert torch.equal(found.argmax(1)[clear], expected.argmax(1)[clear])

@@ -1,0 +1,159 @@
+"""A decode step by the compiled kernels is the model's torch forward: every family, context, and number of rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradus.kernels.cpu.attend import LONGEST
+from gradus.kernels.cpu.product import MOST_ROWS
+from tests.kernels.cpu.steps import Pages, Step, close, generator, made, poison
+from tests.phases.conftest import FAMILIES
+
+MIXED = [5, 31, 0, 16, 63, 1, 32, 200]  # one of them a sequence's first token
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_every_family_at_every_number_of_rows(shape, rows):
+    model = made(shape)
+    step = Step(model, MIXED[:rows])
+    close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)))
+
+
+@pytest.mark.parametrize("context", [0, 1, 15, 16, 17, 30, 31, 32, 33, 63, 64, 127])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_every_context_up_to_the_edges_of_pages_windows_and_spans(shape, context):
+    model = made(shape)
+    step = Step(model, [context, 3])
+    close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)))
+
+
+@pytest.mark.parametrize("contexts", [[1300], [511, 512, 513], [1399] + [700] * 7])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+def test_contexts_of_several_spans(shape, contexts):
+    model = made(shape, context_length=1400)
+    pages = Pages(model)
+    step, decode = Step(model, contexts), pages.decode_model(model)
+    close(step.compiled(decode), step.in_torch(model, Pages(model)))
+    spans = decode.step.spans[0, : decode.step.span_starts[0, len(contexts)]]
+    assert (spans["high"] - spans["low"]).max() <= LONGEST and len(spans) > len(contexts)
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16, 100])
+def test_pages_of_any_size(page_size):
+    model = made("tiny-mistral")
+    step = Step(model, MIXED)
+    found = step.compiled(Pages(model, page_size).decode_model(model))
+    close(found, step.in_torch(model, Pages(model, page_size)))
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_it_stores_the_new_keys_and_values_and_nothing_else(shape):
+    model = made(shape)
+    step, mine, theirs, before = Step(model, MIXED), Pages(model), Pages(model), Pages(model)
+    step.compiled(mine.decode_model(model))
+    step.in_torch(model, theirs)
+    for name in ("keys", "values"):
+        found, expected, old = (getattr(pages.storage, name) for pages in (mine, theirs, before))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(found == old, expected == old)  # changed in the same places
+
+
+def test_what_it_stores_is_read_by_the_next_steps():
+    model = made("tiny-gemma3")
+    pages, theirs = Pages(model), Pages(model)
+    decode = pages.decode_model(model)
+    for more in range(20):  # into a new page, and beyond the window
+        step = Step(model, [context + more for context in (0, 14, 40)])
+        close(step.compiled(decode), step.in_torch(model, theirs))
+
+
+def test_keys_and_values_may_be_bfloat16():
+    """Against torch in bfloat16 throughout, whose products are rounded too; and closer, where only the cache is."""
+    model = made("tiny-llama")
+    step = Step(model, MIXED)
+    pages, exact = Pages(model, dtype=torch.bfloat16), Pages(model)
+    for name in ("keys", "values"):
+        getattr(exact.storage, name).copy_(getattr(pages.storage, name))
+    close(step.compiled(pages.decode_model(model)), step.in_torch(model, exact), 2e-2)  # its own key and value: rounded
+    narrow = made("tiny-llama", dtype=torch.bfloat16)
+    expected = step.in_torch(narrow, Pages(model, dtype=torch.bfloat16))
+    close(step.compiled(Pages(model, dtype=torch.bfloat16).decode_model(narrow)), expected, 6e-2)
+
+
+def test_rounding_to_bfloat16_is_to_nearest_even_and_keeps_nan():
+    """The values of a first token's value heads reach the cache unturned: with an identity for a matrix, any number."""
+    model = made("tiny-gpt2")
+    pages = Pages(model, dtype=torch.bfloat16)
+    layer, width = model.layers[0], model.config.hidden_size
+    numbers = torch.randn(width, generator=generator(9)) * 10 ** torch.linspace(-20, 20, width)
+    numbers[:3] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)])  # halfway: to the even one
+    numbers[3] = float("nan")
+    layer.qkv.weight.zero_()
+    layer.qkv.bias[2 * width :] = numbers
+    step = Step(model, [0])
+    decode = pages.decode_model(model)
+    with torch.inference_mode():
+        decode.run(step.tokens, step.positions, step.slots)
+    first = pages.attention.tables[0, step.slots[0], 0] * pages.storage.page_size
+    stored = pages.storage.rows(0)[1][first].flatten()
+    assert stored[3].isnan() and torch.equal(stored.nan_to_num(7), numbers.bfloat16().nan_to_num(7))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_nothing_of_an_earlier_step_is_read(shape, rows):
+    """Buffers, and pages that the step does not reach, hold NaN; the result is the same to the last bit."""
+    model = made(shape)
+    step, clean, pages = Step(model, MIXED[:rows]), Pages(model), Pages(model)
+    expected = step.compiled(clean.decode_model(model))
+    seen = torch.zeros(pages.storage.keys.shape[1:3], dtype=torch.bool)
+    for table in pages.attention.tables:
+        for slot, context in zip(step.slots, step.positions.tolist(), strict=True):
+            at = torch.arange(context)  # not its own: that one it stores
+            seen[table[slot, at // 16], at % 16] = True
+    for kept in (pages.storage.keys, pages.storage.values):
+        kept[:, ~seen] = float("nan")
+    decode = pages.decode_model(model)
+    poison(decode)
+    assert torch.equal(step.compiled(decode), expected)
+    step_of_eight = Step(model, MIXED)  # and after rows that ended
+    decode = clean.decode_model(model)
+    step_of_eight.compiled(decode)
+    assert torch.equal(step.compiled(decode), expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+def test_a_row_that_is_not_finite_stays_alone_and_can_be_seen(shape, bad):
+    model = made(shape)
+    step = Step(model, MIXED[:4])
+    expected = step.compiled(Pages(model).decode_model(model))
+    pages = Pages(model)
+    slot = step.slots[1]
+    for table in pages.attention.tables:
+        pages.storage.values[:, table[slot, 1], 3] = bad  # position 19 of 31
+    found = step.compiled(pages.decode_model(model))
+    assert not found[1].isfinite().any()
+    assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
+
+
+def test_a_model_has_room_for_the_longest_of_all_rows():
+    """The most spans that a step can have: each row at the end of its context, on more threads than cores."""
+    model = made("tiny-gpt2", context_length=1100)
+    pages = Pages(model)
+    for threads in (1, 7):
+        decode = pages.decode_model(model, threads)
+        step = Step(model, [1099] * MOST_ROWS)
+        close(step.compiled(decode), step.in_torch(model, Pages(model)))
+
+
+def test_softly_capped_scores():
+    model = made("tiny-llama")
+    model.config = replace(model.config, attention_softcap=2.0)
+    step = Step(model, MIXED)
+    expected = step.in_torch(model, Pages(model))
+    close(step.compiled(Pages(model).decode_model(model)), expected)
+    plain = made("tiny-llama")
+    assert not torch.allclose(step.in_torch(plain, Pages(plain)), expected, rtol=1e-3)

@@ -1,0 +1,190 @@
+"""Every kind of matrix: its product by the kernels is that of its class, and a model of it the torch model.
+
+A product is looked at where a step leaves both sides of it: what the last layer's `down` reads is in `features`, and
+of Gemma's, which is normalized before it is added, the result is in `added`.
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from gradus.kernels.cpu import model as kernel_model
+from gradus.kernels.cpu.matrix import Unsupported
+from gradus.models import Linear
+from gradus.models.precision import NarrowLinear
+from gradus.quantization.fp8 import Fp8Linear
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear, integer_product, to_int8
+from gradus.quantization.parts import SideBySide
+from tests.kernels.cpu.steps import Pages, Step, close, dense, generator, made, only, poison, widened
+from tests.phases.conftest import FAMILIES
+
+CONTEXTS = [5, 31, 0, 16, 63, 1, 32, 200]
+NARROW = partial(NarrowLinear, widen_from=1 << 30)
+FLOATS = {
+    "float32": Linear,
+    "bfloat16": NARROW,
+    "int4": Int4Linear,
+    "int4-g32": partial(Int4Linear, group=32),
+    "int4-g64": partial(Int4Linear, group=64),
+    "int4-ordered": partial(Int4Linear, ordered=True),
+}
+"""Kinds whose product is that of a float matrix: activations stay as they are."""
+
+WIDTHS = (32, 96, 128, 160, 192, 384, 640)
+
+
+def model_of(shape, linear, **numbers):
+    model = made(shape, linear, **numbers)
+    for part in model.modules():
+        if isinstance(part, Int4Linear) and part.ordered:
+            part.order.copy_(torch.randperm(part.in_features, generator=generator(4)))
+    return model
+
+
+def side_by_side(*makers):
+    """q in one way, k in another, v in a third; and gate and up in two."""
+
+    def make(place, width, out, bias, dtype, device):
+        if len(out) == 1:
+            return Linear(place, width, out, bias, dtype, device)
+        return SideBySide(place, width, out, bias, dtype, device, makers=makers[: len(out)])
+
+    return make
+
+
+# -- whole models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 7])
+@pytest.mark.parametrize("kind", ["bfloat16", "int4-g32"])  # the only groups that divide all widths of these shapes
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_a_model_of_it_is_the_model_of_its_floats(shape, kind, rows):
+    """With the head, which is the table of embeddings, too."""
+    model = model_of(shape, FLOATS[kind])
+    step = Step(model, CONTEXTS[:rows])
+    close(step.compiled(Pages(model).decode_model(model)), step.in_torch(widened(model), Pages(model)))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_a_model_in_int8_is_the_model_in_int8(shape, rows):
+    """Not closer: sums that differ in their last bit may round an activation to the other neighbor."""
+    model = model_of(shape, Int8Linear)
+    step = Step(model, CONTEXTS[:rows])
+    close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)), 3e-2)
+
+
+@pytest.mark.parametrize(
+    "makers",
+    [
+        (Linear, NARROW, partial(Int4Linear, group=32)),
+        (partial(Int4Linear, group=32), partial(Int4Linear, group=32, ordered=True), Linear),
+        (NARROW, Linear, NARROW),
+    ],
+    ids=["floats first", "int4 twice", "narrow twice"],
+)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen2", "tiny-gemma3"])
+def test_matrices_side_by_side(shape, makers, rows, monkeypatch):
+    """Each wants its activations in its own way. Chunks are short, so that they end within parts and between them."""
+    monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
+    model = model_of(shape, side_by_side(*makers))
+    step = Step(model, CONTEXTS[:rows])
+    decode = Pages(model).decode_model(model)
+    poison(decode)
+    close(step.compiled(decode), step.in_torch(widened(model), Pages(model)))
+
+
+def test_int8_side_by_side_with_floats():
+    model = model_of("tiny-qwen2", side_by_side(Int8Linear, Linear, Int8Linear))
+    step = Step(model, CONTEXTS)
+    close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)), 3e-2)
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "int8"])
+def test_a_quantized_head_and_a_table_of_its_own(kind):
+    linear = Int8Linear if kind == "int8" else FLOATS[kind]
+    model = model_of("tiny-gemma3", only("head", linear), hidden_size=128)
+    step = Step(model, CONTEXTS)
+    expected = step.in_torch(model if kind == "int8" else widened(model), Pages(model))
+    close(step.compiled(Pages(model).decode_model(model)), expected, 3e-2 if kind == "int8" else 1e-4)
+
+
+def test_a_kind_without_a_kernel_is_named():
+    model = made("tiny-llama", Fp8Linear)
+    with pytest.raises(Unsupported, match="Fp8Linear with"):
+        Pages(model).decode_model(model)
+    model = made("tiny-llama", dtype=torch.float16)
+    with pytest.raises(Unsupported, match=r"Linear with torch\.float16 weights"):
+        Pages(model).decode_model(model)
+    with pytest.raises(Unsupported, match=r"a cache in torch\.float16"):
+        model = made("tiny-llama")
+        Pages(model, dtype=torch.float16).decode_model(model)
+
+
+# -- single products ---------------------------------------------------------------------------------------------------
+
+
+def product(linear, width, rows, hidden, scale=1.0):
+    """A matrix [hidden, width], what a step multiplied it with, and what came of that."""
+    model = model_of("tiny-gemma3", only("down", linear), intermediate_size=width, hidden_size=hidden)
+    for layer in model.layers:
+        layer.gate_up.weight.mul_(scale)
+    decode = Pages(model).decode_model(model)
+    poison(decode)
+    Step(model, CONTEXTS[:rows]).compiled(decode)
+    features, added = (torch.from_numpy(array[:rows]) for array in (decode.step.features, decode.step.added))
+    return model.layers[-1].down, features, added
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [(kind, width) for kind in FLOATS for width in WIDTHS if kind != "int4-g64" or width % 64 == 0],
+)
+def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
+    monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)  # 16 columns each; the last chunk has 4
+    down, features, added = product(FLOATS[kind], width, rows, hidden=52)
+    expected = features.double() @ dense(down).double().t()
+    scale = features.double().abs() @ dense(down).double().abs().t()
+    assert ((added - expected).abs() <= 1e-6 * scale).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("width", [24, 64, 100, 128, 160, 192, 640])  # multiples of 64 are VNNI's
+def test_int8_sums_are_those_of_integers(width, rows, monkeypatch):
+
+    monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
+    down, features, added = product(Int8Linear, width, rows, hidden=51)
+    same_integers(down, features, added)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("width", [100, 192])
+def test_int8_sums_have_room_for_the_largest(width, rows):
+    """Weights of ±127 and -128, which a symmetric scheme has not but a checkpoint may."""
+    model = made("tiny-gemma3", only("down", Int8Linear), intermediate_size=width)
+    down = model.layers[-1].down
+    down.values.copy_(torch.tensor([127, -128, -127])[torch.randint(3, down.values.shape, generator=generator(1))])
+    down.values[0], down.values[1] = 127, -128
+    decode = Pages(model).decode_model(model)
+    Step(model, CONTEXTS[:rows]).compiled(decode)
+    same_integers(down, *(torch.from_numpy(array[:rows]) for array in (decode.step.features, decode.step.added)))
+
+
+def same_integers(down, features, added):
+    """What was summed is exact, the rounding of activations included; only the scales' product may be rounded twice."""
+    x, scales = to_int8(features)
+    sums = integer_product(x, down.values)
+    assert torch.equal((added.double() / scales / down.scales).round().long(), sums.long())
+    torch.testing.assert_close(added, down.forward(features), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "int8"])
+def test_rows_of_zeros_give_zeros(kind):
+    linear = Int8Linear if kind == "int8" else FLOATS[kind]
+    _, features, added = product(linear, 128, 3, hidden=64, scale=0.0)
+    assert not features.any()
+    torch.testing.assert_close(added, torch.zeros_like(added), rtol=0, atol=0)
