@@ -17,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradus.device.threads import usable_cores
+
 if TYPE_CHECKING:
     import torch
 
@@ -104,11 +106,6 @@ def hardware() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: _installed(name) for name in PACKAGES}
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on, which in a container or under taskset are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _installed(package: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from gradus import LLM, SamplingParams, phases
 from gradus.config.options import SWITCHES
 from gradus.config.settings import Settings
+from gradus.device.threads import use
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError, RequestError
 from gradus.execution.memory import OutOfMemory, ran_out
@@ -41,6 +42,7 @@ def test_it_runs_where_no_phase_is_named(llm):
         "policy": "fcfs",
         "kv_dtype": "auto",
         "token_budget": 256,
+        "threads": use(None),
         "memory_fraction": 0.5,
         "switches": {"prefix_cache": True, "chunked": True, "kernels": True, "graphs": False, "overlap": True},
     }
@@ -144,6 +146,8 @@ def test_a_gpu_gets_more_sequences_and_its_kernels():
         ({"kv_dtype": "fp4"}, "kv_dtype must be one of auto, fp8, got 'fp4'"),
         ({"kv_dtype": "fp8", "phase": "p09"}, "kv_dtype does nothing in phase p09, leave it out; .* the final engine"),
         ({"max_sequences": 0}, "max_sequences must be a whole number, 1 or more, got 0"),
+        ({"threads": 0}, "threads must be a whole number between 1 and 1024, got 0"),
+        ({"threads": "all"}, "threads must be a whole number between 1 and 1024, got 'all'"),
         ({"page_size": 0}, "page_size must be a whole number, 1 or more, got 0"),
         (
             {"cache_tokens": 10**15},

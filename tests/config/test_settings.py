@@ -44,14 +44,15 @@ def refused(call):
     except ConfigError as mistake:
         return str(mistake)
 
+fast = {"switch_off": ["kernels"]}  # a copy of the source has no kernels compiled
 dry = ["serve", "--port", "0", "--dry-run", "--json", "--model", "random:tiny-llama", "--dtype", "float32"]
 run = lambda *arguments: CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"}).output
 print(json.dumps({
     "help": [run(command, "--help") for command in ("generate", "chat", "serve")],
     "dry run": json.loads(run(*dry, "--haste", "7"))["settings"]["haste"],
     "file": ServerConfig().replaced({"haste": 4}).haste,
-    "keyword": LLM("random:tiny-llama", device="cpu", dtype="float32", haste=5).settings["haste"],
-    "default": LLM("random:tiny-llama", device="cpu", dtype="float32").settings["haste"],
+    "keyword": LLM("random:tiny-llama", device="cpu", dtype="float32", haste=5, **fast).settings["haste"],
+    "default": LLM("random:tiny-llama", device="cpu", dtype="float32", **fast).settings["haste"],
     "signature": "haste" in inspect.signature(LLM).parameters and "How hurried it is." in LLM.__doc__,
     "bounds": [refused(lambda: LLM(haste=0)), refused(lambda: ServerConfig().replaced({"haste": "x"}))],
     "phase": refused(lambda: LLM("random:tiny-llama", phase="p06", device="cpu", dtype="float32", haste=5)),
@@ -193,7 +194,7 @@ def test_what_is_not_given_suits_the_engine_and_the_device():
 
 
 def test_a_phase_heeds_what_it_says_and_the_final_engine_everything():
-    everywhere = {"model", "phase", "device", "dtype", "quantize", "context_length", "max_sequences"}
+    everywhere = {"model", "phase", "device", "dtype", "quantize", "context_length", "max_sequences", "threads"}
     assert heeded("p00") == everywhere
     assert heeded("p04") == everywhere | phases.load("p04").USES
     assert heeded(None) == described(Settings).keys() >= SETTINGS.keys()

@@ -21,6 +21,7 @@ from gradus.cache.groups import layer_groups
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.config.options import EngineConfig
+from gradus.device.threads import use
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
@@ -62,8 +63,10 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         sampler = Sampler(model.config.vocab_size, device, count)
-        choose = compiled_runner if config.kernels else ModelRunner
-        runner = choose(model, attention, sampler, latest)
+        if config.kernels:
+            runner = compiled_runner(model, attention, sampler, latest, config.threads)
+        else:
+            runner = ModelRunner(model, attention, sampler, latest)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     times = TimeLimits()
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times)
@@ -117,14 +120,14 @@ def kernel_runner(
 
 
 def compiled_runner(
-    model: Model, attention: PagedAttention, sampler: Sampler, latest: LatestTokens | None
+    model: Model, attention: PagedAttention, sampler: Sampler, latest: LatestTokens | None, threads: int | None
 ) -> ModelRunner:
     """On a CPU: decode steps through compiled kernels; through torch where the model has a part without one."""
     from gradus.execution.compiled import CompiledRunner  # here: numba is not everywhere
     from gradus.kernels.cpu.matrix import Unsupported
 
     try:
-        return CompiledRunner(model, attention, sampler, latest)
+        return CompiledRunner(model, attention, sampler, latest, threads=threads or use(None))
     except Unsupported as part:
         log.info("decode steps run in torch: there is no kernel for %s", part)
         return ModelRunner(model, attention, sampler, latest)

@@ -23,7 +23,7 @@ from typer.exceptions import Abort, TyperException
 
 import gradus
 from gradus.cli import bench, chat, course, exercises, generate, health, models, serve, terminal
-from gradus.device.threads import sleep_while_waiting
+from gradus.device.threads import sleep_while_waiting, stay_within_share
 from gradus.errors import CapacityError, GradusError
 
 app = typer.Typer(
@@ -83,10 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
     arguments: without the program's name. None takes the process's own: then the process is the command line's, and so
-    is the way in which its threads wait.
+    are its threads: how many, and the way in which they wait.
     """
     if arguments is None:
         sleep_while_waiting(os.environ)
+        stay_within_share(os.environ)
     try:
         return app(args=arguments, prog_name="gradus", standalone_mode=False) or 0
     except TyperException as mistake:

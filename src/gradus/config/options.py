@@ -54,6 +54,15 @@ class EngineOptions:
         panel=_CACHE,
     )
 
+    threads: int | None = setting(
+        None,
+        "Threads that compute on a CPU: torch's, in the whole process, and those of the final engine's kernels.",
+        unset="one per core that the process may use, and no more than torch has",
+        least=1,
+        most=1024,
+        panel=_LIMITS,
+    )
+
     def __post_init__(self) -> None:
         check(self)
         if self.cache_tokens is not None and self.cache_tokens < self.page_size:

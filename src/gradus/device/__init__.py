@@ -4,5 +4,5 @@ Read in this order:
 
     transfer.py     numbers moved between host and device without a wait
     capability.py   what a GPU can do
-    threads.py      how a CPU's threads wait for one another
+    threads.py      how many threads compute on a CPU, and how they wait for one another
 """

@@ -1,25 +1,85 @@
-"""How torch's threads wait for one another. The command line chooses it, before torch is loaded.
+"""How many threads compute on a CPU, and how they wait for one another.
 
-On a CPU, a decode step is a few hundred parallel regions of some ten microseconds, and each region ends when its last
-thread does. By default a thread that has finished spins for milliseconds. On an idle machine that is the fastest way
-to wait. Beside another busy program, the spinning thread uses up its share of the core, the scheduler then takes the
-core away, and the next region waits a whole time slice for it. A thread that sleeps instead keeps its claim to the
-core and is woken at once. `benchmarks/busy_core.py` measures both.
+How many: as `threads` says; else one per core that this process may use, and no more than torch was given. `use`
+decides it for an engine, which hands it to its kernels. Torch has one number for the whole process. It is the
+program's own: `use` changes it where `threads` is given, and only then. Torch itself counts the cores that it may run
+on, and knows nothing of a container's share of their time (`docker run --cpus 2`): threads beyond that share are
+stopped in the middle of a step, and the others wait for them. So the command line, whose process is its own, tells
+torch before it is loaded.
+
+How they wait: on a CPU, a decode step in torch is a few hundred parallel regions of some ten microseconds, and each
+region ends when its last thread does. By default a thread that has finished spins for milliseconds. On an idle machine
+that is the fastest way to wait. Beside another busy program, the spinning thread uses up its share of the core, the
+scheduler then takes the core away, and the next region waits a whole time slice for it. A thread that sleeps instead
+keeps its claim to the core and is woken at once. `benchmarks/busy_core.py` measures both.
 
 OpenMP libraries read these variables once, when they are loaded. A program that uses `LLM` sets them itself, before it
 imports torch: importing gradus changes no environment. The command line may, because the process is its own.
 """
 
+import math
+import os
 import sys
 from collections.abc import MutableMapping
+from pathlib import Path
 
 SLEEP = {"OMP_WAIT_POLICY": "passive"}
 
 # Any of these in the environment is the user's own choice: of OpenMP, GNU's library, and Intel's and LLVM's.
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+CONTROL_GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def sleep_while_waiting(environment: MutableMapping[str, str]) -> None:
     """Add `SLEEP` to a process's environment, unless it holds one of `CHOICES` or torch is loaded already."""
     if "torch" not in sys.modules and not any(name in environment for name in CHOICES):
         environment.update(SLEEP)
+
+
+def stay_within_share(environment: MutableMapping[str, str]) -> None:
+    """Limit torch to the cores that this process may use, unless one of `COUNTS` does or torch is loaded already."""
+    cores = usable_cores()
+    if "torch" not in sys.modules and not any(name in environment for name in COUNTS) and cores < allowed_cores():
+        environment["OMP_NUM_THREADS"] = str(cores)
+
+
+def use(threads: int | None) -> int:
+    """How many threads an engine's kernels have on a CPU. Where a number is given, torch has it too, process-wide."""
+    import torch  # here: the command line sets the environment before it is loaded
+
+    if threads is None:
+        return min(usable_cores(), torch.get_num_threads())
+    torch.set_num_threads(threads)
+    return threads
+
+
+def usable_cores() -> int:
+    """Cores whose time this process may use: those it may run on, and no more than its control groups' share."""
+    return max(1, math.floor(min(allowed_cores(), _share(CONTROL_GROUPS, OWN_GROUP))))
+
+
+def allowed_cores() -> int:
+    """Cores that this process may run on, which under taskset are fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _share(groups: Path, own: Path) -> float:
+    """Cores by time: the least that the process's control group and those above it allow (Linux, version 2)."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return math.inf
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    group = groups / path
+    return min(_limit(each / "cpu.max") for each in (group, *group.parents))
+
+
+def _limit(file: Path) -> float:
+    """`200000 100000`: in each period of 100 ms, 200 ms of processor time. `max 100000`: as much as there is."""
+    try:
+        quota, period = file.read_text(encoding="utf-8").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf

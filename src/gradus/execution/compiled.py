@@ -27,12 +27,18 @@ NOTICEABLE_S = 1.0
 
 
 class CompiledRunner(ModelRunner):
-    """Raises Unsupported for a model that there are no kernels for."""
+    """threads: that share a decode step. Raises Unsupported for a model that there are no kernels for."""
 
     attention: PagedAttention
 
     def __init__(
-        self, model: Model, attention: PagedAttention, sampler: Sampler, latest: LatestTokens | None = None
+        self,
+        model: Model,
+        attention: PagedAttention,
+        sampler: Sampler,
+        latest: LatestTokens | None = None,
+        *,
+        threads: int,
     ) -> None:
         super().__init__(model, attention, sampler, latest)
         storage = attention.storage
@@ -42,7 +48,7 @@ class CompiledRunner(ModelRunner):
             tables=attention.tables,
             page_size=storage.page_size,
             windows=[group.window for group in storage.groups],
-            threads=torch.get_num_threads(),
+            threads=threads,
         )
         with announced():
             self._warm_up()

@@ -5,6 +5,7 @@ turns the loop.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from gradus.assembly.checkpoint import assemble
@@ -12,6 +13,7 @@ from gradus.assembly.guard import GuardedCore
 from gradus.config.description import described, keywords
 from gradus.config.options import resolve_context
 from gradus.config.settings import Settings, stated
+from gradus.device import threads
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
@@ -40,6 +42,8 @@ class LLM:
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
 
+    `threads` also becomes torch's number of threads, in the whole process; left out, the program's own stays.
+
     Python's garbage collector is left as the importing program has set it. It can pause an engine for longer than a
     dozen steps; a program that minds calls `gradus.garbage.spare_what_stays()` once, afterwards, as the server does.
     """
@@ -64,6 +68,7 @@ class LLM:
             eos_token_ids=_eos(self.checkpoint),
         )
         options = given.options(limits, self.device.type)
+        options = replace(options, threads=threads.use(options.threads))
         self.precision: Precision = resolve(
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )

@@ -1,0 +1,109 @@
+"""How many threads compute: as told, else what the machine, the container and the program leave."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradus import LLM, SamplingParams
+from gradus.device import threads
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def torchs_number():
+    """It may be changed, and is as before afterwards."""
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def groups(folder: Path, own: str, **limits: str) -> tuple[Path, Path]:
+    """A tree of control groups: of each, by its path with `__` between names, what cpu.max says."""
+    for name, text in limits.items():
+        group = folder.joinpath("groups", *name.removeprefix("root").removeprefix("__").split("__"))
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cpu.max").write_text(text)
+    (folder / "cgroup").write_text(own)
+    return folder / "groups", folder / "cgroup"
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "share"),
+    [
+        ("0::/\n", {"root": "200000 100000\n"}, 2),  # as in a container, whose own group is the root that it sees
+        ("0::/\n", {"root": "50000 100000\n"}, 0.5),
+        ("0::/\n", {"root": "max 100000\n"}, float("inf")),
+        ("0::/a/b\n", {"a": "300000 100000\n", "a__b": "max 100000\n"}, 3),  # a group above it
+        ("0::/a/b\n", {"a": "300000 100000\n", "a__b": "100000 100000\n"}, 1),
+        ("4:cpu:/a\n0::/b\n", {"a": "100000 100000\n", "b": "200000 100000\n"}, 2),
+        ("0::/gone\n", {"root": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"root": "nonsense\n"}, float("inf")),
+        ("0::/\n", {"root": "100000 0\n"}, float("inf")),
+    ],
+)
+def test_the_share_of_control_groups(tmp_path, own, limits, share):
+    assert threads._share(*groups(tmp_path, own, **limits)) == share
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path):
+    assert threads._share(tmp_path, tmp_path / "cgroup") == float("inf")
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("250000", 2), ("90000", 1), ("max", 8), ("9900000", 8)])
+def test_usable_cores_are_whole_and_at_least_one(tmp_path, monkeypatch, limit, cores):
+    found = groups(tmp_path, "0::/\n", root=f"{limit} 100000\n")
+    monkeypatch.setattr(threads, "CONTROL_GROUPS", found[0])
+    monkeypatch.setattr(threads, "OWN_GROUP", found[1])
+    monkeypatch.setattr(threads, "allowed_cores", lambda: 8)
+    assert threads.usable_cores() == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_cores_that_the_process_may_not_run_on_do_not_count():
+    code = "import os; from gradus.device.threads import *; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    done = subprocess.run([sys.executable, "-c", f"{code}; print(usable_cores())"], capture_output=True, cwd=ROOT)
+    assert done.stdout == b"1\n"
+
+
+def test_the_command_line_tells_torch_of_the_share_unless_it_has_been_told(monkeypatch):
+    monkeypatch.setattr(threads.sys, "modules", {})
+    monkeypatch.setattr(threads, "allowed_cores", lambda: 8)
+    for cores, given, expected in [
+        (2, {}, {"OMP_NUM_THREADS": "2"}),
+        (8, {}, {}),  # torch counts as many by itself
+        (2, {"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "4"}),
+        (2, {"MKL_NUM_THREADS": "4"}, {"MKL_NUM_THREADS": "4"}),
+    ]:
+        monkeypatch.setattr(threads, "usable_cores", lambda cores=cores: cores)
+        threads.stay_within_share(given)
+        assert given == expected
+    monkeypatch.setattr(threads.sys, "modules", {"torch": None})
+    given = {}
+    threads.stay_within_share(given)
+    assert given == {}
+
+
+def test_left_out_it_is_what_machine_and_program_allow_and_torch_keeps_its_own(monkeypatch, torchs_number):
+    for cores, torchs, expected in [(4, 2, 2), (2, 4, 2), (3, 3, 3)]:
+        torch.set_num_threads(torchs)
+        monkeypatch.setattr(threads, "usable_cores", lambda cores=cores: cores)
+        assert threads.use(None) == expected and torch.get_num_threads() == torchs
+
+
+@pytest.mark.parametrize("phase", [None, "p01"])
+def test_a_number_is_torchs_too_and_the_statistics_show_it(torchs_number, phase):
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32", threads=3, phase=phase)
+    assert torch.get_num_threads() == 3 == llm.settings["threads"]
+    assert len(llm.generate("a", SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_the_kernels_have_that_many_though_the_machine_has_fewer(torchs_number):
+    pytest.importorskip("numba")
+    more = threads.allowed_cores() + 1
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32", threads=more)
+    assert llm.engine.runner.decode.threads == more
