@@ -5,14 +5,22 @@
     team.py            how threads share a stage, and why none waits for one that does not run
     matrix.py, model.py     a model's weights as the kernels see them, and a model as stages
     vectors.py, machine.py  what numba lacks: two loops in LLVM's own words, bfloat16, words that threads share
+    kept.py            compiled code on disk
 
 There is no `prange` in here, nor any other region that numba makes parallel: it would fuse two of them that follow each
 other, and compute something else.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 
 
 def missing() -> str | None:
     """Why the kernels cannot run, in a phrase; None if they can."""
-    return None if find_spec("numba") else "numba is not installed (pip install 'gradus-llm[cpu]')"
+    if find_spec("numba") is None:
+        return "numba is not installed (pip install 'gradus-llm[cpu]')"
+    try:
+        import_module("numba")
+    except Exception as error:  # it refuses versions of numpy and of its own parts in several ways
+        return f"numba cannot be loaded: {' '.join(str(error).split()) or type(error).__name__}"
+    return None

@@ -14,9 +14,7 @@ What a step works on lies in a few arrays, made once; a step sets the rows' numb
 serves every model, number of layers and scheme, so it is compiled once, and its code is kept on disk.
 """
 
-import zlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +23,8 @@ from numpy.typing import NDArray
 
 from gradus.kernels.cpu.attend import Scratch, attend, gather
 from gradus.kernels.cpu.elementary import activate, tanh
-from gradus.kernels.cpu.machine import CAN_KEEP_CODE, FLAGS, load
+from gradus.kernels.cpu.kept import kept, sources
+from gradus.kernels.cpu.machine import FLAGS, load
 from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
 from gradus.kernels.cpu.team import FIRST, OVER, finish, open_step, take, wait
@@ -209,17 +208,11 @@ def _cap(step: Step, low: int, high: int) -> None:
 # -- a whole step ------------------------------------------------------------------------------------------------------
 
 
-def _sources() -> int:
-    """A number for this package's sources. numba looks at one file to see whether code that it kept is out of date."""
-    folder = Path(__file__).parent
-    return zlib.crc32(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py"))))
-
-
-def _compiled(sources: int) -> Callable[[int, Step, Worker, int, int], None]:
-    @njit(**FLAGS, cache=CAN_KEEP_CODE)
+def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
+    @kept
     def run(words: int, step: Step, worker: Worker, stages: int, patience: int) -> None:
         """Open a step of so many stages, or none, and take part in it; after it, wait `patience` turns for another."""
-        turns = sources & 0  # so that kept code is of these sources
+        turns = made_of & 0  # so that kept code is of these sources
         if stages:
             open_step(words, stages)
         while True:
@@ -236,4 +229,4 @@ def _compiled(sources: int) -> Callable[[int, Step, Worker, int, int], None]:
     return run
 
 
-run = _compiled(_sources())
+run = _compiled(sources())

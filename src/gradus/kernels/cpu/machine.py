@@ -23,18 +23,6 @@ FLAGS: dict[str, Any] = {
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
-
-def _can_keep_code() -> bool:
-    """Whether compiled code can be kept: beside the sources, else in the user's cache, if either can be written."""
-    try:
-        njit(cache=True)(_can_keep_code)
-    except RuntimeError:  # numba finds no place
-        return False
-    return True
-
-
-CAN_KEEP_CODE = _can_keep_code()
-
 WORD = ir.IntType(64)
 HALF, SINGLE, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 

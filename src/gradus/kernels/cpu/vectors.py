@@ -8,8 +8,9 @@ name: VNNI's, which multiplies and adds 64 bytes at once.
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 LANES = 16
@@ -19,8 +20,15 @@ SUMS = ir.VectorType(SINGLE, LANES)
 FUSED = ("reassoc", "contract", "nsz")
 Generate = Callable[[Any, ir.IRBuilder, Any, Any], ir.Value]
 
-_FEATURES = binding.get_host_cpu_features()
-HAS_VNNI, HAS_AVX512 = bool(_FEATURES.get("avx512vnni")), bool(_FEATURES.get("avx512f"))
+
+def _features() -> set[str]:
+    """Of the processor that numba compiles for: this one, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES says otherwise."""
+    _, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return {feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+")}
+
+
+HAS_AVX512 = "avx512f" in _features()
+HAS_VNNI = HAS_AVX512 and "avx512vnni" in _features()
 
 INT8_STEP = 64
 """Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
