@@ -1,0 +1,134 @@
+"""The final engine on a CPU: decode steps through compiled kernels, all others through torch, the same tokens."""
+
+import logging
+import time
+
+import pytest
+import torch
+
+from gradus import LLM, SamplingParams
+
+pytest.importorskip("numba")
+
+from gradus.execution import compiled
+from gradus.execution.compiled import CompiledRunner, announced
+from gradus.execution.runner import ModelRunner
+from tests.phases.conftest import FAMILIES
+
+PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
+
+
+def some(count: int = 40, **more) -> SamplingParams:
+    return SamplingParams(max_tokens=count, ignore_eos=True, **more)
+
+
+def tiny(shape: str = "tiny-llama", **settings) -> LLM:
+    return LLM(f"random:{shape}", device="cpu", dtype="float32", **settings)
+
+
+def tokens(llm: LLM, prompts=PROMPTS, params=None) -> list[list[int]]:
+    return [done.token_ids for done in llm.generate(prompts, params or some())]
+
+
+@pytest.fixture
+def counted(monkeypatch) -> list[int]:
+    """The rows of each step that the kernels made."""
+    rows: list[int] = []
+    run = compiled.DecodeModel.run
+
+    def count(self, token_ids, positions, slots):
+        rows.append(len(slots))
+        return run(self, token_ids, positions, slots)
+
+    monkeypatch.setattr(compiled.DecodeModel, "run", count)
+    return rows
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_the_tokens_are_torchs(shape, counted):
+    ours = tiny(shape)
+    found = tokens(ours)
+    assert len(counted) > 39 and max(counted) == len(PROMPTS)  # and the first, which compiles
+    assert type(ours.engine.runner) is CompiledRunner
+    in_torch = tiny(shape, switch_off=["kernels"])
+    assert type(in_torch.engine.runner) is ModelRunner
+    assert found == tokens(in_torch)
+
+
+def test_sampled_tokens_are_torchs_too():
+    params = some(24, temperature=1.0, seed=5, n=2)
+    assert tokens(tiny(), params=params) == tokens(tiny(switch_off=["kernels"]), params=params)
+
+
+def test_steps_of_more_rows_than_the_kernels_take_go_through_torch(counted):
+    prompts = [chr(97 + i) * (i + 1) for i in range(11)]
+    params = [some(10 + 3 * i) for i in range(11)]  # rows end one after the other
+    found = tokens(tiny(max_sequences=11), prompts, params)
+    assert 8 in counted and max(counted) == 8
+    assert found == tokens(tiny(max_sequences=11, switch_off=["kernels"]), prompts, params)
+
+
+def test_prefixes_preemption_and_chunks_change_nothing():
+    """Little room: pages are taken back, shared and filled anew, and long prompts come in pieces between decodes."""
+    settings = {"max_sequences": 4, "cache_tokens": 320, "token_budget": 16}
+    prompts = ["Once upon a time, there was a small " + word for word in ("cat", "dog", "house", "boat")] * 2
+    llm = tiny(**settings)
+    found = tokens(llm, prompts, some(60))
+    llm.check()
+    assert found == tokens(tiny(switch_off=["kernels"], **settings), prompts, some(60))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_sequence_that_is_not_finite_ends_alone(bad):
+    clean = tokens(tiny(), params=some(60))
+    llm = tiny()
+    ids = [llm.submit(prompt, some(60)) for prompt in PROMPTS]
+    done = {}
+    for number in range(200):
+        if number == 20:  # all of them decode
+            attention = llm.engine.runner.attention
+            victim = attention.tables[0, 1, 0]  # the first page of slot 1
+            attention.storage.values[:, victim, 0] = bad
+        done |= {delta.request_id: delta.completion for delta in llm.step() if delta.completion}
+    ended = [done[one] for one in ids]
+    assert [one.finish_reason for one in ended].count("error") == 1
+    for one, expected in zip(ended, clean, strict=True):
+        if one.finish_reason == "error":
+            assert 10 < len(one.token_ids) < 60 and one.token_ids == expected[: len(one.token_ids)]
+        else:
+            assert one.token_ids == expected
+    assert tokens(llm, params=some(60)) == clean  # the page is wiped before another sequence has it
+
+
+def test_a_model_with_a_part_without_a_kernel_runs_in_torch(caplog):
+    caplog.set_level(logging.INFO)
+    llm = tiny(quantize="fp8")
+    assert type(llm.engine.runner) is ModelRunner
+    (line,) = [record.getMessage() for record in caplog.records if "kernel" in record.getMessage()]
+    assert line.startswith("decode steps run in torch: there is no kernel for Fp8Linear")
+    assert len(tokens(llm)[0]) == 40
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4-g32"])
+def test_quantized_models_decode_through_the_kernels(quantize, counted):
+    llm = tiny(quantize=quantize)
+    assert all(len(one) == 40 for one in tokens(llm)) and len(counted) > 39
+
+
+def test_compiling_is_announced_where_it_takes_long(monkeypatch, caplog):
+    monkeypatch.setattr(compiled, "NOTICEABLE_S", 0.05)
+    with announced():
+        time.sleep(0.3)
+    assert [record.getMessage() for record in caplog.records] == ["compiling the CPU kernels: once, for some seconds"]
+    caplog.clear()
+    with announced():
+        pass
+    time.sleep(0.2)
+    assert not caplog.records
+
+
+def test_the_warm_up_stores_into_padding_alone():
+    llm = tiny()
+    storage = llm.engine.runner.attention.storage
+    assert not storage.keys[:, 1:].any() and not storage.values[:, 1:].any()
+    assert torch.equal(storage.keys.isfinite(), torch.ones_like(storage.keys, dtype=torch.bool))

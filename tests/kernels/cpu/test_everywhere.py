@@ -1,0 +1,212 @@
+"""The engine on machines that this one is not: without numba, on older processors, on an ARM."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from llvmlite import binding, ir
+
+from gradus import LLM, SamplingParams
+from gradus.kernels import cpu
+from gradus.kernels.cpu import machine, vectors
+
+ROOT = Path(__file__).parents[3]
+SOURCES = sorted((ROOT / "src" / "gradus" / "kernels" / "cpu").glob("*.py"))
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def parallel_regions(source: str) -> list[str]:
+    """Where a file asks numba for a loop on threads of its own."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names = [node.id] if isinstance(node, ast.Name) else [node.attr] if isinstance(node, ast.Attribute) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        names += [node.arg or ""] if isinstance(node, ast.keyword) else []
+        names += [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []  # of FLAGS
+        found += [f"line {getattr(node, 'lineno', 0)}: {name}" for name in names if name in ("prange", "parallel")]
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_kernel_has_a_parallel_region(path):
+    """numba fuses two that follow each other, and then computes something else: see the package's docstring."""
+    assert parallel_regions(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from numba import prange", "numba.prange(3)", "@njit(parallel=True)\ndef f(): ...", "FLAGS = {'parallel': True}"],
+)
+def test_the_check_for_parallel_regions_catches(line):
+    assert parallel_regions(line)
+
+
+# -- without numba -----------------------------------------------------------------------------------------------------
+
+GENERATE = """
+import json, sys
+{before}
+from gradus import LLM, SamplingParams
+llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=2)
+done = llm.generate(["Once upon", "a"], SamplingParams(max_tokens=12, ignore_eos=True))
+print(json.dumps([type(llm.engine.runner).__name__, [one.token_ids for one in done]]))
+"""
+
+
+def generated(before: str = "", **environment: str) -> tuple[list, str]:
+    """The runner's class and the tokens of a fresh process, and what it printed beside them."""
+    done = subprocess.run(
+        [sys.executable, "-c", GENERATE.format(before=before)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=380,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def tokens_here() -> list[list[int]]:
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=2)
+    done = llm.generate(["Once upon", "a"], SamplingParams(max_tokens=12, ignore_eos=True))
+    return [list(one.token_ids) for one in done]
+
+
+BROKEN = """
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+
+class Broken(MetaPathFinder, Loader):
+    def find_spec(self, name, path, target=None):
+        return ModuleSpec(name, self) if name == "numba" else None
+
+    def exec_module(self, module):
+        raise ImportError("Numba needs NumPy 2.4 or less.\\nGot NumPy 9.0.")
+
+sys.meta_path.insert(0, Broken())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        ("sys.modules['numba'] = None", "numba is not installed (pip install 'gradus-llm[cpu]')"),
+        (BROKEN, "numba cannot be loaded: Numba needs NumPy 2.4 or less. Got NumPy 9.0."),
+    ],
+    ids=["missing", "broken"],
+)
+def test_without_numba_the_engine_says_so_in_a_line_and_gives_the_same_tokens(before, reason):
+    (runner, tokens), printed = generated(before)
+    assert printed == f"the engine runs without its kernels: {reason}\n"
+    assert runner == "ModelRunner" and tokens == tokens_here()
+
+
+def test_numba_is_not_missing_where_it_is():
+    assert cpu.missing() is None
+
+
+# -- other processors --------------------------------------------------------------------------------------------------
+
+VNNI = "import gradus.kernels.cpu.vectors as vectors; print(vectors.HAS_VNNI)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"NUMBA_CPU_NAME": "generic"}, "False"),
+        ({"NUMBA_CPU_FEATURES": "+avx2,+fma"}, "False"),
+        ({"NUMBA_CPU_FEATURES": "+avx512f,-avx512vnni"}, "False"),
+        ({"NUMBA_CPU_FEATURES": "+avx512f,+avx512vnni"}, "True"),
+    ],
+)
+def test_vnni_is_used_where_numba_compiles_for_it(environment, expected):
+    done = subprocess.run([sys.executable, "-c", VNNI], capture_output=True, text=True, env=os.environ | environment)
+    assert done.stdout.split() == [expected], done.stderr
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["generic", "x86-64-v3"])
+def test_an_older_processor_gives_the_same_tokens(name, tmp_path):
+    (runner, tokens), _ = generated(NUMBA_CPU_NAME=name, NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
+    assert runner == "CompiledRunner" and tokens == tokens_here()
+
+
+# -- an ARM ------------------------------------------------------------------------------------------------------------
+
+ARM = "aarch64-unknown-linux-gnu"
+
+
+def code_of(generate, words: int) -> str:
+    """The LLVM code that a generator makes, of `words` integers of 64 bits that are known only when it runs."""
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * words), "kernel")
+    builder = ir.IRBuilder(function.append_basic_block())
+
+    class Context:
+        def get_dummy_value(self) -> None: ...
+
+    generate(Context(), builder, None, list(function.args))
+    builder.ret_void()
+    return str(module)
+
+
+def for_arm(code: str) -> str:
+    """Its assembly. Raises RuntimeError for code that is of another processor."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    lines = [line for line in code.splitlines() if not line.startswith(("target triple", "target datalayout"))]
+    module = binding.parse_assembly("\n".join(lines))
+    machine = binding.Target.from_triple(ARM).create_target_machine(opt=2)
+    return machine.emit_assembly(module)
+
+
+@pytest.fixture
+def arm(monkeypatch):
+    """What the modules find there."""
+    monkeypatch.setattr(machine, "IS_X86", False)
+    monkeypatch.setattr(vectors, "HAS_VNNI", False)
+
+
+@pytest.mark.usefixtures("arm")
+@pytest.mark.parametrize("count", [1, 8])
+def test_int4_is_vector_code_of_any_processor(count):
+    code = code_of(vectors._int4_code(1, 8 // count, count), 11)
+    assert "llvm.x86" not in code
+    assert ".4s" in for_arm(code)  # its vectors of four floats
+
+
+@pytest.mark.usefixtures("arm")
+def test_a_pause_is_left_out_where_there_is_none(monkeypatch):
+    _, generate = machine.pause._defn(None)
+    assert "llvm.x86" not in for_arm(code_of(generate, 0))
+    monkeypatch.setattr(machine, "IS_X86", True)
+    assert "llvm.x86.sse2.pause" in code_of(generate, 0)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(400)
+def test_the_whole_step_compiles_for_an_arm(tmp_path):
+    """What numba made of it for a processor without extensions, taken on to ARM's own code."""
+    before = """
+import gradus.kernels.cpu.machine
+gradus.kernels.cpu.machine.IS_X86 = False
+"""
+    after = f"""
+from gradus.kernels.cpu.decode_step import run
+open({str(tmp_path / "step.ll")!r}, "w").write(next(iter(run.inspect_llvm().values())))
+"""
+    environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    script = GENERATE.format(before=before) + after
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    code = (tmp_path / "step.ll").read_text()
+    assert "llvm.x86" not in code
+    assert "fmla" in for_arm(code)

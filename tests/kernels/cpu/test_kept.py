@@ -1,0 +1,116 @@
+"""Compiled code that is kept is used again, and never trusted: not of other sources, not damaged, not required."""
+
+import shutil
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import numba
+import pytest
+from numba.core.caching import IndexDataCacheFile
+from numba.core.registry import cpu_target
+
+from gradus.kernels.cpu import decode_step, kept
+
+HERE = Path(kept.__file__).parent
+SOURCE = """
+def made(number):
+    def plus(x):
+        return x + number
+
+    return plus
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A place for code."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "kept"))
+    (tmp_path / "small.py").write_text(SOURCE)
+    return tmp_path
+
+
+def compiled(folder, number=1):
+    """A small kernel, as a new process has it."""
+    spec = spec_from_file_location("small", folder / "small.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernel = kept.kept(module.made(number))
+    return kernel, kernel(41)
+
+
+def hits(kernel) -> int:
+    return sum(kernel.stats.cache_hits.values())
+
+
+def files(folder, kind):
+    return sorted((folder / "kept").rglob(f"*.{kind}"))
+
+
+def test_code_is_kept_and_used_again(folder):
+    first, _ = compiled(folder)
+    second, result = compiled(folder)
+    assert (hits(first), hits(second), result) == (0, 1, 42)
+    assert kept.place_of(first) == str(files(folder, "nbi")[0].parent)
+
+
+def test_code_of_other_sources_is_not_used(folder):
+    compiled(folder, 1)
+    other, result = compiled(folder, 2)  # the number that stands for the sources
+    assert (hits(other), result) == (0, 43)
+
+
+def test_the_step_is_compiled_with_a_number_of_every_source(tmp_path, monkeypatch):
+    keys = [
+        decode_step._compiled(number)._cache._index_key("signature", cpu_target.target_context.codegen())
+        for number in (5, 5, 6)
+    ]
+    assert keys[0] == keys[1] != keys[2]
+    shutil.copytree(HERE, tmp_path / "cpu", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(kept, "__file__", str(tmp_path / "cpu" / "kept.py"))
+    number = kept.sources()
+    for path in sorted((tmp_path / "cpu").glob("*.py")):
+        text = path.read_text()
+        path.write_text(text + "# another\n")
+        assert kept.sources() != number, path.name
+        path.write_text(text)
+    assert kept.sources() == number
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [lambda old: b"", lambda old: old[: len(old) // 2], lambda old: b"no code" * 100])
+def test_what_is_damaged_is_made_anew_and_then_used(folder, kind, damage):
+    compiled(folder)
+    for path in files(folder, kind):
+        path.write_bytes(damage(path.read_bytes()))
+    mended, result = compiled(folder)
+    assert (hits(mended), result) == (0, 42)
+    again, result = compiled(folder)
+    assert (hits(again), result) == (1, 42)
+
+
+def test_a_full_disk_costs_the_next_start_its_time_and_no_more(folder, monkeypatch):
+    """numba writes the index first: left as it is, it would name the code of the sources before."""
+    compiled(folder, 1)
+    (folder / "small.py").write_text(SOURCE + "# changed")
+
+    def full(self, name, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(IndexDataCacheFile, "_save_data", full)
+        assert compiled(folder, 2)[1] == 43
+    after, result = compiled(folder, 2)
+    assert (hits(after), result) == (0, 43)
+
+
+def test_without_a_place_nothing_is_kept(folder, monkeypatch):
+    """As where all of numba's places are read-only. Root may write everywhere, so there are none."""
+    monkeypatch.setattr(kept.KeptCode._impl_class, "_locator_classes", [])
+    kernel, result = compiled(folder)
+    assert result == 42 and kept.place_of(kernel) is None and not files(folder, "nbi")
+
+
+def test_a_place_that_cannot_be_written_is_passed_over(folder, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder / "small.py" / "kept"))  # below a file
+    kernel, result = compiled(folder)
+    assert result == 42 and kept.place_of(kernel) != numba.config.CACHE_DIR
