@@ -4,6 +4,7 @@ A check returns what it saw. Raising is failing: the exception's text becomes th
 No torch is imported before the check that imports it.
 """
 
+import math
 import os
 import platform
 import shutil
@@ -17,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradus.device.threads import usable_cores
+from gradus.device.threads import usable_cores, use
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ OK, NOTE, WARNING, FAILED = "ok", "note", "warning", "failed"
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 PACKAGES = (
-    "torch", "triton", "numpy", "tokenizers", "safetensors", "gguf",
+    "torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "gguf",
     "huggingface-hub", "jinja2", "fastapi", "uvicorn", "typer", "rich",
 )  # fmt: skip
 FREE_DISK_WANTED = 2 * 2**30
@@ -71,6 +72,12 @@ def examine() -> Report:
         _check("web server", WARNING, _web_server, f"{install}; gradus serve needs it"),
         _check("GPU", NOTE, _gpu, "small models need none; for larger ones install a CUDA build of torch"),
         _check("triton", NOTE, _triton, "only GPU kernels need it; a CUDA build of torch brings it along"),
+        _check(
+            "CPU kernels",
+            NOTE,
+            _cpu_kernels,
+            "pip install 'gradus-llm[cpu]'; until then decode steps run in torch, slower",
+        ),
         _check("phases", FAILED, _phases, "clone the repository and run pip install -e . inside it"),
         _check("model cache", WARNING, _model_cache, "free some space, or name another folder in GRADUS_HOME"),
         _check("models", WARNING, _models, "gradus pull smollm2-135m"),
@@ -225,6 +232,34 @@ def _gpu() -> str:
 
 def _triton() -> str:
     return f"triton {import_module('triton').__version__}"
+
+
+def _cpu_kernels() -> str:
+    """What decode steps on a CPU run in."""
+    from gradus.kernels import cpu
+
+    if reason := cpu.missing():
+        raise RuntimeError(reason)
+    from numba.core.registry import cpu_target
+
+    from gradus.kernels.cpu.decode_step import run
+    from gradus.kernels.cpu.elementary import exp
+    from gradus.kernels.cpu.kept import place_of
+    from gradus.kernels.cpu.vectors import HAS_VNNI
+
+    if abs(exp(1.0) - math.e) > 1e-6:
+        raise RuntimeError("numba compiles wrongly on this processor")
+    _, processor, _ = cpu_target.target_context.codegen().magic_tuple()
+    place = place_of(run)
+    return (
+        f"decode steps run in them, on {use(None)} threads; compiled for {processor}, "
+        f"int8 {'with' if HAS_VNNI else 'without'} VNNI; "
+        + (
+            f"code is kept in {place}"
+            if place
+            else "code is not kept, so every start compiles: no place can be written"
+        )
+    )
 
 
 def _phases() -> str:

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from gradus import doctor
+from gradus.device.threads import use
 from gradus.doctor import FAILED, NOTE, OK, WARNING, Finding, Report
 
 
@@ -31,7 +32,12 @@ def test_json_is_the_whole_report(gradus, models_folder):
 
 @pytest.mark.parametrize(
     ("module", "name", "status"),
-    [("tokenizers", "tokenizers", FAILED), ("gguf", "gguf", WARNING), ("triton", "triton", NOTE)],
+    [
+        ("tokenizers", "tokenizers", FAILED),
+        ("gguf", "gguf", WARNING),
+        ("triton", "triton", NOTE),
+        ("numba", "CPU kernels", NOTE),
+    ],
 )
 def test_a_missing_package_is_named_with_what_to_do(monkeypatch, module, name, status):
     monkeypatch.setitem(sys.modules, module, None)
@@ -39,6 +45,29 @@ def test_a_missing_package_is_named_with_what_to_do(monkeypatch, module, name, s
     assert found.status == status
     assert module in found.detail
     assert found.advice
+
+
+def test_the_kernels_of_a_cpu_are_described(monkeypatch):
+    pytest.importorskip("numba")
+    from gradus.kernels.cpu import kept, vectors
+
+    for vnni, place, seen in [
+        (True, "/place", ("with VNNI", "code is kept in /place")),
+        (False, None, ("without VNNI", "not kept, so every start compiles")),
+    ]:
+        monkeypatch.setattr(vectors, "HAS_VNNI", vnni)
+        monkeypatch.setattr(kept, "place_of", lambda kernel, place=place: place)
+        found = finding("CPU kernels")
+        assert found.status == OK and all(each in found.detail for each in seen)
+        assert f"on {use(None)} threads" in found.detail
+
+
+def test_numba_that_computes_wrongly_is_noticed(monkeypatch):
+    pytest.importorskip("numba")
+    from gradus.kernels.cpu import elementary
+
+    monkeypatch.setattr(elementary, "exp", lambda x: 2.0)
+    assert finding("CPU kernels").status == NOTE and "wrongly" in finding("CPU kernels").detail
 
 
 def test_only_what_is_essential_makes_it_fail(gradus, monkeypatch):
