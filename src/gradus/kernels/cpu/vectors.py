@@ -13,6 +13,8 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from gradus.kernels.cpu.machine import IS_X86
+
 LANES = 16
 BYTE, HALF, SINGLE, WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 FLOAT = ir.FloatType()
@@ -22,13 +24,14 @@ Generate = Callable[[Any, ir.IRBuilder, Any, Any], ir.Value]
 
 
 def _features() -> set[str]:
-    """Of the processor that numba compiles for: this one, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES says otherwise."""
+    """Of the processor that numba compiles for: this one, unless NUMBA_CPU_NAME or NUMBA_CPU_FEATURES says else."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
     return {feature.removeprefix("+") for feature in features.split(",") if feature.startswith("+")}
 
 
 HAS_AVX512 = "avx512f" in _features()
 HAS_VNNI = HAS_AVX512 and "avx512vnni" in _features()
+WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # else LLVM calls a function that no library here has
 
 INT8_STEP = 64
 """Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
@@ -297,10 +300,29 @@ def _decoded(
     upper = builder.lshr(both, sixteen)
     decoded = []
     for part in (both, upper):
-        from_half = builder.fpext(builder.bitcast(builder.trunc(part, narrow), half), wide)
+        from_half = (
+            builder.fpext(builder.bitcast(builder.trunc(part, narrow), half), wide)
+            if WIDENS_HALVES
+            else _widened_half(builder, part, wide)
+        )
         from_bfloat = builder.bitcast(builder.shl(part, sixteen), wide)
         decoded.append(builder.select(are_halves, from_half, from_bfloat))
     return decoded[0], decoded[1]
+
+
+def _widened_half(builder: ir.IRBuilder, bits: ir.Value, wide: ir.VectorType) -> ir.Value:
+    """float16 in the lower half of each lane → float32, by integers: exponents move from bias 15 to 127.
+
+    For finite values, as scales and offsets are. The factor 2¹¹² brings subnormal ones to their place as well.
+    """
+
+    def all_of(value: int) -> ir.Constant:
+        return ir.Constant(bits.type, [value] * bits.type.count)
+
+    magnitude = builder.shl(builder.and_(bits, all_of(0x7FFF)), all_of(13))
+    scaled = builder.fmul(builder.bitcast(magnitude, wide), ir.Constant(wide, [2.0**112] * wide.count))
+    sign = builder.shl(builder.and_(bits, all_of(0x8000)), all_of(16))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, bits.type), sign), wide)
 
 
 def _look_up(code: Code, scale: ir.Value, offset: ir.Value) -> Callable[[ir.Value], ir.Value]:
