@@ -13,6 +13,7 @@ pytest.importorskip("numba")
 from gradus.execution import compiled
 from gradus.execution.compiled import CompiledRunner, announced
 from gradus.execution.runner import ModelRunner
+from gradus.kernels.cpu.product import MOST_ROWS
 from tests.phases.conftest import FAMILIES
 
 PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
@@ -61,11 +62,12 @@ def test_sampled_tokens_are_torchs_too():
 
 
 def test_steps_of_more_rows_than_the_kernels_take_go_through_torch(counted):
-    prompts = [chr(97 + i) * (i + 1) for i in range(11)]
-    params = [some(10 + 3 * i) for i in range(11)]  # rows end one after the other
-    found = tokens(tiny(max_sequences=11), prompts, params)
-    assert 8 in counted and max(counted) == 8
-    assert found == tokens(tiny(max_sequences=11, switch_off=["kernels"]), prompts, params)
+    count = MOST_ROWS + 3
+    prompts = [chr(97 + i % 26) * (i + 1) for i in range(count)]
+    params = [some(10 + 2 * i) for i in range(count)]  # rows end one after the other
+    found = tokens(tiny(max_sequences=count), prompts, params)
+    assert max(counted) == MOST_ROWS
+    assert found == tokens(tiny(max_sequences=count, switch_off=["kernels"]), prompts, params)
 
 
 def test_prefixes_preemption_and_chunks_change_nothing():

@@ -19,7 +19,8 @@ from gradus.models import SHAPES, Linear, LinearFactory, Model, Place, create_mo
 from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.parts import SideBySide
 
-SLOTS = 9
+FEW, MANY = 9, 33
+"""Slots that pages are made for: of up to 8 rows, and of all that a step takes."""
 
 
 def made(
@@ -88,17 +89,17 @@ class Pages:
     Each slot's pages lie scattered, backwards, and between those of the others; each layer group has its own.
     """
 
-    def __init__(self, model: Model, page_size: int = 16, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Model, page_size: int = 16, dtype: torch.dtype = torch.float32, slots: int = FEW) -> None:
         config = model.config
         longest = -(-config.context_length // page_size)
         groups = len(PagedStorage(config, 1, page_size, dtype, torch.device("cpu")).groups)
-        count = groups * SLOTS * longest
+        count = groups * slots * longest
         self.storage = PagedStorage(config, count, page_size, dtype, torch.device("cpu"))
         for kept, seed in ((self.storage.keys, 1), (self.storage.values, 2)):
             kept.copy_(torch.randn(kept.shape, generator=generator(seed)))
-        self.attention = PagedAttention(config, self.storage, slots=SLOTS)
+        self.attention = PagedAttention(config, self.storage, slots=slots)
         order = torch.randperm(count, generator=generator(3)) + 1
-        self.attention.tables.copy_(order.view(groups, SLOTS, longest))
+        self.attention.tables.copy_(order.view(groups, slots, longest))
 
     def decode_model(self, model: Model, threads: int = 2) -> DecodeModel:
         storage = self.storage
@@ -117,7 +118,7 @@ class Step:
 
     def __init__(self, model: Model, contexts: Sequence[int]) -> None:
         count = len(contexts)
-        self.slots = [(3 + 2 * i) % SLOTS for i in range(count)]
+        self.slots = [(3 + 2 * i) % (FEW if count < FEW else MANY) for i in range(count)]
         self.positions = torch.tensor(contexts)
         self.tokens = torch.randint(model.config.vocab_size, (count,), generator=generator(count))
 

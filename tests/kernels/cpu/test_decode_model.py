@@ -7,7 +7,7 @@ import torch
 
 from gradus.kernels.cpu.attend import LONGEST
 from gradus.kernels.cpu.product import MOST_ROWS
-from tests.kernels.cpu.steps import Pages, Step, close, generator, made, poison
+from tests.kernels.cpu.steps import MANY, Pages, Step, close, generator, made, poison
 from tests.phases.conftest import FAMILIES
 
 MIXED = [5, 31, 0, 16, 63, 1, 32, 200]  # one of them a sequence's first token
@@ -19,6 +19,15 @@ def test_every_family_at_every_number_of_rows(shape, rows):
     model = made(shape)
     step = Step(model, MIXED[:rows])
     close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)))
+
+
+@pytest.mark.parametrize("rows", [9, 16, 20, 32])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+def test_as_many_rows_as_a_step_takes(shape, rows):
+    model = made(shape, context_length=256)
+    step = Step(model, (MIXED * 4)[:rows])
+    found = step.compiled(Pages(model, slots=MANY).decode_model(model))
+    close(found, step.in_torch(model, Pages(model, slots=MANY)))
 
 
 @pytest.mark.parametrize("context", [0, 1, 15, 16, 17, 30, 31, 32, 33, 63, 64, 127])
@@ -141,12 +150,12 @@ def test_a_row_that_is_not_finite_stays_alone_and_can_be_seen(shape, bad):
 
 def test_a_model_has_room_for_the_longest_of_all_rows():
     """The most spans that a step can have: each row at the end of its context, on more threads than cores."""
-    model = made("tiny-gpt2", context_length=1100)
-    pages = Pages(model)
+    model = made("tiny-gpt2", context_length=600)
+    pages = Pages(model, slots=MANY)
     for threads in (1, 7):
         decode = pages.decode_model(model, threads)
-        step = Step(model, [1099] * MOST_ROWS)
-        close(step.compiled(decode), step.in_torch(model, Pages(model)))
+        step = Step(model, [599] * MOST_ROWS)
+        close(step.compiled(decode), step.in_torch(model, Pages(model, slots=MANY)))
 
 
 def test_softly_capped_scores():

@@ -1,12 +1,14 @@
 """The engine on machines that this one is not: without numba, on older processors, on an ARM."""
 
 import ast
+import ctypes
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from llvmlite import binding, ir
 
@@ -139,6 +141,29 @@ def test_an_older_processor_gives_the_same_tokens(name, tmp_path):
     assert runner == "CompiledRunner" and tokens == tokens_here()
 
 
+def test_float16_is_widened_by_integers_where_no_instruction_does_it():
+    """All finite numbers, to the bit: LLVM would call a function of its own for them, and end the process without."""
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 2), "widen")
+    builder = ir.IRBuilder(function.append_basic_block())
+    code, lanes = vectors.Code(builder), 16
+    bits = code.read(function.args[0], code.whole(0), ir.VectorType(vectors.SINGLE, lanes))
+    wide = vectors._widened_half(builder, bits, ir.VectorType(vectors.FLOAT, lanes))
+    code.write(function.args[1], code.whole(0), wide)
+    builder.ret_void()
+    engine = binding.create_mcjit_compiler(
+        binding.parse_assembly(str(module)), binding.Target.from_default_triple().create_target_machine()
+    )
+    engine.finalize_object()
+    widen = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(engine.get_function_address("widen"))
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    halves = halves[np.isfinite(halves.view(np.float16))].reshape(-1, lanes)
+    found = np.zeros(halves.shape, np.float32)
+    for row, out in zip(halves.astype(np.uint32) | 0xABCD0000, found, strict=True):  # the upper half is another's
+        widen(row.ctypes.data, out.ctypes.data)
+    assert np.array_equal(found.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
+
+
 # -- an ARM ------------------------------------------------------------------------------------------------------------
 
 ARM = "aarch64-unknown-linux-gnu"
@@ -172,13 +197,15 @@ def for_arm(code: str) -> str:
 def arm(monkeypatch):
     """What the modules find there."""
     monkeypatch.setattr(machine, "IS_X86", False)
-    monkeypatch.setattr(vectors, "HAS_VNNI", False)
+    for extension in ("HAS_VNNI", "HAS_AVX512"):
+        monkeypatch.setattr(vectors, extension, False)
 
 
 @pytest.mark.usefixtures("arm")
 @pytest.mark.parametrize("count", [1, 8])
-def test_int4_is_vector_code_of_any_processor(count):
-    code = code_of(vectors._int4_code(1, 8 // count, count), 11)
+@pytest.mark.parametrize(("loop", "words"), [(vectors._int4_code, 13), (vectors._float_code, 9)], ids=["int4", "float"])
+def test_the_loops_are_vector_code_of_any_processor(loop, words, count):
+    code = code_of(loop(1, 8 // count, count), words)
     assert "llvm.x86" not in code
     assert ".4s" in for_arm(code)  # its vectors of four floats
 

@@ -17,7 +17,7 @@ from gradus.quantization.fp8 import Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear, integer_product, to_int8
 from gradus.quantization.parts import SideBySide
-from tests.kernels.cpu.steps import Pages, Step, close, dense, generator, made, only, poison, widened
+from tests.kernels.cpu.steps import MANY, Pages, Step, close, dense, generator, made, only, poison, widened
 from tests.phases.conftest import FAMILIES
 
 CONTEXTS = [5, 31, 0, 16, 63, 1, 32, 200]
@@ -129,17 +129,19 @@ def test_a_kind_without_a_kernel_is_named():
 
 def product(linear, width, rows, hidden, scale=1.0):
     """A matrix [hidden, width], what a step multiplied it with, and what came of that."""
-    model = model_of("tiny-gemma3", only("down", linear), intermediate_size=width, hidden_size=hidden)
+    model = model_of(
+        "tiny-gemma3", only("down", linear), intermediate_size=width, hidden_size=hidden, context_length=256
+    )
     for layer in model.layers:
         layer.gate_up.weight.mul_(scale)
-    decode = Pages(model).decode_model(model)
+    decode = Pages(model, slots=MANY).decode_model(model)
     poison(decode)
-    Step(model, CONTEXTS[:rows]).compiled(decode)
+    Step(model, (CONTEXTS * 4)[:rows]).compiled(decode)
     features, added = (torch.from_numpy(array[:rows]) for array in (decode.step.features, decode.step.added))
     return model.layers[-1].down, features, added
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 20])
 @pytest.mark.parametrize(
     ("kind", "width"),
     [(kind, width) for kind in FLOATS for width in WIDTHS if kind != "int4-g64" or width % 64 == 0],
@@ -152,7 +154,7 @@ def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     assert ((added - expected).abs() <= 1e-6 * scale).all()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 20])
 @pytest.mark.parametrize("width", [24, 64, 100, 128, 160, 192, 640])  # multiples of 64 are VNNI's
 def test_int8_sums_are_those_of_integers(width, rows, monkeypatch):
 
