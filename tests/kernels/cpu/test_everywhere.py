@@ -230,7 +230,8 @@ gradus.kernels.cpu.machine.IS_X86 = False
 from gradus.kernels.cpu.decode_step import run
 open({str(tmp_path / "step.ll")!r}, "w").write(next(iter(run.inspect_llvm().values())))
 """
-    environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
+    # what an ARM widens float16 with has another name here, and must be there for the step to run
+    environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+avx,+f16c", "NUMBA_CACHE_DIR": str(tmp_path)}
     script = GENERATE.format(before=before) + after
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
