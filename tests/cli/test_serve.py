@@ -7,6 +7,8 @@ import urllib.request
 
 import pytest
 
+from gradus.device.threads import usable_cores
+
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32", "--port", "0"]
 
 
@@ -206,6 +208,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         assert json.load(answer)["usage"]["completion_tokens"] == 3
     with urllib.request.urlopen(f"{url}/stats", timeout=20) as answer:
         settings = json.load(answer)["settings"]
+    assert 1 <= settings.pop("threads") <= usable_cores()
     assert settings == {
         "engine": "final",
         "max_sequences": 8,
