@@ -102,12 +102,15 @@ def test_a_sequence_that_is_not_finite_ends_alone(bad):
     assert tokens(llm, params=some(60)) == clean  # the page is wiped before another sequence has it
 
 
-def test_a_model_with_a_part_without_a_kernel_runs_in_torch(caplog):
+@pytest.mark.parametrize(
+    ("setting", "part"), [({"quantize": "fp8"}, "Fp8Linear with"), ({"kv_dtype": "fp8"}, "a cache in torch.")]
+)
+def test_a_part_without_a_kernel_is_torchs_and_so_is_the_whole_step(setting, part, caplog):
     caplog.set_level(logging.INFO)
-    llm = tiny(quantize="fp8")
+    llm = tiny(**setting)
     assert type(llm.engine.runner) is ModelRunner
     (line,) = [record.getMessage() for record in caplog.records if "kernel" in record.getMessage()]
-    assert line.startswith("decode steps run in torch: there is no kernel for Fp8Linear")
+    assert line.startswith(f"decode steps run in torch: there is no kernel for {part}")
     assert len(tokens(llm)[0]) == 40
 
 
