@@ -127,11 +127,10 @@ def test_a_kind_without_a_kernel_is_named():
 # -- single products ---------------------------------------------------------------------------------------------------
 
 
-def product(linear, width, rows, hidden, scale=1.0):
+def product(linear, width, rows, hidden, scale=1.0, dtype=torch.float32):
     """A matrix [hidden, width], what a step multiplied it with, and what came of that."""
-    model = model_of(
-        "tiny-gemma3", only("down", linear), intermediate_size=width, hidden_size=hidden, context_length=256
-    )
+    numbers = {"intermediate_size": width, "hidden_size": hidden, "context_length": 256}
+    model = model_of("tiny-gemma3", only("down", linear), dtype=dtype, **numbers)
     for layer in model.layers:
         layer.gate_up.weight.mul_(scale)
     decode = Pages(model, slots=MANY).decode_model(model)
@@ -149,6 +148,18 @@ def product(linear, width, rows, hidden, scale=1.0):
 def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)  # 16 columns each; the last chunk has 4
     down, features, added = product(FLOATS[kind], width, rows, hidden=52)
+    is_product(down, features, added)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-ordered"])
+def test_int4_has_scales_in_bfloat16_where_activations_are(kind, rows):
+    down, features, added = product(FLOATS[kind], 256, rows, hidden=52, dtype=torch.bfloat16)
+    assert down.kind == torch.bfloat16
+    is_product(down, features, added)
+
+
+def is_product(down, features, added):
     expected = features.double() @ dense(down).double().t()
     scale = features.double().abs() @ dense(down).double().abs().t()
     assert ((added - expected).abs() <= 1e-6 * scale).all()
