@@ -112,6 +112,21 @@ def test_a_quantized_head_and_a_table_of_its_own(kind):
     close(step.compiled(Pages(model).decode_model(model)), expected, 3e-2 if kind == "int8" else 1e-4)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4-g32"])
+def test_a_row_that_is_not_finite_stays_alone_and_can_be_seen(kind, bad):
+    """Rounded to integers, NaN and infinity would be numbers like others."""
+    model = model_of("tiny-qwen3", Int8Linear if kind == "int8" else FLOATS[kind])
+    step = Step(model, CONTEXTS[1:5])
+    expected = step.compiled(Pages(model).decode_model(model))
+    pages = Pages(model)
+    page = pages.attention.tables[0, step.slots[2], 0]
+    pages.storage.values[0, page, 3] = bad  # position 3 of 16, in the first layer
+    found = step.compiled(pages.decode_model(model))
+    assert not found[2].isfinite().any()
+    assert torch.equal(found[[0, 1, 3]], expected[[0, 1, 3]])
+
+
 def test_a_kind_without_a_kernel_is_named():
     model = made("tiny-llama", Fp8Linear)
     with pytest.raises(Unsupported, match="Fp8Linear with"):
