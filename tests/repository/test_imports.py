@@ -162,7 +162,7 @@ LIGHT = ["gradus", "gradus.errors", "gradus.phases", "gradus.cli", "gradus.cache
 
 
 def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=170)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
