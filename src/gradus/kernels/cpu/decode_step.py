@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gradus.kernels.cpu.attend import Scratch, attend, gather
 from gradus.kernels.cpu.elementary import activate, tanh
 from gradus.kernels.cpu.kept import kept, sources
-from gradus.kernels.cpu.machine import FLAGS, load
+from gradus.kernels.cpu.machine import FLAGS, INLINED, load
 from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
 from gradus.kernels.cpu.team import FIRST, OVER, finish, open_step, take, wait
@@ -95,7 +95,7 @@ class Worker(NamedTuple):
     products: NDArray[np.float32]  # [32, columns], what a chunk multiplies before it is added
 
 
-@njit(**FLAGS)
+@njit(**FLAGS, **INLINED)
 def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -> None:
     """One chunk of stage `index`; `number` tells the stage from those of other steps."""
     stage = step.stages[index]
@@ -113,16 +113,16 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         _fill(step, stage, worker.rows)
         prepare(step.matrices[stage.matrix], padded(step.shape[0].rows), worker.rows)
         worker.ready[0] = number
-    if stage.kind == QKV:
-        _multiply(step, stage, low, high, worker.rows, step.qkv)
-    elif stage.kind == UP:
-        _up(step, stage, low, high, worker)
+    y = step.qkv if stage.kind == QKV else step.logits if stage.kind == HEAD else worker.products
+    halves = 2 if stage.kind == UP and step.shape[0].gated else 1  # a gated product is [gate, up]
+    for half in range(halves):
+        _multiply(step, stage, low + half * stage.columns, high + half * stage.columns, worker.rows, y)
+    if stage.kind == UP:
+        _activate(step, low, high, y)
     elif stage.kind == HEAD:
-        _multiply(step, stage, low, high, worker.rows, step.logits)
         _cap(step, low, high)
-    else:
-        _multiply(step, stage, low, high, worker.rows, worker.products)
-        _add(step, stage, low, high, worker.products)
+    elif stage.kind != QKV:
+        _add(step, stage, low, high, y)
 
 
 # -- what a stage reads ------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
         rows.x[r] = f32(0)
 
 
-@njit(**FLAGS)
+@njit(**FLAGS, **INLINED)
 def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -> None:
     """Columns low to high of the stage's product, whose matrix may consist of several, side by side."""
     count = padded(step.shape[0].rows)
@@ -184,12 +184,9 @@ def _add_normalized(step: Step, stage: Any, worker: Worker) -> None:
 
 
 @njit(**FLAGS)
-def _up(step: Step, stage: Any, low: int, high: int, worker: Worker) -> None:
-    """Features low to high: of a gated product both halves, [gate, up]."""
-    shape, products = step.shape[0], worker.products
-    _multiply(step, stage, low, high, worker.rows, products)
-    if shape.gated:
-        _multiply(step, stage, shape.features + low, shape.features + high, worker.rows, products)
+def _activate(step: Step, low: int, high: int, products: Any) -> None:
+    """Features low to high, from the first half of the product and, where it is gated, the second."""
+    shape = step.shape[0]
     for r in range(shape.rows):
         activate(shape.activation, products[r, low:high])
         for i in range(low, high):

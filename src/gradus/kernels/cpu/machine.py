@@ -21,6 +21,10 @@ FLAGS: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
 
+INLINED: dict[str, Any] = {"inline": "always"}
+"""For functions on the way from a step to its products. Code is optimized anew at every call that it is linked through,
+products' code for a second each time; inlined ones are no call."""
+
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 WORD = ir.IntType(64)

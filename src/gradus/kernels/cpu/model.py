@@ -32,7 +32,7 @@ from gradus.models import Model, gemma3, gpt2
 from gradus.models.layers import Linear, RMSNorm
 from gradus.models.rope import RotaryTable
 
-CHUNK_BYTES = 64 << 10  # of a chunk's weights: long enough to be worth taking, short enough to be shared evenly
+CHUNK_BYTES = 128 << 10  # of a chunk's weights: long enough to be worth taking, short enough to be shared evenly
 FEWEST_KEYS = 32  # of a span
 f32 = np.float32
 

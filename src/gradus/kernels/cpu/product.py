@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.machine import FLAGS, address, bytes_at, floats, halves, longs, widen
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, widen
 from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
     BLOCK,
@@ -122,7 +122,7 @@ def _order(rows: Any, r: int, matrix: Any) -> None:
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-@njit(**FLAGS)
+@njit(**FLAGS, **INLINED)
 def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Rows low to high of the matrix, times the activations: y[:count, first + low : first + high], with the bias.
 
@@ -135,7 +135,7 @@ def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) ->
         _multiply_together(matrix, low, high, min(TOGETHER, count - first), together, y[first:])
 
 
-@njit(**FLAGS)
+@njit(**FLAGS, **INLINED)
 def _multiply_together(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     if matrix.kind == FLOAT32:
         weights = floats(matrix.values, (matrix.rows, matrix.width))
@@ -247,7 +247,7 @@ def _add_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any, y: A
 # -- int4 --------------------------------------------------------------------------------------------------------------
 
 
-@njit(**FLAGS)
+@njit(**FLAGS, **INLINED)
 def _multiply_int4(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     planes = matrix.group // PLANE
     if planes == 1:

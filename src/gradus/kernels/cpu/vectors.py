@@ -55,6 +55,22 @@ class Code:
         place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
         self.builder.store(value, place, align=1)
 
+    def fetch_ahead(self, address: ir.Value, offset: ir.Value) -> None:
+        """Ask for the 64 bytes that lie AHEAD of address + offset. They need not exist.
+
+        Rows are read several at a time, a line of each in turn. To the processor these are many short streams, each of
+        which ends before it has been noticed.
+        """
+        pointer = ir.IntType(8).as_pointer()
+        name = "llvm.prefetch.p0i8"
+        known = self.builder.module.globals.get(name)
+        fetch = known or ir.Function(
+            self.builder.module, ir.FunctionType(ir.VoidType(), [pointer, SINGLE, SINGLE, SINGLE]), name
+        )
+        place = self.builder.add(self.builder.add(address, offset), self.whole(AHEAD))
+        reading, into_every_cache, data = (ir.Constant(SINGLE, value) for value in (0, 3, 1))
+        self.builder.call(fetch, [self.builder.inttoptr(place, pointer), reading, into_every_cache, data])
+
     def all_lanes(self, value: ir.Value, count: int) -> ir.Value:
         """A vector of `count` times the value."""
         kind = ir.VectorType(value.type, count)
@@ -101,6 +117,9 @@ class Code:
         return result
 
 
+AHEAD = 4096
+"""Bytes by which weights are asked for before they are read: the time that memory takes."""
+
 FLOAT_STEP = LANES
 """Floats that a step takes: rows of other lengths are multiplied by plain loops."""
 
@@ -139,7 +158,10 @@ def _float_code(halves: int, rows: int, count: int) -> Generate:
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             result = list(sums)
             at, xs = builder.mul(step, code.whole(size * LANES)), builder.mul(step, code.whole(4 * LANES))
-            weights = [read_weights(builder.add(at, builder.mul(row_bytes, code.whole(w)))) for w in range(rows)]
+            places = [builder.add(at, builder.mul(row_bytes, code.whole(w))) for w in range(rows)]
+            for place in places:
+                code.fetch_ahead(values, place)
+            weights = [read_weights(place) for place in places]
             for r in range(count):
                 activations = code.read(x, builder.add(xs, builder.mul(x_stride, code.whole(r))), wide)
                 for w in range(rows):
@@ -192,6 +214,7 @@ def _int8_code(rows: int, count: int) -> Generate:
             result = []
             for w in range(rows):
                 place = builder.add(at, builder.mul(width, code.whole(w)))
+                code.fetch_ahead(values, place)
                 weights = builder.xor(code.read(values, place, bytes_kind), signs)
                 weights = builder.bitcast(weights, SUMS)
                 result += [builder.call(add_products, [sums[w * count + r], weights, xs[r]]) for r in range(count)]
@@ -265,7 +288,9 @@ def _int4_code(planes: int, rows: int, count: int) -> Generate:
                 number = builder.add(builder.mul(step, code.whole(groups)), code.whole(group))
                 decoded.append(_decoded(code, pairs, builder.mul(number, pairs_stride), rows, are_halves))
             for w in range(rows):
-                word = code.read(words, builder.add(start, code.whole(64 * w)), SUMS)
+                place = builder.add(start, code.whole(64 * w))
+                code.fetch_ahead(words, place)
+                word = code.read(words, place, SUMS)
                 look_up = [
                     _look_up(code, *(builder.extract_element(part, ir.Constant(SINGLE, w)) for part in decoded[group]))
                     for group in range(groups)
