@@ -104,8 +104,8 @@ def test_the_prediction_counts_the_bytes_of_quantized_matrices(bench):
     narrow = Workbench.open("random:tiny-llama", "cpu", "float32", quantize="int8")
     matrices = [weight for weight in bench.model.layers.parameters() if weight.dim() == 2]
     saved = sum(3 * weight.numel() - 4 * len(weight) for weight in matrices)  # a byte for four, and a scale per row
-    assert bench.widths.weight == 4
-    assert narrow.widths.weight == pytest.approx(4 - saved / streamed_parameters(bench.model.config))
+    assert bench.widths("final").weight == 4
+    assert narrow.widths("final").weight == pytest.approx(4 - saved / streamed_parameters(bench.model.config))
 
 
 @pytest.mark.parametrize(

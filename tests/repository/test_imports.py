@@ -110,7 +110,7 @@ def third_party(paths: list[Path]) -> set[str]:
     """Distributions that these files import, normalized: "huggingface-hub"."""
     modules = {name.split(".")[0] for _, tree in trees(paths) for name in imports(tree) if not name.startswith(".")}
     modules -= sys.stdlib_module_names | {"gradus", "phases", "benchmarks", "tests"}
-    owners = packages_distributions()
+    owners = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions()  # the one that is nowhere by default
     return {normalized(owners[module][0]) if module in owners else module for module in modules}
 
 
@@ -129,7 +129,7 @@ def project() -> dict:
 def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_declared(project):
     optional = {"triton"}  # comes with a CUDA build of torch; the doctor reports it, GPU kernels need it
     extras = project["optional-dependencies"]
-    extra = {normalized(line) for line in extras["peers"] + extras["cpu"]}
+    extra = {normalized(line) for line in extras["peers"] + extras["llama-cpp"] + extras["cpu"]}
     assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | extra
 
 

@@ -13,6 +13,7 @@ Read in this order:
     idle.py          whether the GPU waits for the host between steps
     contenders.py    a phase's engine as a contender;  block.py: a process of its own
     peers.py         transformers as a contender;  hugging_face.py: our configurations in its spelling
+    llama_cpp.py     llama.cpp as a contender;  gguf_files.py: our checkpoints in its format
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows
     statistics.py    percentiles and medians
     results.py       results.json;  metrics.py: the numbers read from its samples;  scripts.py: other results

@@ -85,7 +85,7 @@ def _floor(bench: Workbench, contender: str, room: Room, case: Case, machine: di
     jobs = tuple(Job(0.0, len(prompt), most) for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True))
     rates = machine_of(machine["rates"], bench.model.dtype)
     work = Workload(case["label"], case["label"], jobs)
-    return prediction_json(predict(policy, work, bench.model.config, bench.widths, rates, room.batch))
+    return prediction_json(predict(policy, work, bench.model.config, bench.widths(contender), rates, room.batch))
 
 
 def _write(file: Path, found: dict[str, Any]) -> None:

@@ -2,14 +2,18 @@
 
 import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from gradus import phases
 from gradus.assembly.final import build as build_final
-from gradus.bench.declaration import PEERS, switched
+from gradus.bench.declaration import LLAMA_CPP, PEERS, quantized, switched
+from gradus.bench.gguf_files import GGUFFiles
+from gradus.bench.gguf_files import widths as gguf_widths
+from gradus.bench.llama_cpp import LlamaCpp
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive
 from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
 from gradus.bench.peers import Transformers
@@ -19,28 +23,37 @@ from gradus.config.options import FINAL, EngineConfig
 from gradus.config.settings import Settings, heeded
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
 from gradus.execution.memory import free_memory
 from gradus.garbage import spare_what_stays
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
-from gradus.models import Model, kv_bytes_per_token
+from gradus.models import Model, create_model, kv_bytes_per_token
 from gradus.models.precision import Precision, resolve_device
-from gradus.quantization.precision import resolve
+from gradus.quantization.mix import Mix
+from gradus.quantization.precision import quantized_as, resolve
 
 
 @dataclass
 class Workbench:
-    """One model, loaded once; the phases share its weights, as they share its code."""
+    """One model, loaded once; the phases share its weights, as they share its code.
+
+    schemes: the same model with its matrices quantized, loaded when a contender first asks for one.
+    """
 
     checkpoint: Checkpoint
     device: torch.device
     precision: Precision
     model: Model
+    schemes: "dict[str, Workbench]" = field(default_factory=dict)
 
     @classmethod
     def open(
         cls, model: str, device: str, dtype: str, progress: Progress | None = None, quantize: str | None = None
     ) -> "Workbench":
-        """quantize: a scheme, a YAML file, or None. Raises ConfigError or CheckpointError in one line."""
+        """quantize: a scheme, a YAML file, or None; all contenders then have it, and none a scheme of its own.
+
+        Raises ConfigError or CheckpointError in one line.
+        """
         checkpoint = as_asked(open_checkpoint(model, progress=progress), quantize)
         where = resolve_device(device)
         precision = resolve(dtype, quantize, where, checkpoint.config, checkpoint.quantized)
@@ -48,6 +61,28 @@ class Workbench:
             checkpoint, dtype=precision.activations, device=where, linear=precision.linear, progress=progress
         )
         return cls(checkpoint, where, precision, loaded)
+
+    def of(self, contender: str) -> "Workbench":
+        """With the model in the contender's scheme. Raises ConfigError for a scheme that cannot be."""
+        _, scheme = quantized(contender)
+        if scheme is None:
+            return self
+        if scheme not in self.schemes:
+            precision = self._quantized(scheme)
+            model = load_model(
+                self.checkpoint, dtype=precision.activations, device=self.device, linear=precision.linear
+            )
+            self.schemes[scheme] = Workbench(self.checkpoint, self.device, precision, model)
+        return self.schemes[scheme]
+
+    def _quantized(self, scheme: str) -> Precision:
+        if self.quantized:
+            raise ConfigError(f"{scheme}: this run's matrices are quantized already ({self.precision.scheme})")
+        return quantized_as(Mix.of(scheme), self.precision, self.device, self.model.config)
+
+    @cached_property
+    def gguf(self) -> GGUFFiles:
+        return GGUFFiles(self.checkpoint, self.model)
 
     @property
     def dtype(self) -> str:
@@ -61,20 +96,29 @@ class Workbench:
     def quantized(self) -> bool:
         return self.precision.scheme is not None
 
-    @property
-    def widths(self) -> Widths:
-        """Of quantized weights the average over all that a step reads, their scales included."""
-        weight: float = self.weights_dtype.itemsize
-        if self.quantized:
-            weight = streamed_bytes(self.model) / streamed_parameters(self.model.config)
-        return Widths(weight, self.model.dtype.itemsize)
+    def widths(self, contender: str) -> Widths:
+        """Of quantized weights the average over all that a step reads, their scales included.
+
+        Raises ConfigError for a scheme that cannot be, ContenderFailed for one that a peer has not.
+        """
+        name, scheme = quantized(contender)
+        config, model = self.model.config, self.model
+        if name == LLAMA_CPP:
+            return gguf_widths(config, scheme)
+        if scheme is not None:
+            model = create_model(config, dtype=model.dtype, device="meta", linear=self._quantized(scheme).linear)
+        elif not self.quantized:
+            return Widths(self.weights_dtype.itemsize, model.dtype.itemsize)
+        return Widths(streamed_bytes(model) / streamed_parameters(config), model.dtype.itemsize)
 
     @property
     def weight_bytes(self) -> int:
         return model_bytes(self.model)
 
     def contender(self, name: str, room: "Room") -> Contender:
-        """name: a phase, the final engine, the same without some of its switches, or a peer."""
+        """name: a phase, the final engine, the same without some of its switches, or a peer; with a scheme or not."""
+        if quantized(name)[0] == LLAMA_CPP:
+            return LlamaCpp(name, self.gguf, room.context, room.batch)
         if name in PEERS:
             return Transformers(name, self.checkpoint, self.model, room.batch)
         return EngineContender(name, self, room)
@@ -82,18 +126,18 @@ class Workbench:
     def engine(self, contender: str, room: "Room") -> Engine:
         """The contender's engine with room for exactly what is asked of it, without what its name switches off."""
         engine, off = switched(contender)
-        room = room.of(contender)
-        limits = ModelLimits(self.model.config.vocab_size, min(room.context + 1, self.model.config.context_length))
+        room, model = room.of(contender), self.of(contender).model
+        limits = ModelLimits(model.config.vocab_size, min(room.context + 1, model.config.context_length))
         if engine == FINAL:
             switches: dict[str, Any] = dict.fromkeys(off, False)
             config = EngineConfig(
                 limits, room.batch, cache_tokens=room.cache_tokens, token_budget=room.token_budget, **switches
             )
-            return build_final(self.model, config)
+            return build_final(model, config)
         given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
         used = {name: value for name, value in given.items() if name in heeded(engine)}
         settings = Settings.of({"phase": engine, "max_sequences": room.batch, **used})
-        return phases.load(engine).build(self.model, settings.options(limits, self.device.type))
+        return phases.load(engine).build(model, settings.options(limits, self.device.type))
 
     @property
     def bytes_a_position(self) -> int:
@@ -141,11 +185,16 @@ class EngineContender:
         self.name = name
         self.bench, self.room = bench, room
         self.needed_bytes = room.positions * bench.bytes_a_position
+        self.about = ""
         self.engine: Engine | None = None
 
     def build(self) -> None:
+        weights = self.bench.of(self.name)
         before = allocated(self.bench.device)
         self.engine = self.bench.engine(self.name, self.room)
+        self.weight_bytes = weights.weight_bytes
+        if weights is not self.bench:
+            self.about = f"{weights.precision.title} of {self.weight_bytes / 1e6:.0f} MB"
         self.own_bytes = allocated(self.bench.device) - before
         spare_what_stays()  # as the server does
 
@@ -161,9 +210,9 @@ class EngineContender:
         run = drive(self.engine, arrivals, device, **({"after_step": watch.look} if watch_memory else {}))
         run.cache_bytes, run.cache_waste = watch.cache_bytes, watch.cache_waste
         if cuda:
-            run.peak_bytes = self.bench.weight_bytes + self.own_bytes + torch.cuda.max_memory_allocated(device) - before
+            run.peak_bytes = self.weight_bytes + self.own_bytes + torch.cuda.max_memory_allocated(device) - before
         elif watch_memory:
-            run.peak_bytes = self.bench.weight_bytes + watch.tensor_bytes
+            run.peak_bytes = self.weight_bytes + watch.tensor_bytes
         return run
 
     def close(self) -> None:

@@ -22,8 +22,16 @@ SWITCHES = {
 }
 """What the final engine's switches are called in titles."""
 
-PEERS: dict[str, Policy] = {"transformers": cached, "transformers-batch": continuous}
-"""Other engines, and the policy by which each is predicted: `generate` one by one, and `generate_batch`."""
+LLAMA_CPP = "llama.cpp"
+PEERS: dict[str, Policy] = {"transformers": cached, "transformers-batch": continuous, LLAMA_CPP: continuous}
+"""Other engines, and the policy by which each is predicted. transformers: `generate` one by one, and `generate_batch`.
+"""
+
+ON_CPU_ALONE = (LLAMA_CPP,)
+"""Peers that are left out on a GPU: what is installed of them runs on processors."""
+
+GGUF_FORMATS: dict[str | None, str] = {None: "F16", "int8": "Q8_0", "int4": "Q4_0"}
+"""llama.cpp's format with as many bits for each weight of the layers as a scheme of ours. None: unquantized."""
 
 
 ByDevice = int | None | Mapping[str, int]
@@ -84,7 +92,8 @@ class Goal:
 class Table:
     """axis: what the rows' labels are. metric: the one that is predicted and drawn; columns: the others to show.
 
-    against: the contender that speed-ups count from; "first row" compares each contender with its own first row.
+    against: the contender that speed-ups count from, in the same scheme where the row has it so; "first row" compares
+    each contender with its own first row.
     scale: of the figure's axes: "log", "linear", or "names" where the rows' x says nothing. goals: by device, for
     goodput.
     """
@@ -136,12 +145,27 @@ class Benchmark:
 # -- the name of a contender -------------------------------------------------------------------------------------------
 
 
+def quantized(contender: str) -> tuple[str, str | None]:
+    """A contender without its scheme, and the scheme: "final:int8" is ("final", "int8"), "final" is ("final", None)."""
+    name, _, scheme = contender.partition(":")
+    return name, scheme or None
+
+
+def in_scheme(contender: str, scheme: str | None) -> str:
+    """`quantized` backwards."""
+    return contender if scheme is None else f"{contender}:{scheme}"
+
+
+def is_peer(contender: str) -> bool:
+    return quantized(contender)[0] in PEERS
+
+
 def switched(contender: str) -> tuple[str, tuple[str, ...]]:
-    """A contender's engine, and what is switched off in it: "final-graphs" is ("final", ("graphs",)).
+    """A contender's engine, and what is switched off in it: "final-graphs:int8" is ("final", ("graphs",)).
 
     Raises ConfigError for an unknown switch, and for a phase, which has none.
     """
-    engine, *off = contender.split("-")
+    engine, *off = quantized(contender)[0].split("-")
     for switch in off:
         if engine != FINAL or switch not in SWITCHES:
             raise ConfigError(

@@ -23,7 +23,7 @@ from gradus.bench.measure import synchronize
 from gradus.bench.roofline import Machine
 from gradus.bench.statistics import significant
 
-PACKAGES = ("torch", "triton", "transformers", "numpy")
+PACKAGES = ("torch", "triton", "numba", "transformers", "llama-cpp-python", "numpy")
 
 
 def fingerprint(device: torch.device, *, quick: bool = False) -> dict[str, Any]:

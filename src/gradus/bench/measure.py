@@ -279,10 +279,15 @@ def synchronize(device: torch.device) -> None:
 
 
 class Contender(Protocol):
-    """Something that can run a workload. Built once, before its warm-up; closed when its cell is done."""
+    """Something that can run a workload. Built once, before its warm-up; closed when its cell is done.
+
+    needed_bytes: of the device's memory, while it is built. about: what of its settings is its own, known once it is
+    built; "" where there is nothing to tell.
+    """
 
     name: str
-    needed_bytes: int  # of the device's memory, while it is built
+    needed_bytes: int
+    about: str
 
     def build(self) -> None: ...
 

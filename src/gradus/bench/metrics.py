@@ -73,6 +73,13 @@ METRICS: dict[str, Metric] = {
     "tpot_ms": Metric("TPOT ms", _quantile("tpot_ms", "p50")),
     "e2e_ms": Metric("latency ms", _quantile("e2e_ms", "p50"), floor=lambda prediction: 1e3 * prediction["e2e_p50"]),
     "e2e_ms_p99": Metric("latency p99 ms", _quantile("e2e_ms", "p99")),
+    "sequence_tok_s": Metric(
+        "tok/s per sequence",
+        lambda sample: 1e3 / sample["itl_ms"]["p50"] if sample.get("itl_ms") else None,
+        True,
+        floor=lambda prediction: None if prediction["itl_p50"] is None else 1 / prediction["itl_p50"],
+    ),
+    "memory_share": Metric("memory's rate", _scaled("memory_share", 1)),
     "requests_s": Metric("requests/s", _rate("completed"), True),
     "goodput": Metric("goodput/s", _rate("good"), True),
     "padding": Metric("padding rows", _padding),
@@ -88,7 +95,7 @@ METRICS: dict[str, Metric] = {
     "ttft_ms_longest": Metric("TTFT of the longest prompts ms", _quantile("ttft_ms_longest", "p50")),
 }
 
-PERCENT = {"padding", "waste", "hit"}
+PERCENT = {"padding", "waste", "hit", "memory_share"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Transformers:
     def __init__(self, name: str, checkpoint: Checkpoint, ours: Model, batch: int) -> None:
         self.name, self.checkpoint, self.ours, self.batch = name, checkpoint, ours, batch
         self.needed_bytes = model_bytes(ours)  # its own copy of the weights
+        self.about = ""
         self.model: Any = None
 
     def build(self) -> None:

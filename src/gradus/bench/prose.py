@@ -13,7 +13,7 @@ A field that the results do not have is a mistake, never an empty place. No torc
 import re
 from typing import Any
 
-from gradus.bench.declaration import FIRST_ROW, Benchmark, Table
+from gradus.bench.declaration import FIRST_ROW, Benchmark, Table, in_scheme, quantized
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.errors import ConfigError
@@ -101,7 +101,8 @@ def reference(entry: Entry, cell: Cell, run: Run, table: Table) -> Entry | None:
         return None
     if table.against == FIRST_ROW:
         return run.of(table.name)[0].entry(entry.contender)
-    return cell.entry(table.against)
+    _, scheme = quantized(entry.contender)
+    return cell.entry(in_scheme(table.against, scheme)) or cell.entry(table.against)
 
 
 def facts(run: Run) -> dict[str, Any]:

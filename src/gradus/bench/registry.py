@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gradus import phases
 from gradus.bench import beside, quality_report, sampling_report, suites
-from gradus.bench.declaration import PEERS, SWITCHES, Benchmark, switched
+from gradus.bench.declaration import GGUF_FORMATS, LLAMA_CPP, PEERS, SWITCHES, Benchmark, is_peer, quantized, switched
 from gradus.bench.prediction import Policy, continuous, reusing
 from gradus.config.options import FINAL
 from gradus.errors import ConfigError
@@ -20,6 +20,7 @@ TITLES = {
     suites.LADDER: "The ladder",
     suites.ABLATION: "The final engine, one switch off at a time",
     suites.MATRIX: "Every kind of workload",
+    suites.CPU_DECODE: "Decoding on a processor",
     beside.NAME: "Beside vLLM",
     sampling_report.NAME: "What sampling parameters cost",
     quality_report.NAME: "What quantization does to predictions",
@@ -56,8 +57,8 @@ def rungs() -> Iterator[tuple[str, Benchmark]]:
 
 def policy_of(contender: str) -> Policy | None:
     """How a contender schedules, as far as its prediction is concerned."""
-    if contender in PEERS:
-        return PEERS[contender]
+    if is_peer(contender):
+        return PEERS[quantized(contender)[0]]
     engine, off = switched(contender)
     if engine == FINAL:
         return continuous if "prefix_cache" in off else reusing
@@ -65,10 +66,15 @@ def policy_of(contender: str) -> Policy | None:
 
 
 def title_of(contender: str) -> str:
-    """A contender's name, or a benchmark's, for people: "p01 KV cache", "final without overlap", "The ladder"."""
+    """A contender's name, or a benchmark's, for people: "p01 KV cache", "final engine, int8", "The ladder"."""
     named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
     if contender in named:
         return named[contender]
+    whole, scheme = quantized(contender)
+    if whole == LLAMA_CPP and scheme in GGUF_FORMATS:
+        return f"{whole} {GGUF_FORMATS[scheme]}"
+    if scheme is not None:
+        return f"{title_of(whole)}, {scheme}"
     engine, *off = contender.split("-")
     missing = [SWITCHES[switch] for switch in off if switch in SWITCHES]
     return f"{engine} without {' and '.join(missing)}" if missing else contender

@@ -12,7 +12,7 @@ import torch
 
 from gradus.bench import beside, registry, results
 from gradus.bench.contenders import Room, Workbench
-from gradus.bench.declaration import PEERS, Benchmark, Row, Table
+from gradus.bench.declaration import ON_CPU_ALONE, PEERS, Benchmark, Row, Table, is_peer, quantized
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name, machine_of
 from gradus.bench.measure import ContenderFailed, Repeats, compare
@@ -21,6 +21,7 @@ from gradus.bench.prediction import predict
 from gradus.bench.profiler import profile_steps
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.roofline import Machine
+from gradus.bench.statistics import significant
 from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
 from gradus.models.precision import Precision
@@ -63,10 +64,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.repeats is not None and self.repeats < 1:
             raise ConfigError(f"repeats must be 1 or more, got {self.repeats}")
-        if self.quantize and any(name in PEERS for name in self.contenders):
-            raise ConfigError(
-                f"{' and '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out"
-            )
+        if self.quantize and any(is_peer(name) for name in self.contenders):
+            raise ConfigError(f"{', '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out")
 
     def of_quantized(self, precision: Precision) -> dict[str, Any]:
         """What a run's settings say of quantized matrices; nothing where none is."""
@@ -105,9 +104,11 @@ class Suite:
                 cell = self._cell(name, table, row)
                 if cell is None or (self.settings.resume and _is_measured(run, cell)):
                     continue
-                self._fill(cell, table)
+                self._fill(cell, table, run)
                 run.put(cell)
                 self._finish(run, name)
+        if not run.cells:
+            self.watcher.note(f"{name}: none of its rows is for a {self.bench.device.type} device")
         if self._wants_profiles(benchmark, run):
             run.profiles = self._profiles(benchmark)
             self._finish(run, name)
@@ -180,13 +181,18 @@ class Suite:
         return here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
 
     def _contenders(self, table: Table) -> list[str]:
-        peers = self.settings.peers and not self.bench.quantized  # theirs would be other matrices
-        names = [name for name in table.contenders if peers or name not in PEERS]
+        names = [name for name in table.contenders if self._has_place(name)]
         return [name for name in names if name in (self.settings.contenders or names)]
+
+    def _has_place(self, contender: str) -> bool:
+        if self.bench.device.type != "cpu" and quantized(contender)[0] in ON_CPU_ALONE:
+            return False
+        peers = self.settings.peers and not self.bench.quantized  # theirs would be other matrices
+        return peers or not is_peer(contender)
 
     # -- one cell ------------------------------------------------------------------------------------------------------
 
-    def _fill(self, cell: Cell, table: Table) -> None:
+    def _fill(self, cell: Cell, table: Table, run: Run) -> None:
         """Predict, then measure."""
         row = next(row for row in table.rows if row.label == cell.row)
         workload = self._workload(row)
@@ -208,8 +214,11 @@ class Suite:
             goal=table.goals.get(self.bench.device.type),
             done=self.watcher.run_done,
         )
+        run.settings |= {contender.name: contender.about for contender in contenders if contender.about}
         for entry, trial in zip(cell.entries, trials, strict=True):
             entry.samples, entry.skipped = trial.samples, trial.failed
+            if "memory_share" in table.columns:
+                self._add_memory_share(entry)
             if trial.failed:
                 self.watcher.note(f"{table.title}, {cell.row}: {entry.contender} left out: {trial.failed}")
 
@@ -224,12 +233,24 @@ class Suite:
         policy = registry.policy_of(contender)
         if policy is None:
             return None
-        if contender not in PEERS:
-            with suppress(ContenderFailed):  # it will fail again, and say so, when it is built
+        config = self.bench.model.config
+        try:
+            widths = self.bench.widths(contender)
+        except (ConfigError, ContenderFailed):  # it will fail again, and say so, when it is built
+            return None
+        if not is_peer(contender):
+            with suppress(ContenderFailed):
                 room = room.of(contender)
-        config, widths = self.bench.model.config, self.bench.widths
         found = predict(policy, workload, config, widths, self.machine, room.batch, room.token_budget)
         return prediction_json(found)
+
+    def _add_memory_share(self, entry: Entry) -> None:
+        """What of memory's measured rate the tokens came at: bytes of a step, on average, over the median gap."""
+        for sample in entry.samples:
+            if entry.prediction and "itl_ms" in sample:
+                step_bytes = entry.prediction["bytes"] / entry.prediction["steps"]
+                rate = step_bytes / (1e-3 * sample["itl_ms"]["p50"])
+                sample["memory_share"] = significant(100 * rate / self.machine.bandwidth)
 
     def _repeats(self, floor: float) -> Repeats:
         fixed = self.settings.repeats or (QUICK_REPEATS if self.settings.quick else None)

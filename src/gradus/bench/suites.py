@@ -1,6 +1,6 @@
-"""Benchmarks of more than one engine: the ladder, the ablation of the final engine, and the whole matrix of workloads.
+"""Benchmarks of more than one engine: ladder, ablation of the final engine, every workload, decoding on a processor.
 
-Each has a size for a GPU and a smaller one for a CPU. No torch here.
+Each has a size for a GPU and a smaller one for a CPU, but for the last. No torch here.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gradus import phases
 from gradus.bench import workloads
-from gradus.bench.declaration import PEERS, Account, Benchmark, ByDevice, Goal, Row, Table
+from gradus.bench.declaration import LLAMA_CPP, PEERS, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
 from gradus.bench.workloads import (
     Workload,
     burst,
@@ -20,7 +20,7 @@ from gradus.bench.workloads import (
 )
 from gradus.config.options import FINAL
 
-LADDER, ABLATION, MATRIX = "ladder", "ablation", "matrix"
+LADDER, ABLATION, MATRIX, CPU_DECODE = "ladder", "ablation", "matrix", "cpu-decode"
 
 PAGE = 16  # positions: a sequence's last page is half empty on average, never more than whole
 
@@ -337,4 +337,56 @@ def _kind(name: str, title: str, row: Row, metric: str, columns: tuple[str, ...]
     )
 
 
-SUITES: dict[str, Callable[[], Benchmark]] = {LADDER: ladder, ABLATION: ablation, MATRIX: matrix}
+# -- decoding on a processor -------------------------------------------------------------------------------------------
+
+SCHEMES = (None, "int8", "int4")
+DECODING: dict[str, Workload] = {
+    "one alone": single_stream(32, 96),
+    "one, long context": single_stream(968, 32),
+    "8 at once": burst(8, 32, 32),
+    "16 at once": burst(16, 32, 24),
+}
+
+
+def cpu_decode() -> Benchmark:
+    """The final engine and llama.cpp, each in three widths of weights, where there is no GPU."""
+    return Benchmark(
+        question="How fast does a laptop decode?",
+        prediction=(
+            "As fast as its memory: every token of a single stream reads all weights once, so the floor of a step is "
+            "their bytes over the bandwidth, and halving the bytes halves it. What an engine adds is what happens "
+            "between its products: starting threads, small operations, waiting at the end of each. llama.cpp and our "
+            "kernels have both made that short, and should be close to the floor in sixteen bits. In eight and four "
+            "the floor falls, and what is left over weighs more; unpacking weights may also take longer than fetching "
+            "them. Without its kernels the engine pays for hundreds of torch operations per step, most of all where "
+            "weights are few. A long context adds keys and values: theirs are sixteen bits wide, ours as wide as the "
+            "activations. Several sequences share a reading of the weights, so each token is cheaper until arithmetic "
+            "takes longer than memory, which on two cores it soon does. Beyond the rows that our kernels take, a step "
+            "runs in torch."
+        ),
+        tables=(
+            Table(
+                name="decode",
+                title="Decoding, one sequence and several",
+                axis="workload",
+                rows=tuple(Row(name, x, {"cpu": work}) for x, (name, work) in enumerate(DECODING.items())),
+                contenders=(
+                    *(in_scheme(FINAL, scheme) for scheme in SCHEMES),
+                    f"{FINAL}-kernels-graphs",
+                    *(in_scheme(LLAMA_CPP, scheme) for scheme in SCHEMES),
+                ),
+                metric="sequence_tok_s",
+                columns=("itl_ms", "itl_ms_p99", "output_tok_s", "ttft_ms", "memory_share", "peak_mb"),
+                against=LLAMA_CPP,
+                scale="names",
+            ),
+        ),
+    )
+
+
+SUITES: dict[str, Callable[[], Benchmark]] = {
+    LADDER: ladder,
+    ABLATION: ablation,
+    MATRIX: matrix,
+    CPU_DECODE: cpu_decode,
+}

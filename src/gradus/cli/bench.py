@@ -15,8 +15,8 @@ _WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
 Target = Annotated[
     str,
     Argument(
-        help="A phase (p01), ladder, ablation, matrix, all, sampling, quality, or scheduler (simulated: no model is "
-        "loaded)."
+        help="A phase (p01), ladder, ablation, matrix, cpu-decode, all, sampling, quality, or scheduler (simulated: no "
+        "model is loaded)."
     ),
 ]
 Out = Annotated[

@@ -27,7 +27,14 @@ def resolve(
             f"quantize {quantize}: these weights are quantized already ({stored.label}), and are loaded as they are: "
             "leave quantize out, or load the unquantized model"
         )
-    mix = stored or Mix.of(quantize or "")
+    return quantized_as(stored or Mix.of(quantize or ""), precision, device, config)
+
+
+def quantized_as(mix: Mix, precision: Precision, device: torch.device, config: ModelConfig) -> Precision:
+    """A precision that is decided, with its matrices quantized.
+
+    Raises ConfigError for what the device cannot do, and a pattern that matches nothing.
+    """
     for scheme in mix.schemes:
         check_device(scheme, device)
     mix.check(config)
