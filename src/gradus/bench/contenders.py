@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -27,7 +28,7 @@ from gradus.errors import ConfigError
 from gradus.execution.memory import free_memory
 from gradus.garbage import spare_what_stays
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
-from gradus.models import Model, create_model, kv_bytes_per_token
+from gradus.models import Model, create_model, kv_bytes_per_token, parameter_count
 from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.mix import Mix
 from gradus.quantization.precision import quantized_as, resolve
@@ -74,6 +75,15 @@ class Workbench:
             )
             self.schemes[scheme] = Workbench(self.checkpoint, self.device, precision, model)
         return self.schemes[scheme]
+
+    def bytes_to_load(self, contender: str) -> int:
+        """Of weights that are not there yet, about; 0 for a scheme that cannot be, of which `of` tells."""
+        _, scheme = quantized(contender)
+        if scheme is None or scheme in self.schemes:
+            return 0
+        with suppress(ConfigError):
+            return int(self.widths(contender).weight * parameter_count(self.model.config))
+        return 0
 
     def _quantized(self, scheme: str) -> Precision:
         if self.quantized:
@@ -184,7 +194,7 @@ class EngineContender:
     def __init__(self, name: str, bench: Workbench, room: Room) -> None:
         self.name = name
         self.bench, self.room = bench, room
-        self.needed_bytes = room.positions * bench.bytes_a_position
+        self.needed_bytes = room.positions * bench.bytes_a_position + bench.bytes_to_load(name)
         self.about = ""
         self.engine: Engine | None = None
 

@@ -107,7 +107,7 @@ class Suite:
                 self._fill(cell, table, run)
                 run.put(cell)
                 self._finish(run, name)
-        if not run.cells:
+        if not run.cells and not self.settings.tables:
             self.watcher.note(f"{name}: none of its rows is for a {self.bench.device.type} device")
         if self._wants_profiles(benchmark, run):
             run.profiles = self._profiles(benchmark)
