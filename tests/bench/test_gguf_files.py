@@ -84,6 +84,7 @@ def test_llama_3s_scaling_survives(tmp_path):
     [
         ("tiny-mistral", {}, "windows of 16"),
         ("tiny-llama", {"attention_scale": 0.5}, "scaled by 0.5"),
+        ("tiny-qwen2", {}, "heads of 24 values"),
         ("tiny-gemma3", {"attention_softcap": 50.0}, "soft cap"),
     ],
 )
@@ -100,7 +101,7 @@ def test_a_scheme_without_a_format_is_refused(bench):
         bench.gguf.path("fp8")
 
 
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen2", "tiny-gpt2", "smollm2-135m"])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen3", "tiny-gpt2", "smollm2-135m"])
 def test_the_prediction_counts_the_bytes_that_the_file_has(shape, tmp_path):
     config = SHAPES[shape]
     if shape == "smollm2-135m":

@@ -21,8 +21,9 @@ from gradus.bench.suites import CPU_DECODE
 from gradus.bench.workloads import Arrival, burst, conversations
 from gradus.device.threads import use
 from gradus.loading import Checkpoint
-from gradus.models import SHAPES, create_model, randomize
+from gradus.models import ModelConfig, create_model, randomize
 from gradus.quantization.schemes import SCHEMES
+from tests.loading.builders import CONFIGS
 from tests.phases.conftest import NaiveAttention
 
 VOCABULARY = 320
@@ -322,14 +323,14 @@ def test_speed_ups_count_from_the_peer_of_the_same_width():
 # -- the real one ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3", "tiny-gpt2"])
-def test_llama_cpp_computes_what_we_compute(shape):
+@pytest.mark.parametrize("family", CONFIGS)
+def test_llama_cpp_computes_what_we_compute(family):
     """The very weights in its format give the same logits, but for float16: two sequences per batch, and decodes."""
     pytest.importorskip("llama_cpp")
-    config = SHAPES[shape]
+    config = ModelConfig.from_hf(CONFIGS[family])
     model = create_model(config)
-    randomize(model, 0)
-    files = GGUFFiles(Checkpoint(shape, None, config, None, None, None, 0), model)
+    randomize(model, 0, std=0.2)  # so that scores differ, and it shows which positions are attended to
+    files = GGUFFiles(Checkpoint(family, None, config, None, None, None, 0), model)
     decoder = Decoder(files.path(None), 2, 256, config.vocab_size)
     prompts = {0: [3, 141, 59, 26, 53], 1: [7] * 40}
     running = {number: _Sequence(number, list(prompt)) for number, prompt in prompts.items()}

@@ -177,6 +177,8 @@ def _unknown(config: ModelConfig) -> str | None:
         return f"{config.family} with windows of {windows[0]} tokens"
     if config.attention_softcap is not None:
         return "attention scores with a soft cap"
+    if config.family == "qwen2" and config.num_heads * config.head_dim != config.hidden_size:
+        return f"qwen2 with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
     width = config.head_dim
     if config.family == "gemma3" and config.num_layers == GEMMA3_BY_WIDTH:
         width = config.hidden_size // config.num_heads
