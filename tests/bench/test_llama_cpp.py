@@ -228,16 +228,6 @@ def test_a_step_that_fails_is_told(bench, llama, monkeypatch):
     peer.close()
 
 
-def test_its_threads_wait_in_their_own_way_unless_a_user_chose_another(monkeypatch):
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    with llama_cpp._own_way_to_wait():
-        assert "OMP_WAIT_POLICY" not in os.environ
-    assert os.environ["OMP_WAIT_POLICY"] == "passive"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    with llama_cpp._own_way_to_wait():
-        assert os.environ["OMP_WAIT_POLICY"] == "active"
-
-
 # -- in the suite ------------------------------------------------------------------------------------------------------
 
 

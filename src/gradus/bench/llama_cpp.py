@@ -6,11 +6,9 @@ defaults: keys and values in float16, its choice of attention, matrices repacked
 """
 
 import ctypes
-import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +21,7 @@ from gradus.bench.declaration import GGUF_FORMATS, quantized
 from gradus.bench.gguf_files import KV_BYTES, GGUFFiles, format_of, widths
 from gradus.bench.measure import ContenderFailed, Run
 from gradus.bench.workloads import Arrival
-from gradus.device.threads import SLEEP, use
+from gradus.device.threads import use
 from gradus.models import kv_bytes_per_token, parameter_count
 
 LARGEST_STEP = 2048  # tokens: its own default
@@ -32,29 +30,14 @@ CONTEXT_STEP = 256  # a sequence's room is a multiple of it
 
 @cache
 def library() -> Any:
-    """llama_cpp, without its log. Raises ContenderFailed where it is not installed.
-
-    Its OpenMP library reads the environment as it is loaded. Sleeping while it waits is our choice for torch; llama.cpp
-    has hundreds of barriers per step, and by default spins at them.
-    """
-    with _own_way_to_wait():
-        try:
-            import llama_cpp
-        except ImportError as error:
-            raise ContenderFailed("llama-cpp-python is not installed") from error
+    """llama_cpp, without its log. Raises ContenderFailed where it is not installed."""
+    try:
+        import llama_cpp
+    except ImportError as error:
+        raise ContenderFailed("llama-cpp-python is not installed") from error
     llama_cpp.llama_log_set(_silence(llama_cpp), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     return llama_cpp
-
-
-@contextmanager
-def _own_way_to_wait() -> Iterator[None]:
-    """The environment without what the command line put there."""
-    ours = {name: os.environ.pop(name) for name, value in SLEEP.items() if os.environ.get(name) == value}
-    try:
-        yield
-    finally:
-        os.environ.update(ours)
 
 
 @cache  # llama.cpp keeps the address alone
