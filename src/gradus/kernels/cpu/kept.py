@@ -1,4 +1,4 @@
-"""Compiled code, kept on disk: half a minute of compiling once for a machine and not at every start.
+"""Compiled code, kept on disk: a quarter of a minute of compiling once for a machine and not at every start.
 
 numba keeps code beside the sources, else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices that
 code is of another processor or another numba, and that the function's own file has changed; of the other files that the
