@@ -15,7 +15,9 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
+from gradus.engine.plan import Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.step import StepResult
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.models import Model
@@ -53,6 +55,12 @@ class CompiledRunner(ModelRunner):
         with announced():
             self._warm_up()
 
+    def _run(self, plan: Plan) -> StepResult:
+        if not takes(plan):
+            return super()._run(plan)
+        with alone():
+            return super()._run(plan)
+
     def logits(self, batch: Batch) -> Tensor:
         """As above; where every span is one token and they are few, through the kernels."""
         if len(batch.positions) > len(batch.slots) or len(batch.slots) > MOST_ROWS:
@@ -66,6 +74,26 @@ class CompiledRunner(ModelRunner):
         """A step of no sequence: its table is empty, so it stores into page 0, which is padding."""
         nothing = torch.zeros(1, dtype=torch.int64)
         self.decode.run(nothing, nothing, [0])
+
+
+def takes(plan: Plan) -> bool:
+    """Whether the kernels take a step: every span is one token, and they are few."""
+    return len(plan.decodes) + len(plan.spans) <= MOST_ROWS and all(len(span.tokens) == 1 for span in plan.spans)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Torch computes in the caller's thread alone.
+
+    Beside the kernels it has little to do, embedding and sampling. Its threads would go on spinning after that, in
+    programs that leave OpenMP its default, and take a core from the kernels' own: a step then takes twice as long.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
