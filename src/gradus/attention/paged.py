@@ -72,7 +72,7 @@ class PagedAttention:
         self._place_new(batch)
 
     def update_pages(self, batch: Batch) -> None:
-        """What every step starts with, whoever attends: pages wiped, tables up to date."""
+        """What every step starts with, in torch and in kernels: pages wiped, tables up to date."""
         self.storage.wipe(batch.wiped)
         self.update_tables(batch.slots, batch.tables)
 

@@ -8,7 +8,7 @@ than that takes have work enough for torch's products.
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -56,14 +56,14 @@ class CompiledRunner(ModelRunner):
             self._warm_up()
 
     def _run(self, plan: Plan) -> StepResult:
-        if not takes(plan):
-            return super()._run(plan)
-        with alone():
+        spans = len(plan.decodes) + len(plan.spans)
+        tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
+        with alone() if takes(tokens, spans) else nullcontext():
             return super()._run(plan)
 
     def logits(self, batch: Batch) -> Tensor:
         """As above; where every span is one token and they are few, through the kernels."""
-        if len(batch.positions) > len(batch.slots) or len(batch.slots) > MOST_ROWS:
+        if not takes(len(batch.positions), len(batch.slots)):
             return super().logits(batch)
         self.attention.update_pages(batch)
         logits = self.decode.run(batch.token_ids, batch.positions, batch.slots)
@@ -76,9 +76,9 @@ class CompiledRunner(ModelRunner):
         self.decode.run(nothing, nothing, [0])
 
 
-def takes(plan: Plan) -> bool:
-    """Whether the kernels take a step: every span is one token, and they are few."""
-    return len(plan.decodes) + len(plan.spans) <= MOST_ROWS and all(len(span.tokens) == 1 for span in plan.spans)
+def takes(tokens: int, spans: int) -> bool:
+    """Whether the kernels take a step of so many: every span is one token, and they are few."""
+    return 0 < spans == tokens <= MOST_ROWS
 
 
 @contextmanager

@@ -52,7 +52,6 @@ SHAPE = np.dtype(
     [
         ("rows", np.int64),  # of this step
         ("hidden", np.int64),
-        ("attended", np.int64),  # Hq Dh
         ("features", np.int64),
         ("activation", np.int64),
         ("gated", np.int64),

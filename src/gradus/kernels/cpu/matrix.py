@@ -1,7 +1,7 @@
 """A weight matrix as the kernels know it: its kind, and where its parts lie in memory.
 
-A record of numbers, so that one compiled kernel takes any matrix of any model. The memory stays the model's; whoever
-keeps records keeps the model as well.
+A record of numbers, so that one compiled kernel takes any matrix of any model. The memory stays the model's;
+the owner of records keeps the model as well.
 """
 
 import numpy as np

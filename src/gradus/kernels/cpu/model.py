@@ -190,9 +190,8 @@ def _make_step(
 def _shape(model: Model) -> NDArray[np.void]:
     config = model.config
     gated, softcap = config.family != "gpt2", config.final_softcap or 0.0
-    attended = config.num_heads * config.head_dim
     activation = ACTIVATIONS[config.activation]
-    return np.array([(0, config.hidden_size, attended, config.intermediate_size, activation, gated, softcap)], SHAPE)
+    return np.array([(0, config.hidden_size, config.intermediate_size, activation, gated, softcap)], SHAPE)
 
 
 def _heads(model: Model, keys: Tensor, page_size: int) -> NDArray[np.void]:
@@ -214,11 +213,15 @@ def _heads(model: Model, keys: Tensor, page_size: int) -> NDArray[np.void]:
 
 
 def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices: Matrices) -> NDArray[np.void]:
+    # once per table: where activations are bfloat16, this is a copy as long as the context
+    rotations = {
+        part: matrices.address(part.table.float()) for part in model.children() if isinstance(part, RotaryTable)
+    }
     rows = []
     layer: Any
     for layer, (keys, values, group) in zip(model.layers, cache, strict=True):
         rope: RotaryTable | None = getattr(model, "local_rope" if getattr(layer, "local", False) else "rope", None)
-        rotation = 0 if rope is None else matrices.address(rope.table.float())
+        rotation = 0 if rope is None else rotations[rope]
         norms = (layer.heads.q_norm, layer.heads.k_norm)
         addresses = [0 if norm is None else matrices.address(norm.weight.float()) for norm in norms]
         rows.append((keys.data_ptr(), values.data_ptr(), rotation, *addresses, group))

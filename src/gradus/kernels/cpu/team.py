@@ -1,9 +1,9 @@
 """Threads that share a step's work, made so that none ever waits for another that does not run.
 
-A step is a row of stages, a stage a number of chunks. Whoever is free takes the next chunk of the current stage; the
-last to finish a chunk opens the next stage. The caller is one of the workers and can do it all: where the others sleep,
-are late, share their core with another program or did not survive a fork, the step is only slower. A thread waits only
-while another computes what it needs.
+A step is a row of stages, a stage a number of chunks. A thread that is free takes the next chunk of the current stage;
+the last to finish a chunk opens the next stage. The caller is one of the workers and can do it all: where the others
+sleep, are late, share their core with another program or did not survive a fork, the step is only slower. A thread
+waits only while another computes what it needs.
 
 One word says what there is to do: the number of the stage, counted over all steps, and the next chunk. It is taken by
 compare and swap, so a thread that slept through a step cannot take what is no longer there.
