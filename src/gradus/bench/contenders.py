@@ -5,16 +5,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradus import phases
 from gradus.assembly.final import build as build_final
 from gradus.bench.declaration import LLAMA_CPP, PEERS, quantized, switched
-from gradus.bench.gguf_files import GGUFFiles
-from gradus.bench.gguf_files import widths as gguf_widths
-from gradus.bench.llama_cpp import LlamaCpp
 from gradus.bench.measure import Contender, ContenderFailed, Run, drive
 from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
 from gradus.bench.peers import Transformers
@@ -32,6 +29,9 @@ from gradus.models import Model, create_model, kv_bytes_per_token, parameter_cou
 from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.mix import Mix
 from gradus.quantization.precision import quantized_as, resolve
+
+if TYPE_CHECKING:  # it needs a package that only the peer's weights need
+    from gradus.bench.gguf_files import GGUFFiles
 
 
 @dataclass
@@ -91,7 +91,9 @@ class Workbench:
         return quantized_as(Mix.of(scheme), self.precision, self.device, self.model.config)
 
     @cached_property
-    def gguf(self) -> GGUFFiles:
+    def gguf(self) -> "GGUFFiles":
+        from gradus.bench.gguf_files import GGUFFiles
+
         return GGUFFiles(self.checkpoint, self.model)
 
     @property
@@ -114,7 +116,9 @@ class Workbench:
         name, scheme = quantized(contender)
         config, model = self.model.config, self.model
         if name == LLAMA_CPP:
-            return gguf_widths(config, scheme)
+            from gradus.bench.gguf_files import widths
+
+            return widths(config, scheme)
         if scheme is not None:
             model = create_model(config, dtype=model.dtype, device="meta", linear=self._quantized(scheme).linear)
         elif not self.quantized:
@@ -128,6 +132,8 @@ class Workbench:
     def contender(self, name: str, room: "Room") -> Contender:
         """name: a phase, the final engine, the same without some of its switches, or a peer; with a scheme or not."""
         if quantized(name)[0] == LLAMA_CPP:
+            from gradus.bench.llama_cpp import LlamaCpp
+
             return LlamaCpp(name, self.gguf, room.context, room.batch)
         if name in PEERS:
             return Transformers(name, self.checkpoint, self.model, room.batch)

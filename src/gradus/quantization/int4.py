@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from gradus.errors import ConfigError
 from gradus.models.layers import Place, parameter
-from gradus.quantization.linear import QuantizedLinear, product_in_pieces
+from gradus.quantization.linear import QuantizedLinear, product_in_pieces, quotient
 
 TILE, PLANE, PLANES = 128, 32, 4
 GROUPS = (128, 64, 32)
@@ -112,7 +112,7 @@ def to_int4(weight: Tensor, group: int, kind: torch.dtype) -> tuple[Tensor, Tens
     groups = weight.float().unflatten(1, (-1, group))
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     offsets = low.to(kind).float()
-    scales = ((high - offsets) / MOST).to(kind).float()
+    scales = quotient(high - offsets, MOST).to(kind).float()
     steps = torch.where(scales > 0, scales, 1.0)  # a group of equal weights: all are the offset
     values = ((groups - offsets) / steps).round().clamp(0, MOST)
     return values.flatten(1).to(torch.uint8), scales.squeeze(-1), offsets.squeeze(-1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradus.errors import ConfigError
 from gradus.models.layers import Place, parameter
 from gradus.quantization.int8 import LARGEST
-from gradus.quantization.linear import QuantizedLinear, product_in_pieces
+from gradus.quantization.linear import QuantizedLinear, product_in_pieces, quotient
 
 GROUP = 32
 
@@ -41,7 +41,7 @@ class Int8GroupLinear(QuantizedLinear):
 
     def quantize(self, start: int, weight: Tensor) -> None:
         groups = weight.unflatten(1, (-1, GROUP))
-        scales = (groups.abs().amax(-1) / LARGEST).half()  # rounded first, so that weights are rounded by what is kept
+        scales = quotient(groups.abs().amax(-1), LARGEST).half()  # first: weights are rounded by what is kept
         steps = torch.where(scales > 0, scales, 1.0).float().unsqueeze(-1)
         self.store(start, (groups / steps).round().clamp(-LARGEST, LARGEST).flatten(1).to(torch.int8), scales)
 

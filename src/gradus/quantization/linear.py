@@ -83,7 +83,13 @@ def row_scales(x: Tensor, largest: float) -> Tensor:
     A row of zeros is divided by something. NaN and infinity make a scale of the same kind, and so a row without a
     finite result: what a sequence ends by.
     """
-    return x.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * largest) / largest
+    magnitudes = x.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny * largest)
+    return quotient(magnitudes, largest)
+
+
+def quotient(x: Tensor, divisor: float) -> Tensor:
+    """x / divisor, rounded once on every device: torch on a GPU multiplies by 1 / divisor where it is a number."""
+    return x / torch.full_like(x, divisor)
 
 
 def product_in_pieces(x: Tensor, wide_rows: Callable[[int, int], Tensor], rows: int) -> Tensor:
