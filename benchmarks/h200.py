@@ -57,6 +57,11 @@ PARTS = (
     Part(beside.NAME, LLAMA_8B, "bfloat16"),
     Part(beside.NAME, GPT2, "bfloat16"),
     Part(beside.NAME, QWEN, "bfloat16", group=beside.SAMPLING),
+    *(
+        Part(beside.NAME, LLAMA_8B, "bfloat16", group=name)
+        for name, group in beside.GROUPS.items()
+        if group.section == beside.QUANTIZED
+    ),
     # every phase on one workload
     Part(LADDER, QWEN, "bfloat16"),
     Part(LADDER, LLAMA, "bfloat16"),

@@ -3,6 +3,7 @@
 ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
 
     model, device, dtype, contender, context, max_sequences, cache_tokens
+    quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
     interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
     repeats        how often each case is timed, after a whole run that is not
     thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
@@ -42,7 +43,7 @@ Case = dict[str, Any]
 
 def run_block(asked: dict[str, Any], found_file: Path) -> None:
     """Measure every case. Raises ConfigError for a model or a contender that there is not."""
-    bench = Workbench.open(asked["model"], asked["device"], asked["dtype"])
+    bench = Workbench.open(asked["model"], asked["device"], asked["dtype"], quantize=asked["quantize"])
     found: dict[str, Any] = {
         "hardware": hardware_name(bench.device),
         "device": bench.device.type,
@@ -52,7 +53,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     }
     if asked["thorough"]:
         found["fingerprint"] = fingerprint(bench.device, quick=asked["quick"])
-    room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"])
+    room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"], kv_dtype=asked["kv_dtype"])
     start = time.perf_counter()
     interface = INTERFACES[asked["interface"]](asked["contender"], bench, room)
     say(f"built in {time.perf_counter() - start:.1f} s")
