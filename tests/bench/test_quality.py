@@ -200,7 +200,9 @@ def test_a_model_that_is_quantized_is_no_reference(tmp_path):
 def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
     (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
     found = {entry.contender: entry.samples[0] for entry in cell.entries if entry.samples}
-    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-kv"]
+    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-head", "int4-head", "fp8-kv"]
+    for name in ("fp8", "int4"):
+        assert found[f"{name}-head"]["bits_per_weight"] < found[name]["bits_per_weight"]
     assert 0 < found["int8"]["kl"] < found["fp8"]["kl"] < found["int4"]["kl"]
     assert found["fp8-kv"]["kl"] > 0 and found["fp8-kv"]["bits_per_weight"] == found["bfloat16"]["bits_per_weight"]
 
@@ -295,7 +297,7 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
         (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
         (
             ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-kv, int4-g64-rtn, "
+            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-head, int4-head, fp8-kv, int4-g64-rtn, "
             "int4-g64-awq, int4-g64-gptq, got 'int3'",
         ),
         (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),

@@ -37,12 +37,13 @@ PREDICTION = (
 HOW_TO_READ = (
     "*KL* is the mean divergence in nats, with its standard error over documents; *99.9 %* is what one position in a "
     "thousand exceeds. *Top-1 agreement* says how often the likeliest token is the same. The *perplexity ratio* is "
-    "the contender's perplexity over that of float32, taken position by position. *Bits per weight* counts everything"
-    " that a checkpoint fills (scales, embeddings and norms as well, in bfloat16 where they are not quantized), over "
-    "the number of weights. `int4-g64-rtn`, `-awq` and `-gptq` are what `gradus quantize` writes with groups of 64: "
-    "rounded to nearest, by AWQ and by GPTQ, from weights whose columns were multiplied by random factors between "
-    "0.84 and 1.19 (and what comes before divided), because a file of 4-bit weights has put them on a grid on which "
-    "rounding is free."
+    "the contender's perplexity over that of float32, taken position by position. *Bits per weight* counts everything "
+    "that a checkpoint fills (scales, embeddings and norms as well, in bfloat16 where they are not quantized), over "
+    "the number of weights. Schemes leave the head as it was, except *fp8-head*, where it is fp8 as well, and "
+    "*int4-head*, where it is int8. `int4-g64-rtn`, `-awq` and `-gptq` are what `gradus quantize` writes with groups "
+    "of 64: rounded to nearest, by AWQ and by GPTQ, from weights whose columns were multiplied by random factors "
+    "between 0.84 and 1.19 (and what comes before divided), because a file of 4-bit weights has put them on a grid on "
+    "which rounding is free."
 )
 
 
