@@ -20,9 +20,9 @@ STEPS_BITS = constexpr((127 + 14) << 23)
 REBIASED = constexpr((127 - 7) << 3)  # from float32's exponent to e4m3's, in bits of e4m3
 NAN = constexpr(0x7F)
 
-# Two words, each of two numbers in e4m3, as bfloat16: the lower bytes', then the upper bytes'. Exponent and mantissa are
-# moved to their places, which makes numbers 2^-120 times as large, subnormal ones too. NaN becomes 480: a vector with
-# one has a scale that is NaN.
+# Two words, each of two numbers in e4m3, as bfloat16: the lower bytes', then the upper bytes'. Exponent and mantissa
+# are moved to their places, which makes numbers 2^-120 times as large, subnormal ones too. NaN becomes 480: a vector
+# with one has a scale that is NaN.
 TO_BFLOAT16 = constexpr("""
 {
     .reg .b32 word, sign, larger, nothing;
