@@ -365,8 +365,11 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes too")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--fp8", action="store_true", help="keys and values in 8 bits")
+    parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
     options = parser.parse_args()
-    shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in SHAPES] if options.fp8 else SHAPES
+    shapes = [shape for shape in SHAPES if shape.name in options.shapes.split(",")]
+    if options.fp8:
+        shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in shapes]
     if options.sweep:
         compile_all([(shape, launch) for shape in shapes for launch in (*LARGE, *SMALL)], options.workers)
     results: dict[str, Any] = {"copy_gb_s": copy_bandwidth() / 1e9, "rows": []}
