@@ -167,7 +167,7 @@ class Comparison:
         group = beside.GROUPS[self.group]
         run = Run(
             model=f"random:{self.shape}",
-            dtype=found["dtype"],
+            dtype=self.dtype,
             device=found["device"],
             fingerprint=found["fingerprint"],
             group=self.group,

@@ -339,7 +339,7 @@ def row(shape: Shape, name: str, step: Step, times: list[tuple[float, Launch]], 
 
 
 def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
-    choices = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)
+    choices = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS, eight_bits=shape.fp8)
     for steps in (decodes, singles, verifications, prompts):
         for name, step in steps(shape):
             more = {}
@@ -350,7 +350,7 @@ def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
 
 def planning(shape: Shape) -> Iterator[dict[str, Any]]:
     """What planning a step takes, once for all layers."""
-    launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)[0]
+    launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS, eight_bits=shape.fp8)[0]
     for batch, context in ((1, 4096), (64, 1024), (256, 2048)):
         step = Step(shape, [1] * batch, [context] * batch)
         works = step.plan([launch])

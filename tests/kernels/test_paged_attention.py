@@ -70,7 +70,7 @@ def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(h
 # most registers for as many to run at once as with 16 bits; where heads are turned, one fewer
 @pytest.mark.parametrize("head_dim, group, turns, programs", [(128, 2, False, 4), (64, 4, False, 4), (64, 4, True, 3)])
 def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim, group, turns, programs):
-    launch = launches(head_dim, torch.bfloat16, group)[0]
+    launch = launches(head_dim, torch.bfloat16, group, eight_bits=True)[0]
     found, wide = (compiled(head_dim, group, launch, tokens=1, turns=turns, fp8=fp8) for fp8 in (True, False))
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * programs <= 65536

@@ -291,8 +291,8 @@ def _columns(case: Case) -> tuple[str, ...]:
 ACCOUNTS: dict[str, Account] = {
     "h200": Account(
         explains=(
-            "All that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and fifty-six at once "
-            "run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and {random:gpt2-124m, "
+            "In bfloat16 all that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and "
+            "fifty-six at once run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and {random:gpt2-124m, "
             "bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, Llama-3.2-1B's sixty-four at "
             "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 64/final-prefix_cache/speedup}. These ratios flatter "
             "us where a step is short: the host of these runs was a slow one, and vLLM, whose steps wait for it, has "
@@ -310,11 +310,17 @@ ACCOUNTS: dict[str, Account] = {
             "Qwen3, {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and "
             "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose "
             "step takes {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the "
-            "host needs {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs."
+            "host needs {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs. With fewer "
+            "bits the gain alone grows as the bytes shrink: {random:llama-3.1-8b, fp8, bfloat16: "
+            "llama-3.1-8b-fp8/batch 1/final-prefix_cache/speedup} times vLLM's rate in fp8, {random:llama-3.1-8b, "
+            "int8, bfloat16: llama-3.1-8b-int8/batch 1/final-prefix_cache/speedup} in int8, {random:llama-3.1-8b, "
+            "int4, bfloat16: llama-3.1-8b-int4/batch 1/final-prefix_cache/speedup} in int4, and "
+            "{random:llama-3.1-8b, int4-head, bfloat16: llama-3.1-8b-int4-head/batch "
+            "1/final-prefix_cache/speedup} where the head is int8 as well."
         ),
         loses=(
-            "Eight aims are missed. Alone, launches and small products do not stream at the memory's speed: GPT-2 is "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its floor, "
+            "In bfloat16 eight aims are missed. Alone, launches and small products do not stream at the memory's "
+            "speed: GPT-2 is {random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its floor, "
             "Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
             "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/times_floor}. In the mixed crowd "
             "attention is some two thirds of the time, and reads at more than nine tenths of a copy's bandwidth "
@@ -322,7 +328,13 @@ ACCOUNTS: dict[str, Account] = {
             "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' products, "
             "which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, bfloat16: "
             "llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton and cuBLAS's "
-            "products, against kernels written by hand for this GPU."
+            "products, against kernels written by hand for this GPU. Prompts in 8 bits miss what must be reached: "
+            "{random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8-prefill/prefill/final-prefix_cache/speedup} times "
+            "vLLM's rate in fp8, {random:llama-3.1-8b, int8, bfloat16: "
+            "llama-3.1-8b-int8-prefill/prefill/final-prefix_cache/speedup} in int8. There the products are little "
+            "more than half of a step, and what is left is attention, roundings and gates at bfloat16's speed. "
+            "int8's sixty-four at once are a tie, {random:llama-3.1-8b, int8, bfloat16: llama-3.1-8b-int8/batch "
+            "64/final-prefix_cache/speedup}."
         ),
     ),
 }
