@@ -64,20 +64,9 @@ def sweep(
             score *= tl.load(key_scales + scales_at)[None, :]
         else:
             score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
-        factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
-        if SOFTCAP:
-            score = capped(score * scale, softcap)
-            factor = LOG2_E
-        if MASKED:
-            visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
-            if WINDOW:
-                visible = visible & (key[None, :] > position[:, None] - WINDOW)
-            score = tl.where(visible, score, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(score, 1) * factor)
-        # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
-        base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-        weight = tl.exp2(score * factor - base[:, None])
-        shrink = tl.exp2(peak - base)
+        weight, shrink, peak = weights(
+            score, peak, key, high, position, scale, softcap, MASKED, WINDOW, SOFTCAP
+        )  # fmt: skip
         total = total * shrink + tl.sum(weight, 1)
         if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
             v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0)
@@ -89,10 +78,30 @@ def sweep(
             v, odd_v = widened(v, tl.bfloat16 if queries.dtype == tl.float16 else queries.dtype, PACKED)
             odd_seen = tl.dot(weight.to(v.dtype), odd_v, odd_seen * shrink[:, None], input_precision="tf32x3")
         seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
-        peak = new_peak
     if EACH == 2:
         seen = tl.interleave(seen, odd_seen)
     return seen, total, peak
+
+
+@triton.jit
+def weights(
+    score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: float, softcap: float,
+    MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+) -> tuple[tensor, tensor, tensor]:  # fmt: skip
+    """Of keys with these scores, before they are scaled: their weights, by what earlier ones shrink, the new peak."""
+    factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
+    if SOFTCAP:
+        score = capped(score * scale, softcap)
+        factor = LOG2_E
+    if MASKED:
+        visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+        score = tl.where(visible, score, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(score, 1) * factor)
+    # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+    return tl.exp2(score * factor - base[:, None]), tl.exp2(peak - base), new_peak
 
 
 @triton.jit

@@ -140,8 +140,7 @@ def _attend(
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
-            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
-            PACKED,
+            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
