@@ -126,8 +126,7 @@ def _attend(
     if key_scales is not None:
         key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
     if TURNS:
         queries, key, key_partner, value, last, page = new_token(
             q + first.to(tl.int64) * q_stride, rotary, q_gain, table, position, split, splits, head, there, eps,
@@ -140,7 +139,8 @@ def _attend(
         middle = tl.maximum(tl.minimum(high, (position + 1) // KEYS * KEYS), low)
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
-            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
+            position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
+            PACKED,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
