@@ -56,12 +56,13 @@ class Speculative(ChunkedPrefill):
 
     def record(self, span: Span, sampled: SpanResult) -> list[Output]:
         """Keep what agrees and roll the cache back to it, before anything is published."""
+        sequence = span.sequence
+        assert sequence is not None
         if span.logits > 1 and sampled.error is None:
-            assert span.sequence is not None
             self.drafted += span.logits - 1
             span, sampled = kept(span, sampled)
             self.accepted += len(span.tokens) - 1
-            self.cache.truncate(span.sequence.id, span.start + len(span.tokens))
+            self.cache.truncate(sequence.id, span.start + len(span.tokens))
         return super().record(span, sampled)
 
     def stored_by(self, span: Span) -> list[int]:

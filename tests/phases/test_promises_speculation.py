@@ -1,4 +1,4 @@
-"""What p08 promises of its parts: guesses copied from the text, drafts verified by the tokens sampled, pages taken back.
+"""What p08 promises of its parts: guesses copied from the text, drafts verified against samples, pages taken back.
 
 Each case is small enough to work out by hand.
 """

@@ -94,9 +94,15 @@ DRAFTERS: dict[str, Callable[[Answers, str], Drafter]] = {
 }
 
 
+KNOWN: dict[str, Answers] = {}
+
+
 def without(shape: str, requests: list[Request]) -> Answers:
     """The answers of p00, which knows no speculation."""
-    return run(build_engine("p00", shape), requests)
+    asked_for = repr((shape, [(request.id, request.prompt, request.params) for request in requests]))
+    if asked_for not in KNOWN:
+        KNOWN[asked_for] = run(build_engine("p00", shape), requests)
+    return KNOWN[asked_for]
 
 
 def engine_with(drafter: Drafter, shape: str = SHAPE, drafts: int = DRAFTS, **options) -> Engine:
@@ -146,12 +152,12 @@ def test_any_number_of_drafts_gives_the_same_tokens(phase, drafts):
 @pytest.mark.parametrize("shape", FAMILIES)
 def test_drafts_among_chunks_preemptions_and_shared_prefixes_change_no_token_and_lose_no_page(phase, shape, drafter):
     preemptions = cached = accepted = rejected = 0
-    for seed in range(3):
+    for seed in range(2):
         coming = arrivals(shape, seed)
         requests = [request for _, request in coming]
         wanted = without(shape, requests)
         engine = engine_with(
-            DRAFTERS[drafter](wanted, shape), shape, max_sequences=4, page_size=4, cache_tokens=56, token_budget=12
+            DRAFTERS[drafter](wanted, shape), shape, max_sequences=4, page_size=4, cache_tokens=40, token_budget=12
         )
         assert_same(served(engine, coming), wanted, requests)
         nothing_is_left(engine)
@@ -193,11 +199,13 @@ def test_a_request_can_be_cancelled_between_any_two_steps(phase):
 
 @of("p08")
 def test_a_sequence_ends_at_a_stop_token_in_the_middle_of_accepted_drafts(phase):
-    (free,) = without(SHAPE, [ask("a")]).values()
-    stop = next(token for place, token in enumerate(free.tokens) if place > 6 and token not in free.tokens[:place])
-    request = ask("a", stop_token_ids=[stop])
-    done = run(engine_with(Oracle({("a", 0): free})), [request])["a", 0]
-    assert done == Ending(free.tokens[: free.tokens.index(stop) + 1], "stop")
+    (free,) = without(SHAPE, [ask("a", **WAYS["sampled"])]).values()
+    for place in range(6, 11):  # the first and the last token of a step among them
+        stop = free.tokens[place]
+        assert stop not in free.tokens[:place]
+        request = ask("a", stop_token_ids=[stop], **WAYS["sampled"])
+        done = run(engine_with(Oracle({("a", 0): free})), [request])["a", 0]
+        assert done == Ending(free.tokens[: place + 1], "stop")
 
 
 @of("p08")
@@ -230,7 +238,7 @@ def test_a_step_gives_one_token_more_than_it_has_right_drafts(phase):
     answers = without(SHAPE, [ask("a")])
     for drafts, wanted in ((4, 1 + 5), (1, 1 + 12), (30, 1 + 1)):
         found = steps_of(Oracle(answers), ask("a"), drafts=drafts)
-        assert found == wanted, f"24 tokens with {drafts} right drafts at a time take {wanted} steps; yours takes {found}"
+        assert found == wanted, f"24 tokens, {drafts} right drafts at a time: {wanted} steps; yours takes {found}"
 
 
 @of("p08")
@@ -265,7 +273,7 @@ def test_acceptance_stays_what_it_was_however_many_requests_came_before(phase):
         return engine.scheduler.accepted - before
 
     first = accepted(0)
-    run(engine, [ask(f"r{i}", [i % 7, i % 300, 5], max_tokens=1 + i % 20, temperature=1.0, seed=i) for i in range(150)])
+    run(engine, [ask(f"r{i}", [i % 7, i % 300, 5], max_tokens=1 + i % 20, temperature=1.0, seed=i) for i in range(60)])
     assert accepted(1) == first > 0
 
 
@@ -274,7 +282,7 @@ def test_acceptance_stays_what_it_was_however_many_requests_came_before(phase):
 
 @of("p08")
 def test_drafts_take_what_the_prompt_leaves_of_the_budget(phase):
-    requests = [ask("a", [1]), ask("b", [2]), ask("c", range(40), max_tokens=2)]
+    requests = [ask("a", [1]), ask("b", [2]), ask("c", range(36), max_tokens=2)]
     engine = engine_with(Oracle(without(SHAPE, requests)), token_budget=12)
     probe = EngineProbe(engine)
     probe.record()
@@ -284,10 +292,10 @@ def test_drafts_take_what_the_prompt_leaves_of_the_budget(phase):
     while engine.has_work:
         engine.step()
     made = [{span.request_id: span.count for span in each.spans} for each in probe.steps]
-    assert made[1] == {"a": 1, "b": 1, "c": 10}, "the prompt goes first, so nothing is left to guess with"
-    assert made[4] == {"a": 3, "b": 1, "c": 8} or made[4]["c"] + made[4]["a"] + made[4]["b"] <= 12
+    assert made[0] == {"a": 5, "b": 5}, "alone, both have all their drafts"
+    assert made[1:4] == [{"a": 1, "b": 1, "c": 10}] * 3, "a prompt goes first: while it takes all, nothing is guessed"
+    assert made[4] == {"a": 5, "b": 1, "c": 6}, "its last chunk leaves four tokens, and the first in order has them"
     assert all(each.tokens <= 12 for each in probe.steps)
-    assert max(span.count for each in probe.steps for span in each.spans if span.request_id == "a") == 5
 
 
 @of("p08")
