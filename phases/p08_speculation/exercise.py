@@ -48,8 +48,8 @@ VERIFICATION = Exercise(
             "sampled.logprobs[:rows]); return replace(span, tokens=span.tokens[:rows], logits=1), result",
         ),
     },
-    text="Compare the drafts with what the model samples in their places, and cut the step down to what agrees, so that "
-    "the rest of the engine never learns that there was a guess.",
+    text="Compare the drafts with what the model samples in their places, and cut the step down to what agrees, so "
+    "that the rest of the engine never learns that there was a guess.",
 )
 
 ROLLBACK = Exercise(
@@ -65,8 +65,8 @@ ROLLBACK = Exercise(
             "table[pages:]; self.lengths[id] = end",
         ),
     },
-    text="Take positions back: a sequence forgets what rejected drafts have stored, and gives back the pages that it no "
-    "longer fills.",
+    text="Take positions back: a sequence forgets what rejected drafts have stored, and gives back the pages that it "
+    "no longer fills.",
 )
 
 EXERCISES = (DRAFTING, VERIFICATION, ROLLBACK)

@@ -165,7 +165,7 @@ WRONG = {
         "cache.py",
         "        table = self.block_tables[id]\n",
         "        self.release(id)\n        self.reserve(id, end)\n        table = self.block_tables[id]\n",
-        "yours keeps",
+        "b still begins with the two pages of a",
     ),
 }
 
