@@ -8,7 +8,8 @@ from typing import Protocol
 
 from gradus.engine.sequence import Sequence
 
-LONGEST, SHORTEST = 3, 2  # endings that are looked up: a single token's match says too little
+LONGEST = 3  # tokens of an ending that is looked up
+SHORTEST = 2  # a single token's match says too little
 
 
 class Drafter(Protocol):

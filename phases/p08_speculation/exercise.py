@@ -31,7 +31,7 @@ DRAFTING = Exercise(
 VERIFICATION = Exercise(
     file="phases/p08_speculation/verification.py",
     functions={
-        "agreeing": (
+        "accepted": (
             "sampled[i] is the model's own token in the place of drafts[i]. After the first difference, what have the "
             "other rows seen?",
             "Count drafts from the first on while they equal the sample in their place, and stop at the first that "
@@ -44,7 +44,7 @@ VERIFICATION = Exercise(
             "With n accepted drafts, the first n + 1 rows: the newest token's, and one for each accepted draft. Each "
             "gives a sampled token. Cut the span's tokens, the sampled tokens and their log-probabilities to that "
             "number, and let the span have logits once, like any decode.",
-            "rows = 1 + agreeing(span.tokens[1:], sampled.tokens); result = SpanResult(sampled.tokens[:rows], "
+            "rows = 1 + accepted(span.tokens[1:], sampled.tokens); result = SpanResult(sampled.tokens[:rows], "
             "sampled.logprobs[:rows]); return replace(span, tokens=span.tokens[:rows], logits=1), result",
         ),
     },

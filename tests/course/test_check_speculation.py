@@ -97,14 +97,14 @@ WRONG = {
     ),
     "the token that comes free of charge is forgotten": (
         "verification.py",
-        "rows = 1 + agreeing",
-        "rows = agreeing",
+        "rows = 1 + accepted",
+        "rows = accepted",
         "the next tokens are (5, 6, 9); yours are (5, 6)",
     ),
     "the newest token is verified as well": (
         "verification.py",
-        "agreeing(span.tokens[1:], sampled.tokens)",
-        "agreeing(span.tokens, sampled.tokens)",
+        "accepted(span.tokens[1:], sampled.tokens)",
+        "accepted(span.tokens, sampled.tokens)",
         "the next tokens are (5, 6, 9); yours are (5,)",
     ),
     "the drafts are given, not the samples": (

@@ -244,14 +244,14 @@ FOLLOWED = {
         """,
     },
     "phases/p08_speculation/verification.py": {
-        "agreeing": """
+        "accepted": """
             count = 0
             while count < len(drafts) and drafts[count] == sampled[count]:
                 count += 1
             return count
         """,
         "kept": """
-            rows = 1 + agreeing(span.tokens[1:], sampled.tokens)
+            rows = 1 + accepted(span.tokens[1:], sampled.tokens)
             result = SpanResult(sampled.tokens[:rows], sampled.logprobs[:rows])
             return replace(span, tokens=span.tokens[:rows], logits=1), result
         """,

@@ -10,7 +10,7 @@ from gradus.engine.plan import Span
 from gradus.engine.sequence import SpanResult
 from phases.p08_speculation.cache import RollbackCache
 from phases.p08_speculation.drafting import continuation, seen_before
-from phases.p08_speculation.verification import agreeing, kept
+from phases.p08_speculation.verification import accepted, kept
 from tests.phases.conftest import of
 
 # -- guesses -----------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_the_copy_has_as_many_tokens_as_wanted_and_may_go_on_with_itself(phase, 
     ],
 )
 def test_drafts_agree_up_to_the_first_that_is_not_what_was_sampled(phase, drafts, sampled, wanted, why):
-    found = agreeing(drafts, sampled)
+    found = accepted(drafts, sampled)
     assert found == wanted, f"drafts {drafts}, sampled {list(sampled)}: {why}, so {wanted}; yours says {found}"
 
 
