@@ -59,13 +59,6 @@ class SamplesOnes:
         return Ones(plan)
 
 
-class NoGuesses:
-    """A drafter's place taken too: promises about plans are about steps without drafts, and ones are easily guessed."""
-
-    def propose(self, asked):
-        return [[] for _ in asked]
-
-
 class Ones:
     """The result of one step."""
 
@@ -105,9 +98,8 @@ def next_step(engine: Engine) -> Step:
 @contextmanager
 def recorded(engine: Engine) -> Iterator[EngineProbe]:
     engine.runner, engine.lag = SamplesOnes(), 0
-    if hasattr(engine.scheduler, "drafter"):
-        engine.scheduler.drafter = NoGuesses()
     probe = EngineProbe(engine)
+    probe.guess_nothing()  # any n-gram guesses ones, and what is promised of plans is promised of steps without drafts
     probe.record()
     try:
         yield probe

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from gradus.config.options import EngineOptions
-from gradus.course.probe import EngineProbe, walk
+from gradus.course.probe import EngineProbe, NoDrafts, walk
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence
@@ -64,11 +64,6 @@ class Oracle:
         return [(token + 1) % 300 if self.random.random() < self.wrong else token for token in right]
 
 
-class Nothing:
-    def propose(self, asked):
-        return [[] for _ in asked]
-
-
 class SometimesNothing(Oracle):
     """As many drafts as it likes, from none to all that there is room for; half of them right."""
 
@@ -87,7 +82,7 @@ DRAFTERS: dict[str, Callable[[Answers, str], Drafter]] = {
     "nonsense": lambda answers, shape: Oracle(answers, wrong=1.0),
     "right": lambda answers, shape: Oracle(answers),
     "half right": lambda answers, shape: SometimesNothing(answers, wrong=0.5),
-    "nothing": lambda answers, shape: Nothing(),
+    "nothing": lambda answers, shape: NoDrafts(),
     "n-gram": lambda answers, shape: NGramDrafter(),
     "the model itself": lambda answers, shape: ModelDrafter(tiny_model(shape), limits_of(shape), 3),
     "another model": lambda answers, shape: ModelDrafter(another_model(shape), limits_of(shape), 3),
@@ -167,8 +162,8 @@ def test_drafts_among_chunks_preemptions_and_shared_prefixes_change_no_token_and
         nothing_is_left(engine)
         preemptions += engine.metrics().preemptions
         cached += engine.metrics().cached_tokens
-        accepted += engine.scheduler.accepted
-        rejected += engine.scheduler.drafted - engine.scheduler.accepted
+        drafted, right = EngineProbe(engine).drafts()
+        accepted, rejected = accepted + right, rejected + drafted - right
     assert preemptions and cached and rejected, "the case is not the one that is meant"
     assert accepted or drafter != "half right", "the case is not the one that is meant"
 
@@ -257,14 +252,25 @@ def test_the_worst_drafter_takes_no_step_more_than_none(phase, drafter):
 def test_a_draft_model_that_thinks_like_its_target_draws_like_it_at_any_temperature(phase, way):
     engine = engine_with(DRAFTERS["the model itself"]({}, SHAPE))
     run(engine, asked(SHAPE, **WAYS[way]))
-    assert engine.scheduler.accepted == engine.scheduler.drafted > 50
+    drafted, accepted = EngineProbe(engine).drafts()
+    assert accepted == drafted > 50
+
+
+@of("p08")
+def test_a_draft_model_bans_an_early_end_exactly_as_long_as_its_target(phase):
+    eos = limits_of(SHAPE).eos_token_ids[0]
+    request = ask("a", ignore_eos=False, logit_bias={eos: 100}, min_tokens=8)
+    engine = engine_with(DRAFTERS["the model itself"]({}, SHAPE))
+    done = run(engine, [request])["a", 0]
+    assert done.tokens.index(eos) == 8 and done.finish_reason == "stop"
+    assert EngineProbe(engine).drafts() == (7, 7)
 
 
 @of("p08")
 def test_text_that_repeats_itself_is_guessed_from_its_own_past(phase):
     engine = engine_with(NGramDrafter())
     run(engine, [ask("a", [3, 1, 4, 1, 5] * 4, max_tokens=100)])
-    assert engine.metrics().steps < 80 and engine.scheduler.accepted > 20
+    assert engine.metrics().steps < 80 and EngineProbe(engine).drafts()[1] > 20
 
 
 @of("p08")
@@ -272,9 +278,9 @@ def test_acceptance_stays_what_it_was_however_many_requests_came_before(phase):
     engine = engine_with(DRAFTERS["another model"]({}, SHAPE), page_size=4, cache_tokens=400)
 
     def accepted(number: int) -> int:
-        before = engine.scheduler.accepted
+        _, before = EngineProbe(engine).drafts()
         run(engine, [ask(f"again {number}", [3, 1, 4, 1, 5] * 4, temperature=1.0, seed=1)])
-        return engine.scheduler.accepted - before
+        return EngineProbe(engine).drafts()[1] - before
 
     first = accepted(0)
     run(engine, [ask(f"r{i}", [i % 7, i % 300, 5], max_tokens=1 + i % 20, temperature=1.0, seed=i) for i in range(60)])
@@ -319,7 +325,7 @@ def test_where_a_penalty_counts_tokens_nothing_is_guessed(phase):
     for params in ({"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}):
         engine = engine_with(NGramDrafter())
         run(engine, [ask("a", [4] * 6, **params)])
-        assert engine.scheduler.drafted == 0
+        assert EngineProbe(engine).drafts() == (0, 0)
 
 
 @of("p08")
@@ -356,7 +362,7 @@ def test_a_draft_model_with_a_shorter_context_guesses_up_to_its_end(phase):
     wanted = without(SHAPE, [request])
     found = engine_with(short)
     assert_same(run(found, [request]), wanted, [request])
-    assert 0 < found.scheduler.accepted < 10
+    assert 0 < EngineProbe(found).drafts()[1] < 10
     sequence = Sequence(ask("b", range(11)), 0)
     assert [len(one.propose([(sequence, 4)])[0]) for one in (drafter, short)] == [4, 1]
     sequence = Sequence(ask("b", range(12)), 0)
