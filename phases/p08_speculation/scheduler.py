@@ -1,7 +1,7 @@
 """Drafts join the decodes of a step that is planned already, and leave it again when it is recorded.
 
 They come last: what is left of the step's budget and of the pool's pages, when prompts and decodes have theirs, goes to
-guesses. So no guess ever delays a token that is certain.
+guesses. So no guess ever takes the place of a token that is certain.
 """
 
 from gradus.engine.plan import Plan, Span

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradus.config.options import EngineOptions
 from gradus.course.probe import EngineProbe, NoDrafts, walk
@@ -21,7 +23,7 @@ from phases.p08_speculation.drafting import Drafter, NGramDrafter
 from phases.p08_speculation.engine import speculative_engine
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, of, tiny_model
 from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step, submit
-from tests.phases.test_differential import arrivals
+from tests.phases.test_differential import LONGEST, arrivals
 
 SHAPE, DRAFTS = "tiny-llama", 4
 WAYS = {
@@ -36,8 +38,8 @@ PROMPTS = ([5], [9, 8, 7, 9, 8, 7, 9], [7 * i % 300 for i in range(23)], [4] * 6
 
 
 def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, **params) -> Request:
-    settings = SamplingParams(**{"max_tokens": 24, "ignore_eos": True, **params})
-    return Request.create(name, prompt, settings, limits_of(shape))
+    sampling = SamplingParams(**{"max_tokens": 24, "ignore_eos": True, **params})
+    return Request.create(name, prompt, sampling, limits_of(shape))
 
 
 def asked(shape: str, **params) -> list[Request]:
@@ -101,8 +103,8 @@ def without(shape: str, requests: list[Request]) -> Answers:
 
 
 def engine_with(drafter: Drafter, shape: str = SHAPE, drafts: int = DRAFTS, **options) -> Engine:
-    settings = EngineOptions(limits_of(shape), **{"max_sequences": 3, **options})
-    return speculative_engine(tiny_model(shape), settings, drafter, drafts)
+    chosen = EngineOptions(limits_of(shape), **{"max_sequences": 3, **options})
+    return speculative_engine(tiny_model(shape), chosen, drafter, drafts)
 
 
 def assert_same(found: Answers, wanted: Answers, requests: list[Request]) -> None:
@@ -166,6 +168,36 @@ def test_drafts_among_chunks_preemptions_and_shared_prefixes_change_no_token_and
         accepted, rejected = accepted + right, rejected + drafted - right
     assert preemptions and cached and rejected, "the case is not the one that is meant"
     assert accepted or drafter != "half right", "the case is not the one that is meant"
+
+
+@of("p08")
+@settings(max_examples=settings.default.max_examples // 2)
+@given(
+    seed=st.integers(0, 10_000),
+    shape=st.sampled_from(FAMILIES),
+    page_size=st.sampled_from([1, 2, 4, 8, 16]),
+    spare=st.integers(0, 3),
+    budget=st.sampled_from([1, 2, 3, 5, 8, 13, 50]),
+    drafts=st.integers(1, 9),
+)
+def test_whatever_the_schedule_and_the_drafts_each_request_gets_its_own_tokens(
+    phase, seed, shape, page_size, spare, budget, drafts
+):
+    """Pools that hold the longest sequence and hardly more."""
+    coming = arrivals(shape, seed)
+    requests = [request for _, request in coming]
+    wanted = without(shape, requests)
+    engine = engine_with(
+        SometimesNothing(wanted, wrong=0.3),
+        shape,
+        drafts,
+        max_sequences=4,
+        page_size=page_size,
+        cache_tokens=LONGEST + (1 + spare) * page_size,
+        token_budget=budget,
+    )
+    assert_same(served(engine, coming), wanted, requests)
+    nothing_is_left(engine)
 
 
 def served(engine: Engine, coming: list[tuple[int, Request]]) -> Answers:
