@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.bench.gpu import graph_microseconds
 from gradus.device.capability import capability
 from gradus.kernels.activation import gated_activation
 from gradus.kernels.compiling import compiled_together
@@ -198,28 +198,14 @@ def error(out: Tensor, reference: Tensor) -> float:
     return float((out.float() - reference).norm() / reference.norm())
 
 
-def microseconds(bench: Bench, launches: list[Callable[[], Any]], replays: int = 5) -> float:
-    """Of one launch, in a CUDA graph of all of them, each on a matrix of its own."""
-    for launch in launches if bench.on_gpu else launches[:1]:
-        launch()  # a library begins what it cannot begin within a graph
-    if not bench.on_gpu:
-        start = time.perf_counter()
-        launches[-1]()
-        return (time.perf_counter() - start) * 1e6
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(launches))
-    return statistics.median(times)
+def microseconds(bench: Bench, launches: list[Callable[[], Any]]) -> float:
+    """Of one launch, each on a matrix of its own; on a CPU of the last one alone, once."""
+    if bench.on_gpu:
+        return graph_microseconds(launches)
+    launches[0]()
+    start = time.perf_counter()
+    launches[-1]()
+    return (time.perf_counter() - start) * 1e6
 
 
 # -- which tiles race --------------------------------------------------------------------------------------------------
