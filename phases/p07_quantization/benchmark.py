@@ -83,8 +83,8 @@ BENCHMARK = Benchmark(
         "h200": Account(
             explains=(
                 "p07 is slower than p06 everywhere, as predicted for torch: {batch/1/p07/speedup} times its rate "
-                "alone, {batch/64/p07/speedup} with sixty-four at once. Its kernels run several times as long in a step, "
-                "for a matrix is read as bytes, written wide, and read again."
+                "alone, {batch/64/p07/speedup} with sixty-four at once. Its kernels run several times as long in a "
+                "step, for a matrix is read as bytes, written wide, and read again."
             ),
             loses=(
                 "Both wait for their host most of the time, and it ran other programs while these were measured: the "
