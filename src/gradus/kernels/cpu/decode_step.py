@@ -22,7 +22,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.attend import Scratch, attend, gather
-from gradus.kernels.cpu.elementary import activate, tanh
+from gradus.kernels.cpu.elementary import activate, add_to, tanh
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, INLINED, load
 from gradus.kernels.cpu.normalize import normalize
@@ -165,11 +165,10 @@ def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -
 @njit(**FLAGS)
 def _add(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
     for r in range(step.shape[0].rows):
-        for i in range(low, high):
-            if stage.onto:
-                step.x[r, i] += products[r, i]
-            else:
-                step.added[r, i] = products[r, i]
+        if stage.onto:
+            add_to(step.x[r, low:high], products[r, low:high])
+        else:
+            step.added[r, low:high] = products[r, low:high]
 
 
 @njit(**FLAGS)
@@ -178,8 +177,7 @@ def _add_normalized(step: Step, stage: Any, worker: Worker) -> None:
     for r in range(shape.rows):
         out = worker.products[r]
         normalize(step.added[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, out)
-        for i in range(shape.hidden):
-            step.x[r, i] += out[i]
+        add_to(step.x[r, : shape.hidden], out[: shape.hidden])
 
 
 @njit(**FLAGS)
