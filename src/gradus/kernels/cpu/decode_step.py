@@ -27,7 +27,7 @@ from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, INLINED, load
 from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
-from gradus.kernels.cpu.team import FIRST, OVER, finish, open_step, take, wait
+from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, WITHIN_STEP, finish, open_step, take, wait
 
 f32 = np.float32
 
@@ -218,7 +218,7 @@ def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
             elif stage == OVER and turns >= patience:
                 return
             else:
-                turns = wait(turns)
+                turns = wait(turns, BETWEEN_STEPS if stage == OVER else WITHIN_STEP)
 
     return run
 
