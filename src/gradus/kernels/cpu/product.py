@@ -222,16 +222,14 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 @njit(**FLAGS)
 def _multiply_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Several weight rows at once, and what is left one by one."""
+    """Two weight rows at once, for a lone row of activations one, which is one stream; what is left one by one."""
     width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
     x_scales, out_stride = address(rows.scales), 4 * y.shape[1]
-    i, several = low, 4 if count == 1 else 2
+    i, several = low, 1 if count == 1 else 2
     while i < high:
         at, by, to = matrix.values + i * width, matrix.scales + 4 * i, address(y) + 4 * (matrix.first + i)
         whole = i + several <= high
-        if count == 1 and whole:
-            int8_tile(4, 1, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
-        elif count == 1:
+        if count == 1:
             int8_tile(1, 1, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif count == 2 and whole:
             int8_tile(2, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
