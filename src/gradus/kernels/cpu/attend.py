@@ -158,10 +158,7 @@ def _walk(summing: Any, shape: Any, table: Any, span: Any, scratch: Any, partial
         for kv_head in range(shape.kv_heads):
             head, last = kv_head * sharing, (kv_head + 1) * sharing
             while head < last:  # query heads that share it, together
-                if last - head >= 4:
-                    together(summing, 4, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
-                    head += 4
-                elif last - head == 3:
+                if last - head >= 3:
                     together(summing, 3, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
                     head += 3
                 else:

@@ -231,18 +231,17 @@ def _multiply_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any,
         whole = i + several <= high
         if count == 1:
             int8_tile(1, 1, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
-        elif count == 2 and whole:
-            int8_tile(2, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+        elif not whole:
+            for r in range(count):
+                int8_tile(
+                    1, 1, at, by, width, x + r * x_stride, 0, x_scales + 4 * r, offsets + 4 * r, to + r * out_stride, 0
+                )
         elif count == 2:
-            int8_tile(1, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
-        elif count == 4 and whole:
-            int8_tile(2, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+            int8_tile(2, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif count == 4:
-            int8_tile(1, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
-        elif whole:
-            int8_tile(2, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+            int8_tile(2, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         else:
-            int8_tile(1, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
+            int8_tile(2, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         i += several if whole else 1
 
 
