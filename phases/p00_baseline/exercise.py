@@ -26,31 +26,6 @@ EMBEDDING = Exercise(
     alone=TESTS,
 )
 
-ROPE = Exercise(
-    file="phases/p00_baseline/rope.py",
-    functions={
-        "angles": (
-            "The angle is a product: the position, times the speed of the pair. You need it for each of T positions "
-            "and each of Dh/2 pairs.",
-            "The speed of pair i is 1 / theta^(2i / Dh), with i from 0 to Dh/2 - 1. Positions begin at 0. A [T, 1] "
-            "tensor times a [1, Dh/2] tensor is [T, Dh/2].",
-            "positions = torch.arange(length); pairs = torch.arange(head_dim // 2); speeds = 1 / theta ** (2 * pairs / "
-            "head_dim); return positions[:, None] * speeds[None, :]",
-        ),
-        "rotate": (
-            "A pair is not two neighbors: number i belongs with number i + Dh/2. So the first half of a head holds all "
-            "a, and the second half all b.",
-            "Cut x into its halves a and b with x.chunk(2, dim=-1). All heads of a token turn by the same angles, so "
-            "give cos and sin a dimension of 1 where x has its heads. Then write down the formula of the docstring, "
-            "and join both halves with torch.cat.",
-            "cos, sin = turns.cos()[:, None, :], turns.sin()[:, None, :]; a, b = x.chunk(2, dim=-1); return "
-            "torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
-        ),
-    },
-    text="Give queries and keys their positions by turning them.",
-    alone=TESTS,
-)
-
 ATTENTION = Exercise(
     file="phases/p00_baseline/attention.py",
     functions={
@@ -78,6 +53,31 @@ ATTENTION = Exercise(
         ),
     },
     text="Let each token take a weighted mean of what it and the tokens before it offer.",
+    alone=TESTS,
+)
+
+ROPE = Exercise(
+    file="phases/p00_baseline/rope.py",
+    functions={
+        "angles": (
+            "The angle is a product: the position, times the speed of the pair. You need it for each of T positions "
+            "and each of Dh/2 pairs.",
+            "The speed of pair i is 1 / theta^(2i / Dh), with i from 0 to Dh/2 - 1. Positions begin at 0. A [T, 1] "
+            "tensor times a [1, Dh/2] tensor is [T, Dh/2].",
+            "positions = torch.arange(length); pairs = torch.arange(head_dim // 2); speeds = 1 / theta ** (2 * pairs / "
+            "head_dim); return positions[:, None] * speeds[None, :]",
+        ),
+        "rotate": (
+            "A pair is not two neighbors: number i belongs with number i + Dh/2. So the first half of a head holds all "
+            "a, and the second half all b.",
+            "Cut x into its halves a and b with x.chunk(2, dim=-1). All heads of a token turn by the same angles, so "
+            "give cos and sin a dimension of 1 where x has its heads. Then write down the formula of the docstring, "
+            "and join both halves with torch.cat.",
+            "cos, sin = turns.cos()[:, None, :], turns.sin()[:, None, :]; a, b = x.chunk(2, dim=-1); return "
+            "torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)",
+        ),
+    },
+    text="Give queries and keys their positions by turning them.",
     alone=TESTS,
 )
 
@@ -127,7 +127,7 @@ SAMPLING = Exercise(
     alone=TESTS,
 )
 
-FORWARD = (EMBEDDING, ROPE, ATTENTION, HEADS, SAMPLING)
+FORWARD = (EMBEDDING, ATTENTION, ROPE, HEADS, SAMPLING)
 
 SCHEDULER = Exercise(
     file="phases/p00_baseline/scheduler.py",

@@ -14,7 +14,7 @@ import torch
 
 from gradus import LLM, SamplingParams
 from gradus.course.substitute import substitute
-from gradus.errors import GradusError
+from gradus.errors import ConfigError, GradusError
 from gradus.loading import load_model, open_checkpoint
 from phases.p00_baseline.exercise import FORWARD
 
@@ -26,6 +26,14 @@ def take_in(folder: Path) -> None:
         sys.exit(f"sentence: {folder} has none of {', '.join(exercise.file_name for exercise in FORWARD)}")
     for exercise in found:
         substitute(exercise.module, folder / exercise.file_name)
+
+
+def refuse(asked: argparse.Namespace, prompt: list[int], vocabulary: int) -> None:
+    """Raises ConfigError for what cannot be written."""
+    if not prompt:
+        raise ConfigError("the prompt has no token: give a word or more")
+    if asked.tokens < 1 or not asked.temperature >= 0 or not 1 <= asked.top_k <= vocabulary:
+        raise ConfigError(f"--tokens must be 1 or more, --temperature 0 or more, --top-k 1 to {vocabulary}")
 
 
 @torch.inference_mode()
@@ -44,6 +52,7 @@ def compare(asked: argparse.Namespace) -> bool:
     tokenizer = checkpoint.tokenizer
     assert tokenizer is not None, "a model that reads text"
     prompt = tokenizer.encode(asked.prompt)
+    refuse(asked, prompt, checkpoint.config.vocab_size)
     engine = LLM(checkpoint, phase="p00", dtype="float32", device="cpu")
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     ends = engine.limits.eos_token_ids
