@@ -1,6 +1,8 @@
 """A sentence written by the forward pass of this folder, or by yours, and the same one written by the engine.
 
-python -m phases.p00_baseline.sentence "The best thing about the sea is" --impl my_p00
+    python -m phases.p00_baseline.sentence "The best thing about the sea is" --impl my_p00
+
+The folder may have any of the five files. Ours stand in for the others.
 """
 
 import argparse

@@ -13,6 +13,7 @@ import pytest
 from gradus.cli import main
 from gradus.course import figures_forward as drawn
 from gradus.loading import CATALOGUE, open_checkpoint
+from gradus.models.config import parameter_count
 from gradus.models.shapes import SHAPES
 from phases.p00_baseline.exercise import FORWARD, SCHEDULER
 from tests.course.conftest import ROOT, reference, run_forked
@@ -66,6 +67,7 @@ def test_the_lessons_commands_lead_to_a_sentence(student, capsys):
     assert set(checked) == {exercise.file_name for exercise in FORWARD}
 
 
+@pytest.mark.slow
 def test_the_students_own_code_writes(student):
     """Files that are there stand in for ours, and a wrong one is seen in the text."""
     assert main(["exercise", "p00", "--to", "mine"]) == 0
@@ -125,6 +127,23 @@ def test_the_table_of_letters_is_smollm2s_shape():
     assert list(rows) == ["D", "Hq", "Hkv", "Dh", "F", "V"]
     assert f"{2 * c.num_kv_heads * c.head_dim * c.num_layers:,}" in LESSON
     assert f"theta = {c.rope.theta:,.0f}" in LESSON
+
+
+def test_the_code_in_the_lesson_is_the_files():
+    (code,) = re.findall(r"^```python\n(.*?)```$", LESSON, flags=re.MULTILINE | re.DOTALL)
+    source = (FOLDER / "forward.py").read_text(encoding="utf-8")
+    assert code.splitlines() and all(line in source for line in code.splitlines())
+
+
+def test_the_weights_that_are_to_be_predicted_are_smollm2s():
+    c = SHAPES["smollm2-135m"]
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    table, norms = c.vocab_size * c.hidden_size, c.hidden_size * (2 * c.num_layers + 1)
+    around, mlp = c.hidden_size * 2 * (q + kv), c.hidden_size * 3 * c.intermediate_size
+    assert table + c.num_layers * (around + mlp) + norms == parameter_count(c)
+    assert f"{parameter_count(c) / 1e6:.1f} million" in LESSON
+    assert all(f"{number:,}" in LESSON for number in (table, around, mlp, around + mlp, (around + mlp) // (2 * q)))
+    assert f"{table / parameter_count(c):.0%}".replace("%", " %") in LESSON and mlp == 3 * around
 
 
 def test_the_triangles_rows_add_up_and_say_what_the_caption_says():
