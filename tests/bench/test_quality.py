@@ -373,11 +373,11 @@ def test_losses_are_told_in_times_the_first_row_the_farthest_first():
     assert "Random weights" not in text and "not to be quoted" not in text
 
 
-def test_the_figure_has_a_point_per_contender_and_can_be_drawn():
+def test_the_figure_has_a_row_per_contender_and_can_be_drawn():
     ((name, picture),) = quality_report.figures(found(), "CPU")
-    assert name == "text.svg" and [series.x for series in picture.series] == [[16.0], [8.25], [4.5]]
+    assert name == "text.svg" and [series.y for series in picture.series] == [[0.001], [0.002], [0.02]]
     svg = plots.draw(picture)
-    assert all(f">{text}</text>" in svg for text in ("int4", "8.25", "bits per weight"))
+    assert all(f">{text}</text>" in svg for text in ("int4 (4.5 bits)", "0.002", "KL divergence, nats"))
     ((_, other),) = quality_report.figures(found(kl=0.03), "CPU")
     assert other.digest() != picture.digest()
 

@@ -10,7 +10,7 @@ from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 
 NAME = "quality"
 TABLE = "text"
-TITLE = "Divergence from the model before quantization, by size"
+TITLE = "Divergence from the model before quantization"
 
 Rows = tuple[list[str], list[list[str]]]
 """A table: its header and its rows."""
@@ -104,25 +104,23 @@ def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
 
 
 def picture_of(cell: Cell, subtitle: str) -> Picture:
-    """A point per contender: bits per weight, and the divergence with its standard error."""
+    """A row per contender, with its bits per weight: the divergence, and its standard error."""
     measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples if sample["kl"] > 0]
-    bits = {sample["bits_per_weight"]: shown(sample["bits_per_weight"]) for _, sample in measured}
     return Picture(
-        kind="lines",
+        kind="levels",
         title=TITLE,
         subtitle=subtitle,
-        x_label="bits per weight",
-        y_label="KL divergence, nats",
+        x_label="KL divergence, nats",
+        y_label="",
         series=tuple(_series(name, sample) for name, sample in measured),
-        labels=tuple(bits.items()),
         scale="log",
     )
 
 
 def _series(name: str, sample: dict[str, Any]) -> Series:
-    kl, error = sample["kl"], sample["kl_error"] or 0.0
+    kl, error, bits = sample["kl"], sample["kl_error"] or 0.0, shown(sample["bits_per_weight"])
     low = max(kl - error, kl / 10)  # a log axis has no place for 0
-    return Series(name, [sample["bits_per_weight"]], [kl], [low], [kl + error])
+    return Series(f"{name} ({bits} bits)", [0], [kl], [low], [kl + error])
 
 
 # -- report.md ---------------------------------------------------------------------------------------------------------

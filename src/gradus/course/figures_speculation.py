@@ -158,7 +158,7 @@ def rules() -> Drawing:
     drawing = Drawing(f"How often a draft is accepted, by temperature. At temperature 1: {said}", 392)
 
     def place(temperature: float, rate: float) -> tuple[float, float]:
-        return 66 + 440 * temperature, 322 - 300 * rate
+        return 66 + 350 * temperature, 322 - 300 * rate
 
     axes(drawing, place, [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)],
          [(fifth / 5, f"{fifth * 20}%") for fifth in range(6)], "temperature")  # fmt: skip
