@@ -53,6 +53,30 @@ WRONG = {
         "with eps 3, the row [1, 1] divided by √(1 + 3)",
     ),
     "no eps": ("embedding.py", "(mean_square + eps)", "mean_square", "with eps 3, the row [1, 1]"),
+    "the mean loses its dimension": (
+        "embedding.py",
+        ".mean(dim=-1, keepdim=True)",
+        ".mean(dim=-1)",
+        "rms_norm (embedding.py, line 14) raised RuntimeError: The size of tensor a (2) must match",
+    ),
+    "rows are divided in place": (
+        "embedding.py",
+        "return x / (mean_square + eps).sqrt() * weight",
+        "x /= (mean_square + eps).sqrt()\n    return x * weight",
+        "what rms_norm was given, and what is added to later, is [[1.0, 7.0]]",
+    ),
+    "nothing is returned": (
+        "attention.py",
+        "return softmax(scores) @ v",
+        "softmax(scores) @ v",
+        "with queries of 0, the mean of the values so far is [[3, 0], [4.5, 4.5], [3, 3]]; yours is None",
+    ),
+    "the sum loses its dimension": (
+        "attention.py",
+        "powers.sum(dim=-1, keepdim=True)",
+        "powers.sum(dim=-1)",
+        "softmax of [0, log 3] and [5, 5] is",
+    ),
     "a token does not see itself": (
         "attention.py",
         "] <= places",

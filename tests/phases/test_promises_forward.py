@@ -77,6 +77,13 @@ def test_rms_norm_adds_eps_inside_the_root(phase):
     same("with eps 3, the row [1, 1] divided by √(1 + 3), and [0, 0] by √3,", found, [[0.5, 0.5], [0.0, 0.0]])
 
 
+@of("p00")
+def test_rms_norm_leaves_the_rows_that_it_reads_as_they_are(phase):
+    x = torch.tensor([[1.0, 7.0]])
+    embedding.rms_norm(x, torch.ones(2), 0.0)
+    same("what rms_norm was given, and what is added to later,", x, [[1.0, 7.0]])
+
+
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 
