@@ -1,1 +1,1 @@
-"""p00, the baseline: recompute everything for every token."""
+"""p00: one forward pass by hand; then the baseline, which recomputes everything for every token."""

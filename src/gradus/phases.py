@@ -24,7 +24,11 @@ class Lesson:
 
 
 SYLLABUS: dict[int, Lesson] = {
-    0: Lesson("Baseline", "recompute everything for every token: the reference for tokens and for speed", 1.5),
+    0: Lesson(
+        "Baseline",
+        "one forward pass by hand; then recompute everything for every token: the reference for tokens and for speed",
+        3.5,
+    ),
     1: Lesson("KV cache", "keep keys and values, so a token costs one row instead of the whole sequence", 2),
     2: Lesson("Static batching", "read the weights once for several sequences, padded to one length", 2),
     3: Lesson("Continuous batching", "a finished sequence leaves and a waiting one enters at every step", 3),

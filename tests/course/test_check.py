@@ -1,11 +1,13 @@
 """The check passes the reference, catches the mistakes that a phase invites, and says in a sentence what is wrong."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from gradus import phases
 from gradus.course import check as course_check
+from gradus.course.exercise import exercise_of
 from gradus.course.skeleton import cut
 from gradus.errors import ConfigError
 from tests.course.conftest import ROOT, exercises, reference
@@ -149,10 +151,11 @@ WRONG = {
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     phase, right, wrong, says = WRONG[mistake]
-    source = reference(phase)
+    name = "scheduler.py" if phase == "p00" else None  # the others are about the first of their phase's exercises
+    source = reference(phase, name)
     assert source.count(right) == 1
     source = source.replace(right, wrong).replace("import Admission, Plan\n", "import Admission, Plan, Span\n")
-    verdict = checked(phase, source)
+    verdict = checked(phase, source, exercise_of(phases.find(phase), Path(name) if name else None))
     assert not verdict.passed
     assert says in verdict.sentence
     assert verdict.test.startswith("tests/phases/test_") and "\n" not in verdict.sentence
@@ -225,6 +228,6 @@ def test_a_file_that_cannot_be_read_and_tests_that_are_not_there_are_the_users_t
 
 def test_the_check_leaves_nothing_behind(checked, tmp_path):
     before = set(ROOT.glob("*"))
-    checked("p00", reference("p00").replace("not self.running and ", ""))
-    assert [path.name for path in (tmp_path / "p00").iterdir()] == ["scheduler.py"]
+    checked("p03", reference("p03").replace("self.free_slots.append", "self.free_slots.remove"))
+    assert [path.name for path in (tmp_path / "p03").iterdir()] == ["scheduler.py"]
     assert set(ROOT.glob("*")) == before

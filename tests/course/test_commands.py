@@ -42,13 +42,13 @@ def test_from_the_exercise_to_the_hint(gradus, tmp_path):
 
 def test_the_students_file_is_never_written_over_unless_asked(gradus, tmp_path):
     file = tmp_path / "mine" / "scheduler.py"
-    assert gradus("exercise", "p00", "--to", "mine")[0] == 0
+    assert gradus("exercise", "p03", "--to", "mine")[0] == 0
     file.write_text("an hour's work")
-    code, _, err = gradus("exercise", "p00", "--to", "mine")
+    code, _, err = gradus("exercise", "p03", "--to", "mine")
     assert code == 2 and err.startswith("gradus: mine/scheduler.py is there already") and "--force" in err
     assert file.read_text() == "an hour's work"
-    assert gradus("exercise", "p00", "--to", "mine", "--force")[0] == 0
-    assert "OneAtATime" in file.read_text()
+    assert gradus("exercise", "p03", "--to", "mine", "--force")[0] == 0
+    assert "ContinuousBatching" in file.read_text()
 
 
 def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus, tmp_path):
@@ -71,8 +71,9 @@ def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus,
 
 
 def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
-    (tmp_path / "solution.py").write_text(reference("p00").replace("not self.running and ", ""))
-    command = [sys.executable, "-m", "gradus", "check", "p00", "--impl", "solution.py"]
+    wrong = reference("p00", "scheduler.py").replace("not self.running and ", "")
+    (tmp_path / "scheduler.py").write_text(wrong)
+    command = [sys.executable, "-m", "gradus", "check", "p00", "--impl", "scheduler.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("p00: one sequence runs at a time, and this plan has 2 spans")

@@ -92,7 +92,8 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
 def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> Verdict:
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts.json"
-        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", "tests/phases", *exercise.tests]
+        tests = [exercise.alone or "tests/phases", *exercise.tests]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *tests]
         command += ["-x", "-q", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
         command += [f"--timeout={seconds}"]
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]

@@ -16,6 +16,7 @@ class Exercise:
     file: its path in the repository, as in "phases/p01_kv_cache/contiguous.py".
     functions: "Class.method" or "function", each with three hints: where to look, what to do, almost how.
     text: the task, in a few sentences; the lesson has said the rest.
+    alone: the one file of tests that judges it, where no engine uses it; "" for all tests of the phase.
     tests: what judges the file beside the phase's own tests: the files that test the part alone, if it lives in src.
     interpreted: the file is a Triton kernel, which is judged in Triton's interpreter, on the CPU.
     """
@@ -24,6 +25,7 @@ class Exercise:
     functions: dict[str, Hints]
     text: str
     tests: tuple[str, ...] = ()
+    alone: str = ""
     interpreted: bool = False
 
     @property

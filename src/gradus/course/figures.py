@@ -11,6 +11,7 @@ from gradus import phases
 from gradus.course import (
     figures_architecture,
     figures_budget,
+    figures_forward,
     figures_graphs,
     figures_kernels,
     figures_paging,
@@ -196,6 +197,9 @@ class Figure:
 
 
 FIGURES = [
+    Figure("phases/p00_baseline/figures/whole.svg", figures_forward.whole),
+    Figure("phases/p00_baseline/figures/rotated.svg", figures_forward.rotated),
+    Figure("phases/p00_baseline/figures/triangle.svg", figures_forward.triangle),
     Figure("phases/p00_baseline/figures/recomputed.svg", recomputed),
     Figure("phases/p01_kv_cache/figures/kept.svg", kept),
     Figure("phases/p01_kv_cache/figures/contiguous.svg", contiguous),

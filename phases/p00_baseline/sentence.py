@@ -1,0 +1,96 @@
+"""A sentence written by the forward pass of this folder, or by yours, and the same one written by the engine.
+
+    python -m phases.p00_baseline.sentence "The best thing about the sea is" --impl my_p00
+
+The folder may have any of the five files. Ours stand in for the others.
+"""
+
+import argparse
+import sys
+import time
+from itertools import islice, takewhile
+from pathlib import Path
+from random import Random
+
+import torch
+
+from gradus import LLM, SamplingParams
+from gradus.course.substitute import substitute
+from gradus.errors import ConfigError, GradusError
+from gradus.loading import load_model, open_checkpoint
+from phases.p00_baseline.exercise import FORWARD
+
+
+def take_in(folder: Path) -> None:
+    """Import the student's files in the place of ours, as many as there are."""
+    found = [exercise for exercise in FORWARD if (folder / exercise.file_name).is_file()]
+    if not found:
+        sys.exit(f"sentence: {folder} has none of {', '.join(exercise.file_name for exercise in FORWARD)}")
+    for exercise in found:
+        substitute(exercise.module, folder / exercise.file_name)
+
+
+def refuse(asked: argparse.Namespace, prompt: list[int], vocabulary: int) -> None:
+    """Raises ConfigError for what cannot be written."""
+    if not prompt:
+        raise ConfigError("the prompt has no token: give a word or more")
+    if asked.tokens < 1 or not asked.temperature >= 0 or not 1 <= asked.top_k <= vocabulary:
+        raise ConfigError(f"--tokens must be 1 or more, --temperature 0 or more, --top-k 1 to {vocabulary}")
+
+
+@torch.inference_mode()
+def compare(asked: argparse.Namespace) -> bool:
+    """Print both texts. Returns whether their tokens are equal; drawn ones are not compared."""
+    from phases.p00_baseline import forward, sampling, weights  # here: --impl has been heard
+
+    random = Random(asked.seed)
+
+    def choose(logits: torch.Tensor) -> int:
+        if asked.temperature == 0:
+            return sampling.greedy(logits)
+        return sampling.sample(logits, asked.temperature, asked.top_k, random.random())
+
+    checkpoint = open_checkpoint(asked.model)
+    tokenizer = checkpoint.tokenizer
+    assert tokenizer is not None, "a model that reads text"
+    prompt = tokenizer.encode(asked.prompt)
+    refuse(asked, prompt, checkpoint.config.vocab_size)
+    engine = LLM(checkpoint, phase="p00", dtype="float32", device="cpu")
+    model = load_model(checkpoint, dtype=torch.float32, device="cpu")
+    ends = engine.limits.eos_token_ids
+    begun = time.perf_counter()
+    written = forward.write(prompt, weights.weights_of(model), choose)
+    tokens = list(islice(takewhile(lambda token: token not in ends, written), asked.tokens))
+    print(f"by hand    {asked.prompt}{tokenizer.decode(tokens)}")
+    print(f"           {len(tokens)} tokens in {time.perf_counter() - begun:.1f} s")
+    if asked.temperature > 0:
+        return True
+    (completion,) = engine.generate(prompt, SamplingParams(max_tokens=asked.tokens))
+    same = [token for token in completion.token_ids if token not in ends] == tokens
+    print(f"by p00     {asked.prompt}{completion.text}")
+    print(f"           {'the same tokens' if same else 'OTHER TOKENS'}")
+    return same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="A sentence by hand, and by the engine.")
+    parser.add_argument("prompt", nargs="?", default="The best thing about the sea is")
+    parser.add_argument("--impl", type=Path, help="the folder with your files; ours stand in for those it lacks")
+    parser.add_argument("--model", default="smollm2-135m", help="any plain Llama")
+    parser.add_argument("--tokens", type=int, default=24, help="most tokens to write")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    parser.add_argument("--top-k", type=int, default=40, help="how many tokens a draw is among")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
+    asked = parser.parse_args()
+    try:
+        if asked.impl is not None:
+            take_in(asked.impl)
+        return 0 if compare(asked) else 1
+    except NotImplementedError as error:
+        sys.exit(f"sentence: still to be written: {error}")
+    except GradusError as error:
+        sys.exit(f"sentence: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
