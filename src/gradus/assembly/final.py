@@ -25,12 +25,17 @@ from gradus.device.threads import use
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
+from gradus.errors import ConfigError
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.speculating import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.history import History
+from gradus.speculative.ngram import NgramDrafter
 
 __all__ = ["EngineConfig", "build"]
 
@@ -55,8 +60,10 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
     pages = config.cache_blocks * len(windows)
     kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
     storage = kind(model.config, pages, page_size, model.dtype, device)
-    latest = LatestTokens(count, device) if config.overlap or config.graphs else None
+    latest = LatestTokens(count, device) if (config.overlap or config.graphs) and not config.speculate else None
     if config.kernels and device.type == "cuda":
+        if config.speculate:
+            raise ConfigError("speculate runs on a GPU without kernels only: switch them off, or leave speculate out")
         with current(device):
             runner: Runner = kernel_runner(model, storage, latest, config, report)
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type)
@@ -64,13 +71,19 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
         attention = PagedAttention(model.config, storage, slots=count)
         sampler = Sampler(model.config.vocab_size, device, count)
         if config.kernels:
-            runner = compiled_runner(model, attention, sampler, latest, config.threads)
+            eager = compiled_runner(model, attention, sampler, latest, config.threads)
         else:
-            runner = ModelRunner(model, attention, sampler, latest)
+            eager = ModelRunner(model, attention, sampler, latest)
+        runner = eager
+        if config.speculate:
+            runner = SpeculatingRunner(eager, NgramDrafter(), History(count, config.limits.context_length, device))
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    times = TimeLimits()
-    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times)
-    return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0, times=times)
+    times, lag = TimeLimits(fastest=1 + config.most_drafts), 1 if config.overlap else 0
+    drafting = None
+    if config.speculate:
+        drafting = DraftControl(config.most_drafts, count, lag=lag, adaptive=config.drafts is None)
+    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafting)
+    return Engine(scheduler, runner, config.limits, lag, times, None if drafting is None else drafting.stats)
 
 
 def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:

@@ -12,7 +12,7 @@ from gradus.device.transfer import current, upload
 from gradus.engine.plan import UNKNOWN, Column, Plan
 from gradus.execution.step import StepResult
 from gradus.models import Model
-from gradus.sampling.sampler import Rows, Sampler
+from gradus.sampling.sampler import Drawn, Rows, Sampler
 
 
 class ModelRunner:
@@ -35,6 +35,11 @@ class ModelRunner:
             return self._run(plan)
 
     def _run(self, plan: Plan) -> StepResult:
+        batch, _, drawn = self.draw(plan)
+        return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
+
+    def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
+        """Run the plan; also tells what each row of the draw is."""
         self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         if self.latest is not None:
@@ -44,7 +49,7 @@ class ModelRunner:
         drawn = self.sampler.sample(logits, rows)
         if self.latest is not None and len(rows):
             self.latest.record(rows.slots, drawn.tokens)
-        return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
+        return batch, rows, drawn
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""
@@ -124,4 +129,5 @@ def sampled_rows(batch: Batch) -> Rows:
     counts = np.bincount(spans, minlength=len(batch.slots))
     drafts = np.arange(len(spans)) - (counts.cumsum() - counts)[spans]
     positions = np.array(batch.lengths)[spans] - counts[spans] + 1 + drafts
-    return Rows(np.array(batch.slots)[spans], positions, drafts)
+    inputs = batch.token_ids[batch.logits_rows].numpy(force=True) if drafts.any() else None
+    return Rows(np.array(batch.slots)[spans], positions, drafts, inputs)
