@@ -33,6 +33,15 @@ def test_float32_gives_the_cpus_tokens_whatever_is_switched_off(shape):
         assert run(engine, requests(shape)) == expected, switches
 
 
+@pytest.mark.parametrize("drafts", [None, 4])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_drafts_change_no_token_whatever_is_switched_off(shape, drafts):
+    expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)
+    for switches in [*SWITCHES, {"graphs": False, "kernels": False}]:
+        config = EngineConfig(limits_of(shape), max_sequences=3, speculate="ngram", drafts=drafts, **switches)
+        assert run(build(model, config), requests(shape)) == expected, switches
+
+
 class RoundedAttention(NaiveAttention):
     """Over keys and values as 8 bits keep them."""
 

@@ -25,14 +25,13 @@ from gradus.device.threads import use
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
-from gradus.errors import ConfigError
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.speculating import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
 from gradus.sampling.sampler import Sampler
-from gradus.scheduling.drafting import DraftControl
+from gradus.scheduling.drafting import MOST_ROWS, DraftControl, choices
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.history import History
 from gradus.speculative.ngram import NgramDrafter
@@ -62,11 +61,9 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
     storage = kind(model.config, pages, page_size, model.dtype, device)
     latest = LatestTokens(count, device) if (config.overlap or config.graphs) and not config.speculate else None
     if config.kernels and device.type == "cuda":
-        if config.speculate:
-            raise ConfigError("speculate runs on a GPU without kernels only: switch them off, or leave speculate out")
         with current(device):
             runner: Runner = kernel_runner(model, storage, latest, config, report)
-            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type)
+            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, drafting(config, runner))
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         sampler = Sampler(model.config.vocab_size, device, count)
@@ -74,16 +71,29 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
             eager = compiled_runner(model, attention, sampler, latest, config.threads)
         else:
             eager = ModelRunner(model, attention, sampler, latest)
-        runner = eager
-        if config.speculate:
-            runner = SpeculatingRunner(eager, NgramDrafter(), History(count, config.limits.context_length, device))
+        runner = SpeculatingRunner(eager, NgramDrafter(), history(config, device)) if config.speculate else eager
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    times, lag = TimeLimits(fastest=1 + config.most_drafts), 1 if config.overlap else 0
-    drafting = None
-    if config.speculate:
-        drafting = DraftControl(config.most_drafts, count, lag=lag, adaptive=config.drafts is None)
-    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafting)
-    return Engine(scheduler, runner, config.limits, lag, times, None if drafting is None else drafting.stats)
+    times, drafts = TimeLimits(fastest=1 + config.most_drafts), drafting(config, runner)
+    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafts)
+    told = None if drafts is None else drafts.stats
+    return Engine(scheduler, runner, config.limits, lag(config), times, told)
+
+
+def lag(config: EngineConfig) -> int:
+    return 1 if config.overlap else 0
+
+
+def drafting(config: EngineConfig, runner: Runner) -> DraftControl | None:
+    """How many drafts are verified, where there are any: in steps of no more rows than the runner is quick with."""
+    if not config.speculate:
+        return None
+    rows = runner.runner.quick_rows if isinstance(runner, SpeculatingRunner) else MOST_ROWS
+    adaptive = config.drafts is None
+    return DraftControl(config.most_drafts, config.max_sequences, lag=lag(config), adaptive=adaptive, rows=rows)
+
+
+def history(config: EngineConfig, device: torch.device) -> History:
+    return History(config.max_sequences, config.limits.context_length, device)
 
 
 def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
@@ -103,6 +113,8 @@ def kernel_runner(
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
+    from gradus.execution.draft_graphs import DraftGraphs
+    from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.execution.warm_up import warm_up
     from gradus.kernels.compiling import compiled_together
@@ -118,18 +130,27 @@ def kernel_runner(
         warm_up, view, attention, sampler,
         padding=count, most=min(config.budget(model.device.type) or context, context), crowd=count,
     )  # fmt: skip
-    eager = ModelRunner(view, attention, sampler, latest)
-    graphs = DecodeGraphs(view, attention, sampler, latest, count) if config.graphs and latest is not None else None
+    graphs: DecodeGraphs | DraftGraphs | None = None
+    if config.speculate:
+        step = DraftStep(view, attention, sampler, NgramDrafter(kernel=True), history(config, model.device))
+        most, adaptive = config.most_drafts, config.drafts is None
+        graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
+        runner: Runner = DraftRunner(step, graphs)
+    else:
+        eager = ModelRunner(view, attention, sampler, latest)
+        runner = eager
+        if config.graphs and latest is not None:
+            graphs = DecodeGraphs(view, attention, sampler, latest, count)
+            runner = GraphRunner(eager, graphs)
     with compiled_together():
         warm()
         if graphs is not None:
             graphs.rehearse()
     warm()
-    if graphs is None:
-        return eager
-    report(0, len(graphs.sizes))
-    graphs.capture(report, length=min(USUAL_LENGTH, context))
-    return GraphRunner(eager, graphs)
+    if graphs is not None:
+        report(0, graphs.count)
+        graphs.capture(report, length=min(USUAL_LENGTH, context))
+    return runner
 
 
 def compiled_runner(

@@ -32,6 +32,7 @@ class CompiledRunner(ModelRunner):
     """threads: that share a decode step. Raises Unsupported for a model that there are no kernels for."""
 
     attention: PagedAttention
+    quick_rows = MOST_ROWS
 
     def __init__(
         self,

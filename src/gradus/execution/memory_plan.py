@@ -32,6 +32,8 @@ from gradus.models.precision import Precision
 from gradus.quantization.fp8 import E4M3
 from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
+from gradus.scheduling.drafting import MOST_ROWS, choices
+from gradus.speculative.history import history_bytes
 
 PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
 # What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
@@ -283,9 +285,12 @@ def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
     count, wanted, budget = options.max_sequences, options.limits.context_length, options.budget(kind)
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
     kernels = options.kernels and not missing(kind)
-    step = step_bytes(config, tokens, count, itemsize) + (at.scratch(tokens, count) if kernels else 0)
-    graphs = graph_bytes(config, count, itemsize) + at.scratch(count, count) if options.graphs and kernels else 0
+    rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # of decodes, with their drafts
+    step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
+    graphs = graph_bytes(config, options, rows, itemsize) + at.scratch(rows, rows) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
+    if options.speculate:
+        tables += history_bytes(count, wanted)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
     left = usable - at.weights - step - graphs - tables
@@ -401,14 +406,16 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
 
 
-def graph_bytes(config: ModelConfig, slots: int, itemsize: int) -> int:
+def graph_bytes(config: ModelConfig, options: EngineConfig, rows: int, itemsize: int) -> int:
     """What captured decodes keep at most: the memory of the largest one, which all share, and each graph's own."""
-    from gradus.execution.graphs import batch_sizes  # here, since it needs Triton, which is not everywhere
+    from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
+    from gradus.execution.graphs import batch_sizes
 
-    sizes = batch_sizes(slots)
-    logits = slots * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
+    slots, most = options.max_sequences, options.most_drafts
+    sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
+    logits = rows * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
     own = 2 * len(sizes) * GRAPH_BYTES  # two graphs per size
-    return step_bytes(config, slots, 0, itemsize) + logits + own
+    return step_bytes(config, rows, 0, itemsize) + logits + own
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -13,13 +13,17 @@ from gradus.engine.plan import UNKNOWN, Column, Plan
 from gradus.execution.step import StepResult
 from gradus.models import Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
+from gradus.scheduling.drafting import MOST_ROWS
 
 
 class ModelRunner:
     """One model on one device, run eagerly. Knows no policy: the plan says what to run.
 
     latest: what every slot sampled last, for plans that are made while only the device knows that.
+    quick_rows: beyond so many rows, a step of decodes takes a slower way.
     """
+
+    quick_rows: int = MOST_ROWS
 
     def __init__(
         self, model: Model, attention: AttentionBackend, sampler: Sampler, latest: "LatestTokens | None" = None

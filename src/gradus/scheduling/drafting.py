@@ -19,6 +19,8 @@ from gradus.engine.metrics import Speculation
 from gradus.engine.plan import UNDRAFTED, Column, Decodes
 
 CHOICES = (0, 1, 2, 4, 8)
+MOST_ROWS = 256
+"""Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
 
 PRIOR = 0.5  # that a draft of a request stands, before there is any of its own
 NEW = 1 / 8  # how much of a new observation an average takes over
@@ -27,24 +29,31 @@ LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple o
 GUESS = 0.03  # what a draft adds to a step's time, until that is measured
 MARGIN = 1.02  # what drafts must gain to be worth it
 PROBE = 2  # drafts of a probe
+RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
+
+
+def choices(most: int, *, adaptive: bool) -> list[int]:
+    """How many drafts a step may verify, where there is room."""
+    return [*(each for each in CHOICES if each < most), most] if adaptive else [0, most]
 
 
 class DraftControl:
     """Chooses, for up to `slots` sequences. most: drafts per step; adaptive: 0 to `most`, else always `most`.
 
-    lag: steps under way when the next one is planned.
+    lag: steps under way when the next one is planned. rows: of a step that verifies drafts, at most.
     """
 
-    def __init__(self, most: int, slots: int, *, lag: int, adaptive: bool) -> None:
-        self.most, self.lag, self.adaptive = most, lag, adaptive
-        self.choices = [each for each in CHOICES if each < most] + [most]
+    def __init__(self, most: int, slots: int, *, lag: int, adaptive: bool, rows: int = MOST_ROWS) -> None:
+        self.most, self.lag, self.adaptive, self.rows = most, lag, adaptive, rows
+        self.choices = choices(most, adaptive=adaptive)
         prior = PRIOR ** np.arange(1, most + 1)
         self._shared = prior  # of all requests
         self._prior = prior
         self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._patience = self._left = PATIENCE
+        self._run = 0  # steps that the probe under way may still take
         self._now, self._why = 0, "nothing has run yet"
         self._steps = self._tokens = 0
         self._drafted, self._accepted = np.zeros((2, most), np.int64)
@@ -62,10 +71,9 @@ class DraftControl:
 
     def choose(self, slots: Column, left: int) -> int:
         """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs."""
-        most = min(self.most, left // len(slots))
+        most = min(self.most, left // len(slots), max(0, self.rows // len(slots) - 1))
         if not self.adaptive:
-            self._now, self._why = most, "as asked for" if most == self.most else "as the token budget has room for"
-            return most
+            return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
         size = len(slots).bit_length()
         if (size, 0) not in self._seconds:
             return self._decide(0, "the time of a step without drafts is not known yet")
@@ -73,16 +81,25 @@ class DraftControl:
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if gain > MARGIN:
-            self._patience = self._left = PATIENCE
+            self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
-        self._left -= 1
-        if self._left <= 0 and most:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
-            self._left = self._patience
+        if self._probes() and most:
             return self._decide(min(PROBE, most), "a probe")
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
         return self._decide(0, f"{nearest} drafts would bring {share:.2f} times the tokens per second")
+
+    def _probes(self) -> bool:
+        """Whether this step is one of a probe. One begins when patience is over, which then is twice as long."""
+        if self._run:
+            self._run -= 1
+            return True
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._left, self._run = self._patience, RUN - 1
+        return True
 
     def _decide(self, drafts: int, why: str) -> int:
         self._now, self._why = drafts, why
@@ -103,10 +120,12 @@ class DraftControl:
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def learn(self, decodes: Decodes, tokens: Column, ended: list[int]) -> None:
-        """Take in what a step's drafts came to. tokens: as in `Sampled.decoded`. ended: rows that say nothing."""
+        """Take in what a step's drafts came to. tokens: as in `Sampled.decoded`; the step may have verified fewer than
+        its plan allowed. ended: rows that say nothing.
+        """
         rows = np.ones(len(tokens), np.bool_)
         rows[ended] = False
-        tokens, slots, drafts = tokens[rows], decodes.slots[rows], decodes.drafts
+        tokens, slots, drafts = tokens[rows], decodes.slots[rows], tokens.shape[1] - 1
         stood = tokens >= 0
         self._steps += len(tokens)
         self._tokens += int(np.count_nonzero(stood))
@@ -117,12 +136,12 @@ class DraftControl:
         agreed = stood[:, 1:].astype(np.float64)
         self._agree[slots] = _moved(self._agree[slots], agreed)
         self._shared = _moved(self._shared[None], agreed.mean(axis=0, keepdims=True))[0]
-        if self._why == "a probe" and agreed[:, 0].mean() >= PRIOR:
-            self._patience, self._left = PATIENCE, 0  # the next step is one again, and soon no probe any more
+        if agreed[:, 0].mean() < PRIOR:
+            self._run = 0  # a probe has seen enough
 
-    def took(self, decodes: Decodes, seconds: float) -> None:
-        """A step of nothing but these decodes took so long."""
-        key = len(decodes).bit_length(), decodes.drafts
+    def took(self, sequences: int, drafts: int, seconds: float) -> None:
+        """A step of nothing but so many decodes, with so many drafts each, took so long."""
+        key = sequences.bit_length(), drafts
         known = self._seconds.get(key, seconds)
         self._seconds[key] = known + NEW * (min(seconds, LARGEST_RISE * known) - known)
 

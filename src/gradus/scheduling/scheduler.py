@@ -386,7 +386,7 @@ class Scheduler:
         assert self.drafting is not None
         self.drafting.learn(plan.decodes, sampled.decoded, ended)
         if sampled.seconds and not plan.spans:
-            self.drafting.took(plan.decodes, sampled.seconds)
+            self.drafting.took(len(plan.decodes), sampled.width - 1, sampled.seconds)
 
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
         """A decode that ends with this step, or that has lost its slot while the step was under way."""

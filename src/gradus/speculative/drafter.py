@@ -4,9 +4,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from gradus.kernels.ngram_reference import NO_DRAFT as NO_DRAFT
 from gradus.speculative.history import History
-
-NO_DRAFT = -1
 
 
 class Drafter(Protocol):

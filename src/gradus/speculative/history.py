@@ -14,12 +14,16 @@ from gradus.device.transfer import upload
 from gradus.engine.plan import REJECTED, Admission
 
 
+def history_bytes(slots: int, context_length: int) -> int:
+    return (slots + 1) * (4 * context_length + 8)
+
+
 class History:
-    """tokens: int32 [slots + 1, context_length]; lengths: int64 [slots + 1]. The last slot is nobody's."""
+    """tokens: int32 [slots + 1, context_length]; lengths: int64 [slots + 1]. The last slot is padding's: one token."""
 
     def __init__(self, slots: int, context_length: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots + 1, context_length, dtype=torch.int32, device=device)
-        self.lengths = torch.zeros(slots + 1, dtype=torch.int64, device=device)
+        self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
 
     @property
     def device(self) -> torch.device:

@@ -5,43 +5,32 @@ earlier in prompt or output, the ones after them are likely to come again (promp
 LLMA, Yang et al. 2023, found before; vLLM's "ngram"). It costs a search through one row of token ids.
 """
 
-import torch
+from collections.abc import Callable
+
 from torch import Tensor
 
-from gradus.speculative.drafter import NO_DRAFT
+from gradus.kernels.ngram_reference import look_up
 from gradus.speculative.history import History
 
-SHORTEST, LONGEST = 2, 4
-"""Tokens that must agree, and beyond which a longer agreement says no more."""
+LookUp = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class NgramDrafter:
-    """Proposes what followed the longest and then the newest earlier match of a sequence's end."""
+    """Proposes what followed the longest and then the newest earlier match of a sequence's end.
+
+    kernel: whether a Triton kernel looks it up.
+    """
+
+    def __init__(self, kernel: bool = False) -> None:
+        self._look_up: LookUp | None = None
+        if kernel:
+            from gradus.kernels.ngram import look_up_slots  # here: Triton is not everywhere
+
+            self._look_up = look_up_slots
 
     def propose(self, history: History, slots: Tensor, count: int) -> Tensor:
+        if self._look_up is not None:
+            return self._look_up(slots, history.tokens, history.lengths, count)
         lengths = history.lengths[slots]
         longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
         return look_up(history.tokens[slots, :longest], lengths, count)
-
-
-def look_up(tokens: Tensor, lengths: Tensor, count: int) -> Tensor:
-    """tokens: integers [B, L]; lengths: int64 [B]. Returns int64 [B, count].
-
-    A match near the end is followed by fewer than `count` tokens: then what follows it repeats, as the text does.
-    """
-    width = tokens.shape[1]
-    places = torch.arange(width, device=tokens.device)
-    newest = lengths.unsqueeze(1) - 1
-    agree = torch.ones_like(tokens, dtype=torch.bool)
-    agreed = torch.zeros_like(tokens)  # how many tokens up to each place agree with as many of the newest
-    for back in range(LONGEST):
-        wanted = tokens.gather(1, (newest - back).clamp(min=0))
-        agree[:, back:] &= tokens[:, : max(width - back, 0)] == wanted
-        agree &= (places >= back) & (newest >= back)
-        agreed += agree
-    scores = torch.where(places < newest, agreed.long() * width + places, 0)  # the longest; of these the newest
-    best, found = scores.max(dim=1, keepdim=True)
-    steps = torch.arange(count, device=tokens.device)
-    period = (newest - found).clamp(min=1)
-    drafts = tokens.gather(1, (found + 1 + steps % period).clamp(max=width - 1)).long()
-    return torch.where(best >= SHORTEST * width, drafts, NO_DRAFT)
