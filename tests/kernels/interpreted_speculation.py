@@ -32,7 +32,7 @@ class Known:
     def __init__(self, said: list[tuple[int, ...]]) -> None:
         self.said = said
 
-    def propose(self, history, slots, count):
+    def propose(self, history, slots, count, limits):
         drafts = torch.full((len(slots), count), -1)
         for row, slot in enumerate(slots.tolist()):
             known = tuple(history.tokens[slot, : history.lengths[slot]].tolist())

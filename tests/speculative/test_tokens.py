@@ -5,22 +5,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus.config.options import FINAL
+from gradus.assembly.final import build
+from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request
+from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
-from tests.phases.conftest import FAMILIES, build_engine
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
 from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step
 from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
 
 
-class Right:
+class Stateless:
+    def keep(self, slot, positions):
+        pass
+
+
+class Right(Stateless):
     """Drafts what each sequence is known to say; what it never says, it guesses."""
 
     def __init__(self, answers: list[tuple[int, ...]]) -> None:
         self.answers = answers
 
-    def propose(self, history, slots, count):
+    def propose(self, history, slots, count, limits):
         drafts = torch.full((len(slots), count), NO_DRAFT)
         for row, slot in enumerate(slots.tolist()):
             said = tuple(history.tokens[slot, : history.lengths[slot]].tolist())
@@ -29,13 +36,13 @@ class Right:
         return drafts
 
 
-class Nonsense:
-    def propose(self, history, slots, count):
+class Nonsense(Stateless):
+    def propose(self, history, slots, count, limits):
         return (history.lengths[slots].unsqueeze(1) * 7 + torch.arange(count) * 3) % 50
 
 
-class Nothing:
-    def propose(self, history, slots, count):
+class Nothing(Stateless):
+    def propose(self, history, slots, count, limits):
         return torch.full((len(slots), count), NO_DRAFT)
 
 
@@ -130,3 +137,40 @@ def test_an_adaptive_engine_changes_no_token_either():
     engine = build_engine(FINAL, SHAPE, speculate="ngram", page_size=4, cache_tokens=28, token_budget=5)
     compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
     nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("shape", [shape for shape in FAMILIES if set(SHAPES[shape].windows) == {None}])
+def test_a_model_that_drafts_for_itself_is_always_right(shape, kernels):
+    """Where the draft is the model, every draft stands: whatever was preempted, shared, rejected or not drafted."""
+    asked = {
+        "greedy": ask("greedy", (*range(40, 52), 1), shape, max_tokens=14),
+        "samples": ask("samples", (*range(40, 52), 2), shape, max_tokens=9, n=2, temperature=1.0, seed=3),
+        "cut": ask("cut", (7, 8, 9), shape, max_tokens=9, temperature=1.0, top_k=5, top_p=0.9, seed=5),
+    }
+    engine = drafting_for_itself(shape, kernels=kernels, page_size=4, cache_tokens=32, token_budget=9)
+    compare(asked, run(engine, asked.values()), plain(shape, asked))
+    told = engine.metrics().speculation
+    assert engine.metrics().preemptions > 0
+    assert told.accepted == told.drafted and sum(told.accepted) > 0
+    nothing_is_left(engine)
+
+
+@settings(max_examples=15)
+@given(data=st.data(), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
+def test_whatever_the_schedule_a_draft_model_has_what_it_needs(data, pool, drafts, lag):
+    plan = data.draw(requests(min(pool["cache_tokens"], 60)))
+    asked = {item["name"]: ask(item["name"], item["prompt"], SHAPE, item["salt"], **item["params"]) for item in plan}
+    engine = drafting_for_itself(SHAPE, drafts=drafts, **pool)
+    engine.lag = engine.scheduler.drafting.lag = lag
+    compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
+    told = engine.metrics().speculation
+    penalized = any(item["params"]["presence_penalty"] for item in plan)
+    assert penalized or told.accepted == told.drafted
+    nothing_is_left(engine)
+
+
+def drafting_for_itself(shape: str, drafts: int = 3, **options) -> Engine:
+    model, limits = tiny_model(shape), limits_of(shape)
+    options = {"max_sequences": 3, "graphs": False, **options}
+    return build(model, EngineConfig(limits, speculate="draft:itself", drafts=drafts, **options), draft=model)

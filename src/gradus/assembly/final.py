@@ -25,14 +25,18 @@ from gradus.device.threads import use
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
+from gradus.errors import ConfigError
+from gradus.execution.draft_model import DraftModel
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.speculating import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
+from gradus.models.config import ModelConfig
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import MOST_ROWS, DraftControl, choices
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 from gradus.speculative.ngram import NgramDrafter
 
@@ -46,14 +50,21 @@ Report = Callable[[int, int], None]
 """Called with (done, total) as CUDA graphs are captured, first with 0."""
 
 
-def build(model: Model, config: EngineConfig, report: Report = lambda done, total: None) -> Engine:
+def build(
+    model: Model, config: EngineConfig, report: Report = lambda done, total: None, draft: Model | None = None
+) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
+    draft: the model that drafts, where `speculate` names one.
+
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
-    limits are as short. Raises ConfigError where no room is left for one, and for a kv_dtype that the GPU cannot read.
+    limits are as short. Raises ConfigError where no room is left for one, for a kv_dtype that the GPU cannot read, and
+    for a draft that does not go with the model.
     """
+    if draft is not None:
+        check_draft(model.config, draft.config, device=model.device)
     check_kv_dtype(config.kv_dtype, model.device, config.kernels)
-    config = runnable(sized(model, config), model.device)
+    config = runnable(sized(model, config, draft), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
@@ -71,7 +82,12 @@ def build(model: Model, config: EngineConfig, report: Report = lambda done, tota
             eager = compiled_runner(model, attention, sampler, latest, config.threads)
         else:
             eager = ModelRunner(model, attention, sampler, latest)
-        runner = SpeculatingRunner(eager, NgramDrafter(), history(config, device)) if config.speculate else eager
+        runner = eager
+        if config.speculate:
+            drafter: Drafter = NgramDrafter()
+            if draft is not None:
+                drafter = draft_drafter(draft, attention, sampler, config)
+            runner = SpeculatingRunner(eager, attention, drafter, history(config, device))
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     times, drafts = TimeLimits(fastest=1 + config.most_drafts), drafting(config, runner)
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafts)
@@ -94,6 +110,34 @@ def drafting(config: EngineConfig, runner: Runner) -> DraftControl | None:
 
 def history(config: EngineConfig, device: torch.device) -> History:
     return History(config.max_sequences, config.limits.context_length, device)
+
+
+def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, config: EngineConfig) -> DraftModel:
+    """attention, sampler: the model's."""
+    storage = attention.storage
+    kind, pages = type(storage), storage.keys.shape[1] - 1
+    own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
+    own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
+    eager = compiled_runner(draft, own, sampler, None, config.threads) if config.kernels else None
+    return DraftModel(eager or ModelRunner(draft, own, sampler), sampler)
+
+
+def check_draft(config: ModelConfig, draft: ModelConfig, *, device: torch.device) -> None:
+    """Raises ConfigError for a draft that does not go with the model."""
+    if device.type != "cpu":
+        raise ConfigError(
+            f"speculate=draft:… runs on a CPU, and the model is on the {device}: use speculate=ngram there"
+        )
+    if config.vocab_size != draft.vocab_size:
+        raise ConfigError(
+            f"the draft has a vocabulary of {draft.vocab_size} tokens, the model one of {config.vocab_size}: choose a "
+            "draft of the same family"
+        )
+    if len(layer_groups(draft.windows)) > 1 or layer_groups(config.windows)[0].window is not None:
+        raise ConfigError(
+            "a draft reads the pages of layers that see everything: the model must have such layers, and the draft no "
+            "mixture of sliding windows; use speculate=ngram"
+        )
 
 
 def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:

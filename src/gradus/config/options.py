@@ -11,7 +11,7 @@ FINAL = "final"  # what the final engine is called where a phase would be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
 KvDtype = Literal["auto", "fp8"]
-Drafter = Literal["ngram"]
+NGRAM, DRAFT = "ngram", "draft:"
 
 DEFAULT_PAGE_SIZE = 16
 
@@ -119,9 +119,10 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
-    speculate: Drafter | None = setting(
+    speculate: str | None = setting(
         None,
-        "Verify several tokens per step, the same that come without: drafted by ngram (from the text itself).",
+        "Verify several tokens per step, the same that come without, drafted by ngram (from the text itself) or by "
+        "draft:MODEL (a smaller model of the same vocabulary; on a CPU).",
         unset="one token per step",
         heeded="final",
         panel=_CACHE,
@@ -154,6 +155,8 @@ class EngineConfig(EngineOptions):
         EngineOptions.__post_init__(self)
         if self.graphs and not self.kernels:
             raise ConfigError("graphs need kernels: switch both on, or graphs off")
+        if self.speculate not in (None, NGRAM) and not self.draft_model:
+            raise ConfigError(f"speculate must be {NGRAM} or {DRAFT}MODEL, got {self.speculate!r}")
         if self.drafts is not None and self.speculate is None:
             raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
 
@@ -166,6 +169,12 @@ class EngineConfig(EngineOptions):
     def budget(self, device: str) -> int | None:
         """Most tokens per step on this kind of device ("cpu", "cuda"); None where prompts are not cut."""
         return (self.token_budget or SETTINGS["token_budget"].suits[device]) if self.chunked else None
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of the model that drafts, if one does."""
+        drafts = self.speculate is not None and self.speculate.startswith(DRAFT)
+        return (self.speculate or "").removeprefix(DRAFT) if drafts else None
 
     @property
     def most_drafts(self) -> int:

@@ -8,7 +8,7 @@ than that takes have work enough for torch's products.
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -57,10 +57,12 @@ class CompiledRunner(ModelRunner):
             self._warm_up()
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        ones = [1] * len(plan.decodes)
-        counts = ones + [len(span.tokens) for span in plan.spans]
-        with alone() if takes(counts, ones + [span.logits for span in plan.spans]) else nullcontext():
+        with quiet(plan):
             return super().draw(plan)
+
+    def answer(self, plan: Plan) -> Tensor:
+        with quiet(plan):
+            return super().answer(plan)
 
     def logits(self, batch: Batch) -> Tensor:
         """As above; a step of a few decodes and verifications through the kernels."""
@@ -84,6 +86,13 @@ def takes(counts: Sequence[int], logits: Sequence[int]) -> bool:
     one token or verifies drafts, which takes logits of every row."""
     few = 0 < sum(counts) <= MOST_ROWS
     return few and all(count in (1, wanted) for count, wanted in zip(counts, logits, strict=True))
+
+
+def quiet(plan: Plan) -> AbstractContextManager[None]:
+    """Torch alone where the kernels take the plan."""
+    ones = [1] * len(plan.decodes)
+    counts = ones + [len(span.tokens) for span in plan.spans]
+    return alone() if takes(counts, ones + [span.logits for span in plan.spans]) else nullcontext()
 
 
 @contextmanager

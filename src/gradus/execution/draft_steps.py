@@ -71,7 +71,7 @@ class DraftStep:
     def rows(self, slots: Tensor, limits: Tensor, drafts: int) -> DraftRows:
         history, attention = self.history, self.attention
         if drafts:
-            proposed = self.drafter.propose(history, slots, drafts)
+            proposed = self.drafter.propose(history, slots, drafts, limits)
         else:
             proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
         # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none

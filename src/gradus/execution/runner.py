@@ -55,6 +55,10 @@ class ModelRunner:
             self.latest.record(rows.slots, drawn.tokens)
         return batch, rows, drawn
 
+    def answer(self, plan: Plan) -> Tensor:
+        """The model's answer to a plan whose tokens are all known, and nothing drawn from it."""
+        return self.logits(self.prepare(plan))
+
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""
         self.attention.prepare(batch)

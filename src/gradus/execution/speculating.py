@@ -7,13 +7,15 @@ knows nothing of drafts.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
+from gradus.attention.paged import PagedAttention
+from gradus.cache import TableChange
 from gradus.device.transfer import current, upload, upload_parts
 from gradus.engine.plan import UNDRAFTED, Column, Decodes, Plan, Sampled, Span
 from gradus.execution.runner import ModelRunner
@@ -26,11 +28,11 @@ from gradus.speculative.history import History
 class SpeculatingRunner:
     """Runs plans of an engine that speculates.
 
-    runner: runs the spans; it needs no latest tokens. drafter, history: of its device.
+    runner: runs the spans; it needs no latest tokens. pages: its attention. drafter, history: of its device.
     """
 
-    def __init__(self, runner: ModelRunner, drafter: Drafter, history: History) -> None:
-        self.runner, self.drafter, self.history = runner, drafter, history
+    def __init__(self, runner: ModelRunner, pages: PagedAttention, drafter: Drafter, history: History) -> None:
+        self.runner, self.pages, self.drafter, self.history = runner, pages, drafter, history
         self.device = runner.model.device
 
     @property
@@ -45,6 +47,9 @@ class SpeculatingRunner:
     def _run(self, plan: Plan) -> "SpeculatedResult":
         began = time.perf_counter()
         self.history.admit(plan.admissions)
+        for admission in plan.admissions:
+            self.drafter.keep(admission.slot, 0)
+        self.update_pages(plan.decodes.pages)
         verified = self.spans(plan.decodes)
         spans = [*verified.values(), *plan.spans]
         result = SpeculatedResult(plan, verified)
@@ -64,15 +69,22 @@ class SpeculatingRunner:
         newest = self.history.tokens[slots, lengths - 1]
         drafts: list[list[int]] = [[] for _ in range(len(decodes))]
         if decodes.drafts:
-            drafts = self.drafter.propose(self.history, slots, decodes.drafts).tolist()
-        pages = dict(decodes.pages)
+            limits = upload(decodes.limits, torch.int64, self.device)
+            drafts = self.drafter.propose(self.history, slots, decodes.drafts, limits).tolist()
         columns = decodes.slots.tolist(), lengths.tolist(), decodes.limits.tolist(), newest.tolist(), drafts
         spans = {}
         for row, (slot, length, limit, token, proposed) in enumerate(zip(*columns, strict=True)):
             tokens = [token, *upto_missing(proposed)][: max(0, limit - (length - 1))]
             if tokens:
-                spans[row] = Span(None, slot, length - 1, tokens, len(tokens), pages.get(slot))
+                spans[row] = Span(None, slot, length - 1, tokens, len(tokens))
         return spans
+
+    def update_pages(self, changes: Sequence[tuple[int, TableChange]]) -> None:
+        """Before anything runs: a drafter may read the decodes' block tables."""
+        if changes:
+            self.pages.update_tables(*zip(*changes, strict=True))
+        for slot, change in changes:
+            self.drafter.keep(slot, change.kept * self.pages.storage.page_size)
 
     def record(self, rows: Rows, tokens: Tensor) -> None:
         if len(rows):

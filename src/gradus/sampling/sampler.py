@@ -109,6 +109,22 @@ class Sampler:
         Rows of one kind are computed together. What a kind is, the host knows; so nothing here waits for the device.
         """
         slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
+        tokens = self._draw(logits, rows, slots, positions)
+        if rows.inputs is not None and rows.drafts is not None:
+            inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
+            tokens = standing(tokens, inputs, drafts)
+        if (adjusting := self.table.adjusting[rows.slots]).any():
+            some = self._where(adjusting)
+            self.table.record(slots[some], tokens[some])
+        return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
+
+    def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
+        """What these slots would draw at these positions if the logits were the model's: int64 [R]. Nothing counts."""
+        on_device = upload_parts([slots.tolist(), positions.tolist()], torch.int64, self.device)
+        return self._draw(logits, Rows(slots, positions), *on_device)
+
+    def _draw(self, logits: Tensor, rows: Rows, slots: Tensor, positions: Tensor) -> Tensor:
+        """slots, positions: the rows', on the device."""
         adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]
         adjusted = logits
         if adjusting.any():
@@ -119,14 +135,7 @@ class Sampler:
             some = self._where(drawing)
             scaled = self._scale(adjusted[some], best[some], slots[some], rows.slots[drawing])
             tokens[some] = race(scaled, self.table.seeds[slots[some]], positions[some])
-        tokens = torch.where(best.isfinite(), tokens, -1)
-        if rows.inputs is not None and rows.drafts is not None:
-            inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
-            tokens = standing(tokens, inputs, drafts)
-        if adjusting.any():
-            some = self._where(adjusting)
-            self.table.record(slots[some], tokens[some])
-        return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
+        return torch.where(best.isfinite(), tokens, -1)
 
     def adjust(
         self, logits: Tensor, slots: Tensor, positions: Tensor, drafts: Sequence[tuple[int, int]] = ()

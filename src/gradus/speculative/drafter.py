@@ -14,6 +14,13 @@ class Drafter(Protocol):
     So it knows nothing of acceptance, and may propose too few tokens or none.
     """
 
-    def propose(self, history: History, slots: Tensor, count: int) -> Tensor:
-        """What each of these slots, int64 [B], may say next: int64 [B, count] on the device, from the first token after
-        its newest on. NO_DRAFT where there is none, and then in all later columns."""
+    def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
+        """What each of these slots, integers [B], may say next: int64 [B, count] on the device, from the first token
+        after its newest on. NO_DRAFT where there is none, and then in all later columns.
+
+        limits: integers [B], how many positions each may store, for drafters that have keys and values of their own.
+        """
+
+    def keep(self, slot: int, positions: int) -> None:
+        """Of what it may have stored of a slot only the first positions still count: none if the slot changed owners,
+        and those before a page that was exchanged for another sequence's with the same tokens."""

@@ -28,9 +28,12 @@ class NgramDrafter:
 
             self._look_up = look_up_slots
 
-    def propose(self, history: History, slots: Tensor, count: int) -> Tensor:
+    def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         if self._look_up is not None:
             return self._look_up(slots, history.tokens, history.lengths, count)
         lengths = history.lengths[slots]
         longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
         return look_up(history.tokens[slots, :longest], lengths, count)
+
+    def keep(self, slot: int, positions: int) -> None:
+        """It has nothing but the history."""
