@@ -109,3 +109,17 @@ def test_ten_thousand_requests_do_not_wear_it_out(chance):
     device.seconds = device.tokens = 0
     device.run(chance, 2000)
     assert device.tokens / device.seconds > 0.95 * before
+
+
+def test_one_slow_step_does_not_bar_drafts_for_good():
+    """The first step of each number of drafts takes fifty times as long, as where something is compiled."""
+    seen = set()
+
+    def cost(count: int, drafts: int) -> float:
+        first = drafts not in seen
+        seen.add(drafts)
+        return memory_bound(count, drafts) * (50 if first and drafts else 1)
+
+    device = Device(adaptive(), cost)
+    device.run(1.0, 3000)
+    assert set(device.run(1.0, 100)) == {8}

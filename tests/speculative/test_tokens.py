@@ -17,6 +17,8 @@ from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
 
 
 class Stateless:
+    steady = True
+
     def keep(self, slot, positions):
         pass
 

@@ -22,6 +22,8 @@ from gradus.speculative.history import History
 
 CHUNK = 256
 """Tokens that it catches up with in one step."""
+USUAL = 2
+"""Tokens that a draft begins with where the last step had one too: where all of that stood, its last was never run."""
 
 
 class DraftModel:
@@ -33,6 +35,7 @@ class DraftModel:
     def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
         self.runner, self.sampler = runner, sampler
         self.longest = runner.model.config.context_length
+        self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has
 
     def keep(self, slot: int, positions: int) -> None:
@@ -43,6 +46,7 @@ class DraftModel:
         lengths = dict(zip(slots.tolist(), history.lengths[slots].tolist(), strict=True))
         drafts: dict[int, list[int]] = {slot: [] for slot in lengths}
         spans = [self._catch_up(history, slot, length) for slot, length in lengths.items() if length <= ends[slot]]
+        self.steady = all(len(span.tokens) <= USUAL for span in spans)
         for _ in range(count):
             drawn = self._draw(spans) if spans else []
             following = []

@@ -56,7 +56,8 @@ class SpeculatingRunner:
         if spans:
             batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions, plan.wiped))
             self.record(rows, drawn.tokens)
-            result.draw(drawn, len(batch.token_ids), time.perf_counter() - began)
+            usual = self.drafter.steady or not plan.decodes.drafts
+            result.draw(drawn, len(batch.token_ids), time.perf_counter() - began if usual else 0.0)
         return result
 
     def spans(self, decodes: Decodes) -> dict[int, Span]:

@@ -83,14 +83,17 @@ class DraftControl:
         if gain > MARGIN:
             self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
-        if self._probes() and most:
+        if self._probes(size) and most:
             return self._decide(min(PROBE, most), "a probe")
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
         return self._decide(0, f"{nearest} drafts would bring {share:.2f} times the tokens per second")
 
-    def _probes(self) -> bool:
-        """Whether this step is one of a probe. One begins when patience is over, which then is twice as long."""
+    def _probes(self, size: int) -> bool:
+        """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
+
+        It measures its own number of drafts. What larger numbers took is forgotten, or one slow step would bar them.
+        """
         if self._run:
             self._run -= 1
             return True
@@ -99,6 +102,9 @@ class DraftControl:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._left, self._run = self._patience, RUN - 1
+        for drafts in self.choices:
+            if drafts > PROBE:
+                self._seconds.pop((size, drafts), None)
         return True
 
     def _decide(self, drafts: int, why: str) -> int:

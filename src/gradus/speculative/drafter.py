@@ -14,6 +14,9 @@ class Drafter(Protocol):
     So it knows nothing of acceptance, and may propose too few tokens or none.
     """
 
+    steady: bool
+    """Whether the newest proposal took what proposals usually take: nothing had to be caught up with."""
+
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         """What each of these slots, integers [B], may say next: int64 [B, count] on the device, from the first token
         after its newest on. NO_DRAFT where there is none, and then in all later columns.

@@ -21,6 +21,8 @@ class NgramDrafter:
     kernel: whether a Triton kernel looks it up.
     """
 
+    steady = True
+
     def __init__(self, kernel: bool = False) -> None:
         self._look_up: LookUp | None = None
         if kernel:
