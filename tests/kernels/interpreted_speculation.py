@@ -10,6 +10,7 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.fuse import fused
@@ -28,6 +29,14 @@ SLOTS = 2
 
 class Known:
     """Drafts what sequences are known to say, but every fifth token wrong, and none after every seventh."""
+
+    steady = True
+
+    def catch_up(self, history, decodes):
+        pass
+
+    def keep(self, slot, positions):
+        pass
 
     def __init__(self, said: list[tuple[int, ...]]) -> None:
         self.said = said
@@ -65,9 +74,13 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     if drafter is None:
         runner = ModelRunner(model, PagedAttention(model.config, storage, SLOTS), Sampler(320, model.device, SLOTS))
         return Engine(Scheduler(cache, SLOTS, 6), runner, LIMITS)
-    attention = GraphPagedAttention(model.config, storage, SLOTS + 1)
+    attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
-    step = DraftStep(fused(model), attention, KernelSampler(320, model.device, SLOTS), drafter, history)
+    if drafter == "itself":
+        own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
+        own.tables = attention.tables
+        drafter = DraftPasses(fused(model), own, sampler)
+    step = DraftStep(fused(model), attention, sampler, drafter, history)
     control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
     return Engine(Scheduler(cache, SLOTS, 6, drafting=control), DraftRunner(step), LIMITS, 1)
 
@@ -95,3 +108,11 @@ def test_no_token_and_no_log_probability_changes(shape, kind):
     assert answers(speculating) == expected
     told = speculating.scheduler.drafting.stats()
     assert kind == "ngram" or sum(told.drafted) > sum(told.accepted) > 3
+
+
+def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
+    """It catches up with prompts, steps that drafted nothing, and prefixes that the model found in its cache."""
+    speculating = engine("tiny-llama", "itself")
+    assert answers(speculating) == answers(engine("tiny-llama"))
+    told = speculating.scheduler.drafting.stats()
+    assert told.accepted == told.drafted and sum(told.accepted) > 3

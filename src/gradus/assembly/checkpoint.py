@@ -71,7 +71,7 @@ def open_draft(
     if options.draft_model is None:
         return None
     draft = open_checkpoint(options.draft_model)
-    check_draft(checkpoint.config, draft.config, device=device)
+    check_draft(checkpoint.config, draft.config)
     ours, theirs = checkpoint.tokenizer, draft.tokenizer
     if ours is not None and theirs is not None and _vocabulary(ours) != _vocabulary(theirs):
         raise ConfigError(

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -40,6 +41,11 @@ from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 from gradus.speculative.ngram import NgramDrafter
 
+if TYPE_CHECKING:
+    from gradus.attention.graph_paged import GraphPagedAttention
+    from gradus.execution.draft_passes import DraftPasses
+    from gradus.sampling.kernel_sampler import KernelSampler
+
 __all__ = ["EngineConfig", "build"]
 
 log = logging.getLogger(__name__)
@@ -62,7 +68,7 @@ def build(
     for a draft that does not go with the model.
     """
     if draft is not None:
-        check_draft(model.config, draft.config, device=model.device)
+        check_draft(model.config, draft.config)
     check_kv_dtype(config.kv_dtype, model.device, config.kernels)
     config = runnable(sized(model, config, draft), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
@@ -73,7 +79,7 @@ def build(
     latest = LatestTokens(count, device) if (config.overlap or config.graphs) and not config.speculate else None
     if config.kernels and device.type == "cuda":
         with current(device):
-            runner: Runner = kernel_runner(model, storage, latest, config, report)
+            runner: Runner = kernel_runner(model, storage, latest, config, report, draft)
             rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, drafting(config, runner))
     else:
         attention = PagedAttention(model.config, storage, slots=count)
@@ -122,12 +128,28 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
     return DraftModel(eager or ModelRunner(draft, own, sampler), sampler)
 
 
-def check_draft(config: ModelConfig, draft: ModelConfig, *, device: torch.device) -> None:
+def draft_passes(
+    draft: Model, attention: "GraphPagedAttention", sampler: "KernelSampler", config: EngineConfig
+) -> tuple["DraftPasses", Callable[[], None]]:
+    """The same on a GPU's kernels, and what warms them up."""
+    from gradus.attention.graph_paged import GraphPagedAttention
+    from gradus.execution.draft_passes import CHUNK, DraftPasses
+    from gradus.execution.warm_up import warm_up
+    from gradus.kernels.fuse import fused
+
+    storage, count = attention.storage, config.max_sequences
+    kind, pages = type(storage), storage.keys.shape[1] - 1
+    own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
+    own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
+    own.tables = attention.tables[:1]
+    view = fused(draft)
+    most = min(CHUNK, draft.config.context_length, config.limits.context_length)
+    warm = partial(warm_up, view, own, sampler, padding=count, most=most, crowd=count)
+    return DraftPasses(view, own, sampler), warm
+
+
+def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
     """Raises ConfigError for a draft that does not go with the model."""
-    if device.type != "cpu":
-        raise ConfigError(
-            f"speculate=draft:… runs on a CPU, and the model is on the {device}: use speculate=ngram there"
-        )
     if config.vocab_size != draft.vocab_size:
         raise ConfigError(
             f"the draft has a vocabulary of {draft.vocab_size} tokens, the model one of {config.vocab_size}: choose a "
@@ -153,7 +175,12 @@ def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
 
 
 def kernel_runner(
-    model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig, report: Report
+    model: Model,
+    storage: PagedStorage,
+    latest: LatestTokens | None,
+    config: EngineConfig,
+    report: Report,
+    draft: Model | None = None,
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
@@ -175,8 +202,13 @@ def kernel_runner(
         padding=count, most=min(config.budget(model.device.type) or context, context), crowd=count,
     )  # fmt: skip
     graphs: DecodeGraphs | DraftGraphs | None = None
+    warming: list[Callable[[], None]] = [warm]
     if config.speculate:
-        step = DraftStep(view, attention, sampler, NgramDrafter(kernel=True), history(config, model.device))
+        drafter: Drafter = NgramDrafter(kernel=True)
+        if draft is not None:
+            drafter, warm_draft = draft_passes(draft, attention, sampler, config)
+            warming.append(warm_draft)
+        step = DraftStep(view, attention, sampler, drafter, history(config, model.device))
         most, adaptive = config.most_drafts, config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
         runner: Runner = DraftRunner(step, graphs)
@@ -187,10 +219,12 @@ def kernel_runner(
             graphs = DecodeGraphs(view, attention, sampler, latest, count)
             runner = GraphRunner(eager, graphs)
     with compiled_together():
-        warm()
+        for each in warming:
+            each()
         if graphs is not None:
             graphs.rehearse()
-    warm()
+    for each in warming:
+        each()
     if graphs is not None:
         report(0, graphs.count)
         graphs.capture(report, length=min(USUAL_LENGTH, context))

@@ -122,7 +122,7 @@ class EngineConfig(EngineOptions):
     speculate: str | None = setting(
         None,
         "Verify several tokens per step, the same that come without, drafted by ngram (from the text itself) or by "
-        "draft:MODEL (a smaller model of the same vocabulary; on a CPU).",
+        "draft:MODEL (a smaller model of the same vocabulary).",
         unset="one token per step",
         heeded="final",
         panel=_CACHE,

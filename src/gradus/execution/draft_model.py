@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.engine.plan import Plan, Span
+from gradus.engine.plan import Decodes, Plan, Span
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.ngram_reference import NO_DRAFT
 from gradus.sampling.sampler import Sampler
@@ -37,6 +37,9 @@ class DraftModel:
         self.longest = runner.model.config.context_length
         self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has
+
+    def catch_up(self, history: History, decodes: Decodes) -> None:
+        """It does when it is asked for drafts."""
 
     def keep(self, slot: int, positions: int) -> None:
         self._stored[slot] = min(self._stored.get(slot, 0), positions)

@@ -10,6 +10,7 @@ compute anyway.
 """
 
 import time
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -121,16 +122,25 @@ class DraftRunner:
         with current(self.device):
             self.step.history.admit(plan.admissions)
             self.step.sampler.admit(plan.admissions)
+            for admission in plan.admissions:
+                self.step.drafter.keep(admission.slot, 0)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
 
     def _run_decodes(self, plan: Plan) -> "DraftResult":
         step, decodes = self.step, plan.decodes
         step.attention.wipe(plan.wiped)
-        if decodes.pages:
-            step.attention.update_tables(*zip(*decodes.pages, strict=True))
+        self._update_pages(decodes)
+        step.drafter.catch_up(step.history, decodes)
         asked = step.sampler.asked(decodes.slots)
         verified = self.verify(decodes, asked)
         return self.result(plan, verified.tokens.numel(), verified, self.reports(decodes.slots, asked), None)
+
+    def _update_pages(self, decodes: Decodes) -> None:
+        attention = self.step.attention
+        if decodes.pages:
+            attention.update_tables(*zip(*decodes.pages, strict=True))
+        for slot, change in decodes.pages:
+            self.step.drafter.keep(slot, change.kept * attention.storage.page_size)
 
     def verify(self, decodes: Decodes, asked: bool) -> Verified:
         if self.graphs is not None:
@@ -160,8 +170,8 @@ class DraftRunner:
         if not count:
             step.attention.prepare(prompts)
         else:
-            if decodes.pages:
-                step.attention.update_tables(*zip(*decodes.pages, strict=True))
+            self._update_pages(decodes)
+            step.drafter.catch_up(step.history, replace(decodes, drafts=0))
             mine, limits = self.numbers(decodes)
             rows = step.rows(mine, limits, 0)
             step.attention.prepare_beside(rows, prompts)
@@ -211,6 +221,7 @@ class DraftResult:
     ) -> None:
         self.rows = rows
         self._runner, self._launched, self._width = runner, time.perf_counter(), width
+        self._steady = runner.step.drafter.steady
         self._counts = [span.logits for span in plan.spans]
         self._tokens = to_host(tokens)
         self._logprobs = None if logprobs is None else logprobs.to_host()
@@ -220,6 +231,7 @@ class DraftResult:
         """Wait until it is there, and for nothing that comes later."""
         self._arrival.wait()
         now, before = time.perf_counter(), self._runner.arrived
+        seconds = now - max(self._launched, before) if self._steady else 0.0
         self._runner.arrived = now
         told = () if self._logprobs is None else packed(self._logprobs)
-        return Sampled(self._tokens.numpy(), self._counts, told, self._width, now - max(self._launched, before))
+        return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)

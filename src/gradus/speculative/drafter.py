@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from gradus.engine.plan import Decodes
 from gradus.kernels.ngram_reference import NO_DRAFT as NO_DRAFT
 from gradus.speculative.history import History
 
@@ -16,6 +17,9 @@ class Drafter(Protocol):
 
     steady: bool
     """Whether the newest proposal took what proposals usually take: nothing had to be caught up with."""
+
+    def catch_up(self, history: History, decodes: Decodes) -> None:
+        """The next step verifies drafts of these decodes, whose block tables are up to date, or at 0 drafts none."""
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         """What each of these slots, integers [B], may say next: int64 [B, count] on the device, from the first token

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from gradus.engine.plan import Decodes
 from gradus.kernels.ngram_reference import look_up
 from gradus.speculative.history import History
 
@@ -36,6 +37,9 @@ class NgramDrafter:
         lengths = history.lengths[slots]
         longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
         return look_up(history.tokens[slots, :longest], lengths, count)
+
+    def catch_up(self, history: History, decodes: Decodes) -> None:
+        """It has seen what the history has."""
 
     def keep(self, slot: int, positions: int) -> None:
         """It has nothing but the history."""
