@@ -67,6 +67,16 @@ def test_a_stop_string_cuts_the_tokens_that_came_with_it(both):
     assert speculating.token_ids == plain.token_ids
 
 
+@pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"quantize": "int4-g32"}, {"kv_dtype": "fp8"}])
+def test_quantized_models_and_caches_give_their_own_tokens_too(settings):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    plain, speculating = (
+        tiny(**settings, **speculate).generate([TEXT, "a"], params)
+        for speculate in ({}, {"speculate": "draft:random:tiny-llama", "drafts": 3})
+    )
+    assert [one.token_ids for one in speculating] == [one.token_ids for one in plain]
+
+
 def test_bad_settings_are_one_line():
     with pytest.raises(ConfigError, match="drafts must be a whole number between 1 and 16, got 0"):
         tiny(speculate="ngram", drafts=0)

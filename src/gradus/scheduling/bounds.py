@@ -57,6 +57,7 @@ class BoundedColumns(Columns):
         self._stop_at(slot, sequence.stop_ids)
         self.owners[slot], sequence.unread = sequence, self
         self.count += 1
+        self._cohort = None
 
     def begin(self, sequence: Sequence, token: int) -> None:
         self.told(sequence)
@@ -68,10 +69,12 @@ class BoundedColumns(Columns):
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def going(self) -> Cohort:
-        """Those that may have a token to run."""
-        slots = ((self._last > NO_STEP) & (self._least < self._end)).nonzero()[0]
-        positions = self._least[slots] - 1
-        return Cohort(slots, self.owners[slots], positions, positions % self.page_size, NEVER)
+        """Those that may have a token to run. Its offsets are their positions at least."""
+        if self._cohort is None:  # a sequence has come or gone, or a bound has moved
+            slots = ((self._last > NO_STEP) & (self._least < self._end)).nonzero()[0]
+            positions = self._least[slots] - 1
+            self._cohort = Cohort(slots, self.owners[slots], positions, positions % self.page_size, NEVER)
+        return self._cohort
 
     def at_page_end(self) -> list[Sequence]:
         """Those going that do not have pages for all the positions that their next token may have."""
@@ -110,6 +113,7 @@ class BoundedColumns(Columns):
         self._under_way.append(UnderWay(slots, 1 + drafts, limits, self.departures))
         self._least[slots] += 1
         self._raise_most(self._under_way[-1])
+        self._cohort = None
         unknown = np.full(len(slots), UNKNOWN)
         return Decodes(slots, starts, unknown, drafts=drafts, limits=limits, owners=owners, departures=self.departures)
 
@@ -145,6 +149,7 @@ class BoundedColumns(Columns):
             owner.tokens  # noqa: B018  # makes room
 
     def _close_bounds(self) -> None:
+        self._cohort = None
         self._least[:] = self._most[:] = self._known
         for step in self._under_way:
             mine = self._left[step.slots] <= step.departures  # a slot may have another owner since

@@ -77,7 +77,8 @@ class DraftControl:
         size = len(slots).bit_length()
         if (size, 0) not in self._seconds:
             return self._decide(0, "the time of a step without drafts is not known yet")
-        rates = {each: self._rate(slots, size, each) for each in self.choices if each <= most}
+        tokens = np.concatenate([[0], self._agree[slots].sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
+        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= most}
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if gain > MARGIN:
@@ -110,11 +111,6 @@ class DraftControl:
     def _decide(self, drafts: int, why: str) -> int:
         self._now, self._why = drafts, why
         return drafts
-
-    def _rate(self, slots: Column, size: int, drafts: int) -> float:
-        """Tokens per second that so many drafts should bring."""
-        tokens = len(slots) + float(self._agree[slots, :drafts].sum())
-        return tokens / self._cost(size, drafts)
 
     def _cost(self, size: int, drafts: int) -> float:
         """Seconds of a step: measured, or guessed from the nearest number of drafts below that was."""
