@@ -176,3 +176,19 @@ def drafting_for_itself(shape: str, drafts: int = 3, **options) -> Engine:
     model, limits = tiny_model(shape), limits_of(shape)
     options = {"max_sequences": 3, "graphs": False, **options}
     return build(model, EngineConfig(limits, speculate="draft:itself", drafts=drafts, **options), draft=model)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
+def test_acceptance_does_not_decay_with_slots_and_pages_that_are_used_again(count):
+    """Prompts begin alike, pages are shared, exchanged and evicted, sequences preempted: every draft still stands."""
+    engine, done = drafting_for_itself(SHAPE, page_size=4, cache_tokens=36, token_budget=16, kernels=False), {}
+    for number in range(count):
+        prompt = (*range(40, 40 + 4 * (number % 4)), number % 7, number % 11)
+        engine.submit(ask(f"r{number}", prompt, max_tokens=8 + number % 9))
+        if number % 4 == 3:
+            while engine.has_work:
+                record(done, engine.step())
+    told = engine.metrics().speculation
+    assert len(done) == count and engine.metrics().preemptions > 0 and engine.metrics().cached_tokens > 0
+    assert told.accepted == told.drafted and told.tokens_per_step > 2
+    nothing_is_left(engine)
