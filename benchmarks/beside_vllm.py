@@ -5,7 +5,8 @@
 DIR holds vLLM as it was unpacked: DIR/site (vLLM itself), DIR/deps, and DIR/stubs for modules that were left out. Each
 engine runs in a process of its own, for both want most of the memory; what they say is in OUT/logs. Results are written
 after each block. Where vLLM fails, our samples are kept, and its reason. `--cases sampling` measures what sampling
-parameters cost instead, as a run that stands beside the model's other one.
+parameters cost instead, `--cases int4` and others what fewer bits bring: as runs that stand beside the model's other
+one.
 
 Several models can be measured at the same time on several GPUs, each by a process that sees only its own
 (CUDA_VISIBLE_DEVICES); they may share OUT.
@@ -17,12 +18,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradus.bench import beside, results
-from gradus.bench.beside import OUR_BLOCKS, OURS, THEIR_BLOCK, THEIRS, Case
+from gradus.bench.beside import OUR_BLOCKS, OURS, THEIR_BLOCK, THEIRS, Case, Group
 from gradus.bench.results import Cell, Entry, Run
 from gradus.bench.suites import cache_for
 from gradus.bench.workloads import SEED, Workload
@@ -86,7 +88,8 @@ class Comparison:
         config = SHAPES[self.shape]
         folder = work / self.shape
         folder.mkdir()
-        described = beside.vllm_config(config)
+        group = beside.GROUPS[self.group]
+        described = beside.vllm_config(config, self.group)
         (folder / "config.json").write_text(json.dumps(described))
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": described["eos_token_id"]}))
         context = min(beside.context_of(self.shape), config.context_length)
@@ -98,6 +101,7 @@ class Comparison:
                 "prompts": [arrival.prompt for arrival in arrivals],
                 "max_tokens": [arrival.max_tokens for arrival in arrivals],
                 "sampling": case.sampling,
+                "decode_alone": case.metric == beside.DECODE,
             })  # fmt: skip
         return {
             "model": f"random:{self.shape}",
@@ -105,7 +109,10 @@ class Comparison:
             "device": self.device,
             "dtype": self.dtype,
             "contender": OURS,
-            "interface": beside.INTERFACES[self.group],
+            "interface": group.interface,
+            "quantize": _quantize(group.quantize, work),
+            "kv_dtype": group.kv_dtype,
+            "vllm_options": dict(group.vllm_options),
             "context": context,
             "max_sequences": QUICK_JOBS if self.quick else beside.MAX_SEQUENCES,
             "cache_tokens": max(context, cache_for(self.workload(case) for case in cases)),
@@ -157,9 +164,10 @@ class Comparison:
 
     def _run(self, cases: list[Case], found: dict[str, Any]) -> Run:
         """With the machine that our first block saw, and an empty cell for every case."""
+        group = beside.GROUPS[self.group]
         run = Run(
             model=f"random:{self.shape}",
-            dtype=found["dtype"],
+            dtype=self.dtype,
             device=found["device"],
             fingerprint=found["fingerprint"],
             group=self.group,
@@ -168,7 +176,8 @@ class Comparison:
                 "seed": SEED,
                 "quick": self.quick,
                 "repeats a block": beside.REPEATS,
-                "sampling": beside.SAMPLED[self.group],
+                "sampling": group.sampled,
+                **_kept(group),
                 "precision": found["precision"],
                 "prefix cache": "off",
                 "hardware": found["hardware"],
@@ -210,6 +219,22 @@ class Comparison:
         results.update(self.out, run.settings["hardware"], beside.NAME, run)
 
 
+def _quantize(asked: str | Mapping[str, str] | None, work: Path) -> str | None:
+    """As `LLM` takes it: patterns are a file."""
+    if not isinstance(asked, Mapping):
+        return asked
+    file = work / "mix.yaml"
+    file.write_text(json.dumps(dict(asked)))
+    return str(file)
+
+
+def _kept(group: Group) -> dict[str, Any]:
+    """What a run's settings say of its bits; nothing where they are the usual ones."""
+    if group.quantize is None:
+        return {}
+    return {"quantize": group.quantize, "cache": group.kv_dtype, "vLLM": {**group.vllm_config, **group.vllm_options}}
+
+
 def _last_line(log: Path) -> str:
     """Of what a process said before it ended; the error, if it ended with one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -235,7 +260,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", type=Path, required=True, help="the folder that vLLM was unpacked in")
     parser.add_argument("--model", dest="shape", required=True, help="a shape, as in qwen3-0.6b")
-    parser.add_argument("--cases", dest="group", choices=beside.GROUPS[1:], default="", help="those of a group instead")
+    parser.add_argument("--cases", dest="group", choices=[*beside.GROUPS][1:], default="", help="of a group")
     parser.add_argument("--out", type=Path, required=True, help="the folder of the reports")
     parser.add_argument("--commit", required=True, help="the commit that is measured, as `git rev-parse` gives it")
     parser.add_argument("--device", default="cuda")

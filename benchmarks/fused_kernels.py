@@ -11,7 +11,6 @@ floor is the bytes that must move over `--bandwidth`.
 import argparse
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.bench.gpu import graph_microseconds
 from gradus.kernels import activation, norm, rope_store, sampling
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv
 from gradus.kernels.linear import fused_gemv, linear
@@ -63,26 +63,6 @@ def matrices(model: str) -> dict[str, tuple[int, int]]:
 # -- timing ------------------------------------------------------------------------------------------------------------
 
 
-def microseconds(launches: list[Callable[[], Any]], replays: int = 5) -> float:
-    """Of one launch, in a CUDA graph of all of them, each on buffers of its own."""
-    for launch in launches[:2]:
-        launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(launches))
-    return statistics.median(times)
-
-
 def noise(*shape: int) -> Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16, device="cuda").normal_()
 
@@ -96,7 +76,7 @@ def race(contenders: dict[str, Callable[[Any], Any]], buffers: list[Any]) -> dic
     times = {}
     for name, contender in contenders.items():
         try:
-            times[name] = microseconds([lambda b=b, c=contender: c(b) for b in buffers])  # type: ignore[misc]
+            times[name] = graph_microseconds([lambda b=b, c=contender: c(b) for b in buffers])  # type: ignore[misc]
         except Exception as error:
             print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
     return times

@@ -57,6 +57,11 @@ PARTS = (
     Part(beside.NAME, LLAMA_8B, "bfloat16"),
     Part(beside.NAME, GPT2, "bfloat16"),
     Part(beside.NAME, QWEN, "bfloat16", group=beside.SAMPLING),
+    *(
+        Part(beside.NAME, LLAMA_8B, "bfloat16", group=name)
+        for name, group in beside.GROUPS.items()
+        if group.section == beside.QUANTIZED
+    ),
     # every phase on one workload
     Part(LADDER, QWEN, "bfloat16"),
     Part(LADDER, LLAMA, "bfloat16"),
@@ -76,6 +81,8 @@ PARTS = (
     # memory as the size of the batch
     Part("p05", LLAMA, "bfloat16"),
     Part("p06", LLAMA, "bfloat16"),
+    # fewer bits in plain torch
+    Part("p07", LLAMA, "bfloat16"),
     Part("p04", GPT2, "float32", ("memory",), repeats=1),  # minutes a run, and a cache's size is the same in all
     Part("p04", GPT2, "float32", ("equal-memory", "gather", "profile")),
     # GPT-2 in float32: the shape of the published build-up that the course's first phases are compared with

@@ -14,10 +14,11 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime.errors import OutOfResources
 
 from gradus.attention.triton_paged import TURNING_WIDTH
+from gradus.bench.gpu import graph_microseconds
 from gradus.kernels.attention_launch import Launch, launches
 from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning
@@ -142,7 +144,7 @@ class Step:
                     scales=self.scales[index] if self.scales else None,
                 )  # fmt: skip
 
-        return microseconds(layer, len(self.keys))
+        return graph_microseconds([partial(layer, index) for index in range(len(self.keys))])
 
     def partials(self, works: list[Work]) -> Partials:
         return Partials(
@@ -156,25 +158,6 @@ def random_pool(fp8: bool) -> Tensor:
     if fp8:
         return torch.empty(ROOM, dtype=torch.uint8, device="cuda").random_(0, 127).view(E4M3)
     return torch.empty(ROOM // 2, dtype=torch.bfloat16, device="cuda").normal_()
-
-
-def microseconds(layer: Callable[[int], Any], layers: int, replays: int = 5) -> float:
-    """Of one layer, in a graph of all of them: the median of several replays after two."""
-    layer(0)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(layers):
-            layer(index)
-    times = []
-    for replay in range(replays + 2):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= 2:
-            times.append(start.elapsed_time(end) * 1000 / layers)
-    return statistics.median(times)
 
 
 def copy_bandwidth() -> float:
@@ -241,7 +224,7 @@ def flash_microseconds(step: Step) -> float:
         for kept in (step.keys, step.values)
     )
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return microseconds(lambda _: F.scaled_dot_product_attention(q, k, v, is_causal=True), 2)
+        return graph_microseconds([lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)] * 2)
 
 
 # -- other launch shapes -----------------------------------------------------------------------------------------------
@@ -339,7 +322,7 @@ def row(shape: Shape, name: str, step: Step, times: list[tuple[float, Launch]], 
 
 
 def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
-    choices = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)
+    choices = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS, eight_bits=shape.fp8)
     for steps in (decodes, singles, verifications, prompts):
         for name, step in steps(shape):
             more = {}
@@ -350,11 +333,11 @@ def as_shipped(shape: Shape) -> Iterator[dict[str, Any]]:
 
 def planning(shape: Shape) -> Iterator[dict[str, Any]]:
     """What planning a step takes, once for all layers."""
-    launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS)[0]
+    launch = launches(shape.head_dim, torch.bfloat16, shape.group, PROCESSORS, eight_bits=shape.fp8)[0]
     for batch, context in ((1, 4096), (64, 1024), (256, 2048)):
         step = Step(shape, [1] * batch, [context] * batch)
         works = step.plan([launch])
-        us = microseconds(lambda _: works[0].lay_out(*step.numbers, most=1), 16)  # noqa: B023
+        us = graph_microseconds([partial(works[0].lay_out, *step.numbers, most=1)] * 16)
         yield {"shape": shape.name, "step": f"plan of {batch} x {context}", "plan_us": us}
         print(shape.name, f"plan of {batch} x {context}: {us:.1f} us", flush=True)
 
@@ -365,8 +348,11 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="try other launch shapes too")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--fp8", action="store_true", help="keys and values in 8 bits")
+    parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
     options = parser.parse_args()
-    shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in SHAPES] if options.fp8 else SHAPES
+    shapes = [shape for shape in SHAPES if shape.name in options.shapes.split(",")]
+    if options.fp8:
+        shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in shapes]
     if options.sweep:
         compile_all([(shape, launch) for shape in shapes for launch in (*LARGE, *SMALL)], options.workers)
     results: dict[str, Any] = {"copy_gb_s": copy_bandwidth() / 1e9, "rows": []}

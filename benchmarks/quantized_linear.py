@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.bench.gpu import graph_microseconds
 from gradus.device.capability import capability
 from gradus.kernels.activation import gated_activation
 from gradus.kernels.compiling import compiled_together
@@ -198,27 +198,14 @@ def error(out: Tensor, reference: Tensor) -> float:
     return float((out.float() - reference).norm() / reference.norm())
 
 
-def microseconds(bench: Bench, launches: list[Callable[[], Any]], replays: int = 5) -> float:
-    """Of one launch, in a CUDA graph of all of them, each on a matrix of its own."""
+def microseconds(bench: Bench, launches: list[Callable[[], Any]]) -> float:
+    """Of one launch, each on a matrix of its own; on a CPU of the last one alone, once."""
+    if bench.on_gpu:
+        return graph_microseconds(launches)
     launches[0]()
-    if not bench.on_gpu:
-        start = time.perf_counter()
-        launches[-1]()
-        return (time.perf_counter() - start) * 1e6
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(launches))
-    return statistics.median(times)
+    start = time.perf_counter()
+    launches[-1]()
+    return (time.perf_counter() - start) * 1e6
 
 
 # -- which tiles race --------------------------------------------------------------------------------------------------
@@ -512,8 +499,9 @@ def with_early(early: bool, launch: Callable[[], Any]) -> Callable[[], Any]:
 def winner(entry: dict[str, Any]) -> str | None:
     """The fastest that the engine can choose: unpacked as it unpacks, and started early where it does."""
     plain = [name for name in entry["times"] if "subnormal" not in name]
-    early = [name for name in plain if "waits" not in name]
-    return min(early or plain, key=entry["times"].__getitem__, default=None)
+    if any("waits" not in name and name != LIBRARY for name in plain):
+        plain = [name for name in plain if "waits" not in name]  # a library's launch has no such name
+    return min(plain, key=entry["times"].__getitem__, default=None)
 
 
 def best_of(found: dict[str, Any]) -> dict[str, str]:

@@ -34,6 +34,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
         max_model_len=asked["context"],
         max_num_seqs=asked["max_sequences"],
         enable_prefix_caching=False,
+        **asked["vllm_options"],
     )
     found: dict[str, Any] = {"version": vllm.__version__, "init_s": round(time.perf_counter() - start, 1), "cases": {}}
     print(f"vLLM {vllm.__version__}: built in {found['init_s']} s", flush=True)
@@ -57,6 +58,8 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
         vllm.SamplingParams(**case["sampling"], ignore_eos=True, max_tokens=most, detokenize=False)
         for most in case["max_tokens"]
     ]
+    if case["decode_alone"]:
+        return _decode_alone(llm.llm_engine, prompts, params)
     start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     seconds = time.perf_counter() - start
@@ -72,6 +75,31 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
         "completed": len(outputs),
         "output_tokens": sum(lengths),
         "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
+    }
+
+
+def _decode_alone(engine: Any, prompts: list[Any], params: list[Any]) -> dict[str, Any]:
+    """The same, step by step as `generate` does it, to see when the last request has its first token."""
+    start = time.perf_counter()
+    for number, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+        engine.add_request(str(number), prompt, param)
+    counts: dict[str, int] = {}
+    began, before = 0.0, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            counts[output.request_id] = len(output.outputs[0].token_ids)
+        if not began and len(counts) == len(prompts):
+            began, before = time.perf_counter(), sum(counts.values())
+    ended = time.perf_counter()
+    if sum(counts.values()) != sum(param.max_tokens for param in params):
+        raise RuntimeError(f"{sum(counts.values())} tokens came instead of {sum(each.max_tokens for each in params)}")
+    return {
+        "seconds": round(ended - start, 5),
+        "decode_s": round(ended - began, 5),
+        "decode_tokens": sum(counts.values()) - before,
+        "completed": len(counts),
+        "output_tokens": sum(counts.values()),
+        "prompt_tokens": sum(len(prompt["prompt_token_ids"]) for prompt in prompts),
     }
 
 

@@ -27,9 +27,13 @@ class PrefixBatching(PagedBatching):
         sequence = span.sequence
         assert sequence is not None
         if sampled.error is None and self.filled_a_page(span):
-            stored = sequence.tokens[: span.start + len(span.tokens)]  # what later steps will store has not been seen
-            self.cache.publish(sequence.id, stored, sequence.request.scheduling.cache_salt)
+            self.cache.publish(sequence.id, self.stored_by(span), sequence.request.scheduling.cache_salt)
         return super().record(span, sampled)
+
+    def stored_by(self, span: Span) -> list[int]:
+        """The tokens that are stored once the span has run. What later steps will store has not been seen."""
+        assert span.sequence is not None
+        return span.sequence.tokens[: span.start + len(span.tokens)]
 
     def filled_a_page(self, span: Span) -> bool:
         end = span.start + len(span.tokens)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gradus.bench.declaration import Benchmark, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.prediction import Clock, reusing
 from gradus.bench.roofline import Widths, layer_matrix_parameters, streamed_parameters
 from gradus.bench.workloads import Job, Workload, burst, single_stream
@@ -79,4 +79,18 @@ BENCHMARK = Benchmark(
         ),
     ),
     profile=("p06", "p07"),
+    accounts={
+        "h200": Account(
+            explains=(
+                "p07 is slower than p06 everywhere, as predicted for torch: {batch/1/p07/speedup} times its rate "
+                "alone, {batch/64/p07/speedup} with sixty-four at once. Its kernels run several times as long in a "
+                "step, for a matrix is read as bytes, written wide, and read again."
+            ),
+            loses=(
+                "Both wait for their host most of the time, and it ran other programs while these were measured: the "
+                "smallest and the largest of the repeats lie far apart. So the ratios say which is faster, and little "
+                "more. What fewer bytes bring where a kernel widens in registers is in the comparison with vLLM."
+            ),
+        ),
+    },
 )

@@ -10,9 +10,11 @@ import pytest
 from gradus.bench import __main__ as plain
 from gradus.bench import beside, command, registry, report, results
 from gradus.bench.beside import (
+    DECODE,
     IN,
     OURS,
     PARAMETERS,
+    QUANTIZED,
     SAMPLING,
     THEIRS,
     Case,
@@ -41,6 +43,8 @@ CASES = (
         for workload in (single_stream(8, 6), burst(3, 8, 6))
         for label, parameters in PARAMETERS.items()
     ),
+    Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.5, 1.8, 100), group="int4-head"),
+    Case("tiny-llama", "batch 3", burst(3, 8, 6), Target(1.1, 1.3), metric=DECODE, group="fp8-kv"),
 )
 
 STAND_IN = """
@@ -86,6 +90,36 @@ class LLM:
     def answer(self, params):
         logprobs = [{} for _ in range(params.max_tokens)] if params.logprobs else None
         return SimpleNamespace(token_ids=[1] * params.max_tokens, logprobs=logprobs)
+"""
+
+
+VLLM_IN_8_BITS = """
+import time
+from types import SimpleNamespace
+
+__version__ = "0.26.0"
+SamplingParams = SimpleNamespace
+
+
+class LLM:
+    def __init__(self, *, quantization, kv_cache_dtype, **others):
+        assert (quantization, kv_cache_dtype) == ("fp8", "fp8")
+        self.llm_engine, self.waiting, self.running = self, [], {}
+
+    def add_request(self, name, prompt, params):
+        self.waiting.append((name, params))
+        self.running[name] = [], params
+
+    def has_unfinished_requests(self):
+        return bool(self.running)
+
+    def step(self):
+        time.sleep(0.001)
+        for name, (tokens, params) in list(self.running.items())[:2]:
+            tokens.append(1)
+            if len(tokens) == params.max_tokens:
+                del self.running[name]
+            yield SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=tokens)])
 """
 
 
@@ -184,6 +218,38 @@ def test_sampling_parameters_reach_both_sides_and_stand_in_a_run_beside_the_othe
         "| tiny-llama | batch 3: work |" in text and "| tiny-llama | 5 log-probabilities: 3 requests at once, " in text
     )
     assert "--model tiny-llama --cases sampling" in text and "## random:tiny-llama, sampling, float32" in text
+
+
+@pytest.mark.slow
+def test_matrices_and_keys_in_8_bits_reach_both_sides_and_decoding_counts_from_the_last_first_token(
+    driver, cases, tmp_path
+):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "vllm.py").write_text(VLLM_IN_8_BITS)
+    comparison = driver.Comparison(
+        "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, group="fp8-kv"
+    )
+    (cell,) = comparison.measure().cells
+    ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
+    assert (len(ours.samples), len(theirs.samples)) == (6, 3), (ours.skipped, theirs.skipped)
+    assert {sample["decode_tokens"] for sample in theirs.samples} == {5}  # two run at once, then the third alone
+    for one in (*ours.samples, *theirs.samples):
+        assert one["output_tokens"] == 18 and 0 < one["decode_s"] <= one["seconds"]
+    log = (tmp_path / "out" / "logs" / "beside-vllm-tiny-llama-fp8-kv-A1.txt").read_text()
+    assert "built in" in log
+    (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
+    assert run.settings["quantize"] == "fp8" and run.settings["cache"] == "fp8"
+    header, (row,) = beside.summary(Results("cpu", beside.NAME, [run]), QUANTIZED)
+    assert dict(zip(header, row, strict=True))["model"] == "tiny-llama, fp8-kv"
+
+
+@pytest.mark.slow
+def test_a_head_in_fewer_bits_is_asked_for_by_patterns(driver, cases, tmp_path):
+    comparison = driver.Comparison("tiny-llama", tmp_path, tmp_path, "abc", device="cpu", quick=True, group="int4-head")
+    asked = comparison._asked(cases_of("tiny-llama", "int4-head"), tmp_path)
+    assert json.loads(Path(asked["quantize"]).read_text()) == {"lm_head": "int8", "*": "int4"}
+    described = json.loads((tmp_path / "tiny-llama" / "config.json").read_text())
+    assert described["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] == 128
 
 
 @pytest.mark.slow

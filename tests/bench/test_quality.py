@@ -200,7 +200,9 @@ def test_a_model_that_is_quantized_is_no_reference(tmp_path):
 def test_every_scheme_is_measured_and_more_bits_are_nearer(tmp_path, quick):
     (cell,) = measured(tmp_path, *quality.CONTENDERS).cells
     found = {entry.contender: entry.samples[0] for entry in cell.entries if entry.samples}
-    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-kv"]
+    assert list(found) == ["bfloat16", "int8", "fp8", "fp8-block", "int4", "fp8-head", "int4-head", "fp8-kv"]
+    for name in ("fp8", "int4"):
+        assert found[f"{name}-head"]["bits_per_weight"] < found[name]["bits_per_weight"]
     assert 0 < found["int8"]["kl"] < found["fp8"]["kl"] < found["int4"]["kl"]
     assert found["fp8-kv"]["kl"] > 0 and found["fp8-kv"]["bits_per_weight"] == found["bfloat16"]["bits_per_weight"]
 
@@ -295,7 +297,7 @@ def test_both_front_ends_measure_a_text_and_write_the_report(gradus, tmp_path, b
         (["--text", "{short}"], "short.txt: no document has more than 64 tokens"),
         (
             ["--text", "{book}", "--contender", "int3"],
-            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-kv, int4-g64-rtn, "
+            "contender must be one of bfloat16, int8, fp8, fp8-block, int4, fp8-head, int4-head, fp8-kv, int4-g64-rtn, "
             "int4-g64-awq, int4-g64-gptq, got 'int3'",
         ),
         (["--text", "{book}", "--dtype", "float32"], "runs each model once, in number types of its own"),
@@ -371,11 +373,11 @@ def test_losses_are_told_in_times_the_first_row_the_farthest_first():
     assert "Random weights" not in text and "not to be quoted" not in text
 
 
-def test_the_figure_has_a_point_per_contender_and_can_be_drawn():
+def test_the_figure_has_a_row_per_contender_and_can_be_drawn():
     ((name, picture),) = quality_report.figures(found(), "CPU")
-    assert name == "text.svg" and [series.x for series in picture.series] == [[16.0], [8.25], [4.5]]
+    assert name == "text.svg" and [series.y for series in picture.series] == [[0.001], [0.002], [0.02]]
     svg = plots.draw(picture)
-    assert all(f">{text}</text>" in svg for text in ("int4", "8.25", "bits per weight"))
+    assert all(f">{text}</text>" in svg for text in ("int4 (4.5 bits)", "0.002", "KL divergence, nats"))
     ((_, other),) = quality_report.figures(found(kl=0.03), "CPU")
     assert other.digest() != picture.digest()
 

@@ -224,6 +224,47 @@ FOLLOWED = {
             return codes
         """,
     },
+    "phases/p08_speculation/drafting.py": {
+        "seen_before": """
+            for size in range(LONGEST, SHORTEST - 1, -1):
+                ending = tokens[-size:]
+                for start in range(len(tokens) - size - 1, -1, -1):
+                    if tokens[start : start + size] == ending:
+                        return start + size
+            return None
+        """,
+        "continuation": """
+            match = seen_before(tokens)
+            if match is None:
+                return []
+            text = list(tokens)
+            for place in range(match, match + count):
+                text.append(text[place])
+            return text[len(tokens) :]
+        """,
+    },
+    "phases/p08_speculation/verification.py": {
+        "accepted": """
+            count = 0
+            while count < len(drafts) and drafts[count] == sampled[count]:
+                count += 1
+            return count
+        """,
+        "kept": """
+            rows = 1 + accepted(span.tokens[1:], sampled.tokens)
+            result = SpanResult(sampled.tokens[:rows], sampled.logprobs[:rows])
+            return replace(span, tokens=span.tokens[:rows], logits=1), result
+        """,
+    },
+    "phases/p08_speculation/cache.py": {
+        "RollbackCache.truncate": """
+            table = self.block_tables[id]
+            pages = self.pages_for(end)
+            self.pool.drop(*reversed(table[pages:]))
+            del table[pages:]
+            self.lengths[id] = end
+        """,
+    },
     "phases/p09_triton_attention/norm.py": {
         "add_rms_norm_kernel": """
             column = tl.arange(0, BLOCK)

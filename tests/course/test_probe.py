@@ -195,6 +195,19 @@ def test_walking_a_tree_meets_parents_first():
     assert [node.tokens for node in walk(tree)] == [(1,), (2,), (3,), (4,)]
 
 
+def test_drafts_are_counted_until_nothing_is_guessed_any_more():
+    repeating, engine = ask("a", [3, 1, 4] * 4, max_tokens=20), build_engine("p08", SHAPE)
+    run(engine, [repeating])
+    drafted, accepted = EngineProbe(engine).drafts()
+    assert drafted >= accepted > 0
+    EngineProbe(engine).guess_nothing()
+    run(engine, [repeating])
+    assert EngineProbe(engine).drafts() == (drafted, accepted)
+    plain = EngineProbe(build_engine("p06", SHAPE))
+    plain.guess_nothing()
+    assert plain.drafts() is None
+
+
 # -- the tests of phases look nowhere else -----------------------------------------------------------------------------
 
 INSIDES = {"scheduler", "attention", "pool", "residents", "tensors", "storage", "latest", "model", "sampler"}

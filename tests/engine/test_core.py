@@ -31,7 +31,7 @@ def copied(data):
     return pickle.loads(pickle.dumps(data))
 
 
-@pytest.fixture(params=["p00", "p01", "p02", "p03", "p04", "p05", "p06", "p07", None])
+@pytest.fixture(params=["p00", "p01", "p02", "p03", "p04", "p05", "p06", "p07", "p08", None])
 def engine(request):
     llm = LLM("random:tiny-llama", phase=request.param, device="cpu", dtype="float32", max_sequences=4)
     return llm.engine

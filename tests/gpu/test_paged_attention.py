@@ -35,7 +35,7 @@ SPANS = [(1, 1000), (1, 1), (5, 777), (0, 0), (100, 100), (300, 2049), (1, 0), (
 
 
 def attended(step: Step) -> torch.Tensor:
-    return step.attend(*launches(step.head_dim, step.dtype, step.group))
+    return step.attend(*launches(step.head_dim, step.dtype, step.group, eight_bits=step.fp8))
 
 
 def assert_close(step: Step) -> None:
@@ -108,7 +108,9 @@ def test_decodes_turn_their_heads_and_store_8_bits(group, head_dim, norms):
     """In float32 the kernel's keys and torch's may fall to two sides of a step, so few values may be one step apart."""
     spans = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
     step = Step(spans, group=group, head_dim=head_dim, device="cuda", fp8=True)
-    (out, expected), *stored = step.attend_to_new_tokens(launches(head_dim, step.dtype, group)[0], norms)
+    (out, expected), *stored = step.attend_to_new_tokens(
+        launches(head_dim, step.dtype, group, eight_bits=True)[0], norms
+    )
     torch.testing.assert_close(out.double(), expected.double(), rtol=0.01, atol=0.01)
     for found, right in stored[:2]:
         apart = (found.view(torch.uint8).int() - right.view(torch.uint8).int()).abs()[~right.float().isnan()]

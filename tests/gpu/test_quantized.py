@@ -24,9 +24,11 @@ pytestmark = pytest.mark.gpu
 
 EIGHT_BITS = ["int8", "fp8", "fp8-block"]
 ROUNDING = {torch.float32: 2e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}  # of ‖out - reference‖ / ‖reference‖
+SUMS_OF_E4M3 = 2e-4  # the same where tensor cores add products of e4m3: with 14 bits
 # A value that is rounded to 8 bits may fall to either side where sums differ in their last bit. In bfloat16 that, and
-# the rounding of activations, adds up over layers to what a logit near 8 is off by.
+# the rounding of activations, adds up over layers to what a logit near 8 is off by; so does what sums of e4m3 lose.
 CLOSE_CALL = {torch.float32: 0.05, torch.bfloat16: 0.5}
+CLOSE_CALL_OF_E4M3 = 0.25
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +56,11 @@ def made(
     return linear
 
 
-def assert_close(out: Tensor, reference: Tensor, times: float = 1.0) -> None:
+def assert_close(out: Tensor, reference: Tensor, times: float = 1.0, scheme: str = "") -> None:
     assert out.dtype == reference.dtype and out.shape == reference.shape
     error = (out.double() - reference.double()).norm() / reference.double().norm()
-    assert error < times * ROUNDING[out.dtype], f"off by {error:.1e}"  # NaN is not below anything
+    bound = max(ROUNDING[out.dtype], SUMS_OF_E4M3 if scheme.startswith("fp8") else 0.0)
+    assert error < times * bound, f"off by {error:.1e}"  # NaN is not below anything
 
 
 @pytest.mark.parametrize("dtype", ROUNDING)
@@ -70,8 +73,8 @@ def test_a_view_s_product_is_the_scheme_s(rows, scheme, dtype):
     for n, k in [(257, 128), (1024, 1280), (1000, 4096), *([] if scheme == "int4-g128" else [(576, 576)])]:
         linear, x = made(scheme, (n, 33), k, dtype, bias=True), torch.randn(rows, k, device="cuda").to(dtype)
         twin, stream = view(linear), torch.randn(rows, n + 33, device="cuda").to(dtype)
-        assert_close(twin(x), linear(x))
-        assert_close(twin.onto(stream.clone(), x), linear.onto(stream, x))
+        assert_close(twin(x), linear(x), scheme=scheme)
+        assert_close(twin.onto(stream.clone(), x), linear.onto(stream, x), scheme=scheme)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64, 100])
@@ -208,7 +211,6 @@ def test_an_engine_s_tokens_part_from_the_reference_s_only_at_close_calls(quanti
             hidden = exact(torch.tensor(tokens), torch.arange(len(tokens)), NaiveAttention(exact))
             logits = exact.logits(hidden[-1:])[0]
             gap = float(logits.max() - logits[token])
-            assert gap < CLOSE_CALL[dtype], (
-                f"{request.id}, step {step}: token {token} is {gap:.3f} below the best logit"
-            )
+            close = max(CLOSE_CALL[dtype], CLOSE_CALL_OF_E4M3 if quantize.startswith("fp8") else 0.0)
+            assert gap < close, f"{request.id}, step {step}: token {token} is {gap:.3f} below the best logit"
             tokens.append(token)

@@ -229,12 +229,13 @@ def attention(
     what = f"{head_dim} {str(dtype).removeprefix('torch.')}{' fp8' if fp8 else ''}"
     scales = ("key_scales", "value_scales")
     types |= dict.fromkeys(scales, "*fp32") | dict.fromkeys(("keys", "values"), "*fp8e4nv") if fp8 else {}
-    chosen = launches(head_dim, dtype, group, shared_memory=able.shared_memory)
+    chosen = launches(head_dim, dtype, group, shared_memory=able.shared_memory, eight_bits=fp8)
     for launch in chosen:
         tokens = 1 if launch is chosen[0] else launch.rows // group
         constants = paged_attention.constants(
-            launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False
-        )
+            launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False,
+            eight_bits=fp8, packed=dtype == torch.bfloat16,
+        )  # fmt: skip
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
         plain = constants | norms | {"TURNS": False, "rotary": None}

@@ -32,7 +32,8 @@ def test_the_kernels_are_right_when_interpreted():
 def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool = False, fp8: bool = False):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
     shape = paged_attention.constants(
-        launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False
+        launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False,
+        eight_bits=fp8,
     )  # fmt: skip
     constants = shape | {
         "PDL": True,
@@ -69,12 +70,15 @@ def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(h
 # most registers for as many to run at once as with 16 bits; where heads are turned, one fewer
 @pytest.mark.parametrize("head_dim, group, turns, programs", [(128, 2, False, 4), (64, 4, False, 4), (64, 4, True, 3)])
 def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim, group, turns, programs):
-    launch = launches(head_dim, torch.bfloat16, group)[0]
+    launch = launches(head_dim, torch.bfloat16, group, eight_bits=True)[0]
     found, wide = (compiled(head_dim, group, launch, tokens=1, turns=turns, fp8=fp8) for fp8 in (True, False))
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * programs <= 65536
     assert found.shared <= 0.7 * wide.shared
-    assert "cvt.rn.f16x2.e4m3x2" in found.assembly and "cp.async" in found.assembly
+    # numbers are widened in packed arithmetic, and come from shared memory as words, four or more at a time
+    assert "fma.rn.bf16x2" in found.assembly
+    assert "ldmatrix.sync.aligned.m8n8.x4.trans" in found.assembly and "ld.shared.b8" not in found.assembly
+    assert "cp.async" in found.assembly
     # scales too are on their way while others are worked on: 4 bytes to a thread, of keys and values, twice (the first
     # step's come before the loop)
     assert len(re.findall(r"cp\.async\.ca[^;]*, 0x4, ", found.assembly)) == 4

@@ -99,6 +99,7 @@ def next_step(engine: Engine) -> Step:
 def recorded(engine: Engine) -> Iterator[EngineProbe]:
     engine.runner, engine.lag = SamplesOnes(), 0
     probe = EngineProbe(engine)
+    probe.guess_nothing()  # any n-gram guesses ones, and what is promised of plans is promised of steps without drafts
     probe.record()
     try:
         yield probe

@@ -38,8 +38,9 @@ class TritonPagedAttention(PagedAttention):
         self.group = config.num_heads // config.num_kv_heads
         able = capability(self.device)
         self.launches = launches(
-            config.head_dim, storage.dtype, self.group, _processors(self.device), able.shared_memory
-        )
+            config.head_dim, storage.dtype, self.group, _processors(self.device), able.shared_memory,
+            eight_bits=storage.scales(0) is not None,
+        )  # fmt: skip
         self.partials = Partials(
             self.launches, kv_heads=config.num_kv_heads, head_dim=config.head_dim, device=self.device
         )

@@ -26,19 +26,71 @@ MAX_SEQUENCES = 256
 TEMPERATURE = 0.6  # of many requests; one alone is greedy
 REPEATS = 3
 
-IN, OUT = "prompt_tok_s", "output_tok_s"
+IN, OUT, DECODE = "prompt_tok_s", "output_tok_s", "decode_tok_s"
 
-SAMPLING = "sampling"
-GROUPS = ("", SAMPLING)
-"""Cases of one group are measured together. The first has no name: one request alone is greedy, many are sampled."""
+SAMPLING, QUANTIZED = "sampling", "quantized"
+SECTIONS = ("", SAMPLING, QUANTIZED)
+"""What reports and pages show in a table of its own. The first has no name."""
 
-INTERFACES = {"": "engine", SAMPLING: "LLM"}
-"""What our side of a group goes through: see `gradus.bench.block`."""
-SAMPLED = {
-    "": f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored",
-    SAMPLING: "temperature 1 and the parameters that a row names, no seed, end-of-sequence ignored",
+AT_USUAL_TEMPERATURE = f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases that are measured together, by the same processes.
+
+    interface: what our side goes through; see `gradus.bench.block`. sampled: how tokens are chosen, for reports.
+    quantize: how our matrices are kept: a scheme, or schemes by patterns of names. kv_dtype: the same of our cache.
+    vllm_config, vllm_options: what tells vLLM to keep them in as many bits: entries of config.json, and arguments.
+    """
+
+    section: str = ""
+    interface: str = "engine"
+    sampled: str = AT_USUAL_TEMPERATURE
+    quantize: str | Mapping[str, str] | None = None
+    kv_dtype: str = "auto"
+    vllm_config: Mapping[str, Any] = field(default_factory=dict)
+    vllm_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
+    """config.json's entry for matrices in the format of compressed-tensors, all but the head's."""
+    kept = {"type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": kept | {"dynamic": False} | weights,
+        "input_activations": activations and kept | {"dynamic": True} | activations,
+    }
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+        }
+    }
+
+
+IN_FP8: dict[str, Any] = {"quantization": "fp8"}
+IN_INT8 = compressed("int-quantized", {"num_bits": 8, "strategy": "channel"}, {"num_bits": 8, "strategy": "token"})
+IN_INT4 = compressed("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128}, None)
+
+GROUPS: dict[str, Group] = {
+    "": Group(),
+    SAMPLING: Group(
+        SAMPLING,
+        interface="LLM",
+        sampled="temperature 1 and the parameters that a row names, no seed, end-of-sequence ignored",
+    ),
+    "fp8": Group(QUANTIZED, quantize="fp8", vllm_options=IN_FP8),
+    "fp8-head": Group(QUANTIZED, quantize={"*": "fp8"}, vllm_options=IN_FP8),
+    "int8": Group(QUANTIZED, quantize="int8", vllm_config=IN_INT8),
+    "int4": Group(QUANTIZED, quantize="int4", vllm_config=IN_INT4),
+    "int4-head": Group(QUANTIZED, quantize={"lm_head": "int8", "*": "int4"}, vllm_config=IN_INT4),
+    "fp8-kv": Group(QUANTIZED, quantize="fp8", kv_dtype="fp8", vllm_options=IN_FP8 | {"kv_cache_dtype": "fp8"}),
 }
-"""How a group's tokens are chosen, for reports."""
+"""By the names that runs and cases have for them. Where our head is quantized, vLLM's is not: it has no such choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +112,8 @@ class Target:
 class Case:
     """One workload on one model: `shape` is the one that both run with random weights.
 
-    group: "", or SAMPLING; the cases of a group are measured together. parameters: of SamplingParams, by the names that
-    both sides have for them, where they are what the case is about.
+    group: of GROUPS. parameters: of SamplingParams, by the names that both sides have for them, where they are what the
+    case is about.
     """
 
     shape: str
@@ -74,9 +126,9 @@ class Case:
 
     @property
     def table(self) -> str:
-        if self.group:
+        if self.group == SAMPLING:
             return f"{self.shape}-{self.group}-{len(self.workload.jobs)}"
-        return self.shape if self.metric == OUT else f"{self.shape}-prefill"
+        return "-".join(part for part in (self.shape, self.group, TABLES[self.metric]) if part)
 
     @property
     def name(self) -> str:
@@ -86,9 +138,9 @@ class Case:
     @property
     def title(self) -> str:
         """Of the table."""
-        if self.group:
+        if self.group == SAMPLING:
             return f"{self.shape}, batch {len(self.workload.jobs)}: tokens per second by sampling parameters"
-        return f"{self.shape}: {'prompts alone' if self.metric == IN else 'tokens per second'}"
+        return f"{', '.join(part for part in (self.shape, self.group) if part)}: {TITLES[self.metric]}"
 
     @property
     def sampling(self) -> dict[str, float]:
@@ -97,6 +149,9 @@ class Case:
             return {"temperature": 1.0, **self.parameters}
         return {"temperature": 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE}
 
+
+TABLES = {OUT: "", IN: "prefill", DECODE: "decode"}
+TITLES = {OUT: "tokens per second", IN: "prompts alone", DECODE: "tokens per second after the last first token"}
 
 CONTEXTS = {"gpt2-124m": 1024}
 """Tokens that both engines have room for in a sequence: as GPT-2 was made for; the others' workloads need no more than
@@ -113,6 +168,15 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "repetition 1.1": {"repetition_penalty": 1.1},
     "5 log-probabilities": {"logprobs": 5},
 }
+
+
+def _quantized(group: str, alone: Target, many: Target, prompts: Target | None = None) -> Iterator[Case]:
+    """What is asked of matrices in few bits: of one request, of many, and of prompts."""
+    yield Case(LLAMA_8B, "batch 1", single_stream(128, 256), alone, group=group)
+    yield Case(LLAMA_8B, "batch 64", burst(64, 512, 256), many, group=group)
+    if prompts is not None:
+        yield Case(LLAMA_8B, "prefill", burst(8, 8192, 1), prompts, metric=IN, group=group)
+
 
 CASES = (
     Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.0, 1.25, 24_940, floor_percent=80)),
@@ -131,6 +195,13 @@ CASES = (
         for workload in (single_stream(128, 256), burst(64, 64, 128), burst(256, 64, 128))
         for label, parameters in PARAMETERS.items()
     ),
+    *_quantized("fp8", alone=Target(1.1, 1.25, 286), many=Target(1.0, 1.1, 8_980), prompts=Target(0.95, 1.05, 57_000)),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.15, 1.35, 286), group="fp8-head"),
+    *_quantized("int8", alone=Target(1.15, 1.35, 264), many=Target(1.0, 1.1, 9_076), prompts=Target(0.9, 1.0, 68_000)),
+    *_quantized("int4", alone=Target(1.5, 1.8, 261), many=Target(1.05, 1.25, 6_481)),
+    Case(LLAMA_8B, "batch 16", burst(16, 512, 256), Target(1.2, 1.4, 3_224), group="int4"),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.65, 2.0, 261), group="int4-head"),
+    Case(LLAMA_8B, "batch 64", burst(64, 4096, 256), Target(1.1, 1.3), metric=DECODE, group="fp8-kv"),
 )
 
 MOST_IDLE_US, AIM_IDLE_US = 100, 20
@@ -145,7 +216,7 @@ def context_of(shape: str) -> int:
     return CONTEXTS.get(shape, LONGEST)
 
 
-def vllm_config(config: ModelConfig) -> dict[str, Any]:
+def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
     """config.json for vLLM, in a spelling that every transformers understands.
 
     Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
@@ -166,7 +237,8 @@ def vllm_config(config: ModelConfig) -> dict[str, Any]:
         return common | dropouts | {"n_ctx": config.context_length, "activation_function": "gelu_new"}
     assert config.rope is not None
     del common["rope_parameters"]
-    return common | {"rope_theta": config.rope.theta, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    more = {"rope_theta": config.rope.theta, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    return common | more | dict(GROUPS[group].vllm_config)
 
 
 # -- as a benchmark, for reports ---------------------------------------------------------------------------------------
@@ -211,7 +283,7 @@ def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
 def _columns(case: Case) -> tuple[str, ...]:
     if case.metric == IN:
         return ("steps",)
-    if INTERFACES[case.group] == "LLM":
+    if GROUPS[case.group].interface == "LLM":
         return ("ttft_ms", "tpot_ms", "idle_us", "steps")
     return ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps")
 
@@ -219,38 +291,50 @@ def _columns(case: Case) -> tuple[str, ...]:
 ACCOUNTS: dict[str, Account] = {
     "h200": Account(
         explains=(
-            "All that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and fifty-six at once "
-            "run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and {random:gpt2-124m, "
-            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, Llama-3.2-1B's sixty-four at "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 64/final-prefix_cache/speedup}. These ratios flatter "
-            "us where a step is short: the host of these runs was a slow one, and vLLM, whose steps wait for it, has "
-            "done better elsewhere (*to its best*, by which is judged what is reached). One request alone gains most "
-            "where a step has the fewest bytes, as predicted: {random:gpt2-124m, bfloat16: gpt2-124m/batch "
-            "1/final-prefix_cache/speedup} times with GPT-2, {qwen3-0.6b/batch 1/final-prefix_cache/speedup} with "
-            "Qwen3-0.6B, {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 1/final-prefix_cache/speedup} with "
-            "Llama-3.2-1B, {random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/speedup} with "
-            "Llama-3.1-8B. Large crowds come close to a tie, for both sides read the same keys and values and multiply "
-            "the same prompts: {qwen3-0.6b/256 mixed/final-prefix_cache/speedup} times with Qwen3's mixed crowd, "
-            "{random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/final-prefix_cache/speedup} with Llama-3.2-1B's "
-            "two hundred and fifty-six, {random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch "
-            "64/final-prefix_cache/speedup} with Llama-3.1-8B's sixty-four. What the GPU waits for its host before a "
-            "step of two hundred and fifty-six decodes is {qwen3-0.6b/256 mixed/final-prefix_cache/idle_us} µs with "
-            "Qwen3, {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose "
-            "step takes {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the "
-            "host needs {random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs."
+            "In bfloat16 all that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and "
+            "fifty-six at once run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, "
+            "Llama-3.2-1B's sixty-four at {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch "
+            "64/final-prefix_cache/speedup}. These ratios flatter us where a step is short: the host of these runs "
+            "was a slow one, and vLLM, whose steps wait for it, has done better elsewhere (*to its best*, by which is "
+            "judged what is reached). One request alone gains most where a step has the fewest bytes, as predicted: "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/speedup} times with GPT-2, "
+            "{qwen3-0.6b/batch 1/final-prefix_cache/speedup} with Qwen3-0.6B, {random:llama-3.2-1b, bfloat16: "
+            "llama-3.2-1b/batch 1/final-prefix_cache/speedup} with Llama-3.2-1B, {random:llama-3.1-8b, bfloat16: "
+            "llama-3.1-8b/batch 1/final-prefix_cache/speedup} with Llama-3.1-8B. Large crowds come close to a tie, "
+            "for both sides read the same keys and values and multiply the same prompts: {qwen3-0.6b/256 "
+            "mixed/final-prefix_cache/speedup} times with Qwen3's mixed crowd, {random:llama-3.2-1b, bfloat16: "
+            "llama-3.2-1b/batch 256/final-prefix_cache/speedup} with Llama-3.2-1B's two hundred and fifty-six, "
+            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 64/final-prefix_cache/speedup} with Llama-3.1-8B's "
+            "sixty-four. What the GPU waits for its host before a step of two hundred and fifty-six decodes is "
+            "{qwen3-0.6b/256 mixed/final-prefix_cache/idle_us} µs with Qwen3, {random:llama-3.2-1b, bfloat16: "
+            "llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and {random:gpt2-124m, bfloat16: "
+            "gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose step takes {random:gpt2-124m, "
+            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the host needs {random:gpt2-124m, "
+            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs. With fewer bits the gain alone grows as "
+            "the bytes shrink: {random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8/batch "
+            "1/final-prefix_cache/speedup} times vLLM's rate in fp8, {random:llama-3.1-8b, int8, bfloat16: "
+            "llama-3.1-8b-int8/batch 1/final-prefix_cache/speedup} in int8, {random:llama-3.1-8b, int4, bfloat16: "
+            "llama-3.1-8b-int4/batch 1/final-prefix_cache/speedup} in int4, and {random:llama-3.1-8b, int4-head, "
+            "bfloat16: llama-3.1-8b-int4-head/batch 1/final-prefix_cache/speedup} where the head is int8 as well."
         ),
         loses=(
-            "Eight aims are missed. Alone, launches and small products do not stream at the memory's speed: GPT-2 is "
-            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its floor, "
-            "Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
+            "In bfloat16 eight aims are missed. Alone, launches and small products do not stream at the memory's "
+            "speed: GPT-2 is {random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its "
+            "floor, Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
             "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/times_floor}. In the mixed crowd "
             "attention is some two thirds of the time, and reads at more than nine tenths of a copy's bandwidth "
             "(`benchmarks/paged_attention.json`): the aim would need all the rest in half of its time, or narrower "
-            "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' products, "
-            "which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, bfloat16: "
-            "llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton and cuBLAS's "
-            "products, against kernels written by hand for this GPU."
+            "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' "
+            "products, which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, "
+            "bfloat16: llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton "
+            "and cuBLAS's products, against kernels written by hand for this GPU. Prompts in eight bits miss what "
+            "must be reached: {random:llama-3.1-8b, fp8, bfloat16: "
+            "llama-3.1-8b-fp8-prefill/prefill/final-prefix_cache/speedup} times vLLM's rate in fp8, "
+            "{random:llama-3.1-8b, int8, bfloat16: llama-3.1-8b-int8-prefill/prefill/final-prefix_cache/speedup} in "
+            "int8. There the products are little more than half of a step, and what is left is attention, roundings "
+            "and gates at bfloat16's speed. int8's sixty-four at once are a tie, {random:llama-3.1-8b, int8, "
+            "bfloat16: llama-3.1-8b-int8/batch 64/final-prefix_cache/speedup}."
         ),
     ),
 }
@@ -275,32 +359,45 @@ HOW_SAMPLING_IS_MEASURED = (
     "which it prefers for top-p and top-k, is not installed. *Reached* goes by *ratio*, for there are no earlier runs."
 )
 
+HOW_QUANTIZED_IS_MEASURED = (
+    "Fewer bits: the same three blocks, in runs of their own, with matrices in as many bits on both sides. vLLM makes "
+    "fp8 of bfloat16 while it loads; int8 and int4 (groups of 128, symmetric) it has in the format of "
+    "compressed-tensors, whose kernels are its fastest. The head stays in bfloat16, except in the rows named *head*: "
+    "ours is fp8 there, or int8 beside int4, and vLLM has no such choice. *fp8-kv* has keys and values in 8 bits too, "
+    "and counts from the last request's first token on."
+)
+HOW_SECTIONS_ARE_MEASURED = {SAMPLING: HOW_SAMPLING_IS_MEASURED, QUANTIZED: HOW_QUANTIZED_IS_MEASURED}
+
 Rows = tuple[list[str], list[list[str]]]
 """A table: its header and its rows."""
 
 
-def groups_of(found: Results) -> list[str]:
-    """Those of the groups that have been measured."""
-    return [group for group in GROUPS if any(run.group == group for run in found.runs)]
+def sections_of(found: Results) -> list[str]:
+    """Those of the sections of which something has been measured."""
+    return [section for section in SECTIONS if any(True for _ in runs_of(found, section))]
 
 
-def how(group: str) -> str:
+def runs_of(found: Results, section: str) -> Iterator[Run]:
+    return (run for run in found.runs if GROUPS[run.group].section == section)
+
+
+def how(section: str) -> str:
     """What a report says of the conditions."""
-    if group == SAMPLING:
-        return HOW_SAMPLING_IS_MEASURED
+    if section in HOW_SECTIONS_ARE_MEASURED:
+        return HOW_SECTIONS_ARE_MEASURED[section]
     return HOW_IT_IS_MEASURED.format(
         repeats=REPEATS, temperature=TEMPERATURE, memory="85 %", most=MAX_SEQUENCES, must=MOST_IDLE_US, aim=AIM_IDLE_US
     )
 
 
-def summary(found: Results, group: str = "") -> Rows:
-    """A group's cases, all models in one table: both sides, the ratio, what was asked for, the share of the floor."""
-    runs = {run.model.removeprefix("random:"): run for run in found.runs if run.group == group}
-    cases = [case for case in CASES if case.group == group]
+def summary(found: Results, section: str = "") -> Rows:
+    """A section's cases, all models in one table: both sides, the ratio, what was asked for, the share of the floor."""
+    runs = {(run.model.removeprefix("random:"), run.group): run for run in runs_of(found, section)}
+    cases = [case for case in CASES if GROUPS[case.group].section == section]
     rows = [
-        _row(case, cell, runs[case.shape])
+        _row(case, cell, runs[case.shape, case.group])
         for case in cases
-        if case.shape in runs and (cell := runs[case.shape].cell(case.table, case.label))
+        if (case.shape, case.group) in runs and (cell := runs[case.shape, case.group].cell(case.table, case.label))
     ]
     unknown = () if any(case.target.best for case in cases) else (TO_BEST, BEST)
     header = [name for name in (rows[0] if rows else ()) if name not in unknown]
@@ -310,13 +407,12 @@ def summary(found: Results, group: str = "") -> Rows:
 TO_BEST, BEST = "to its best", "vLLM's best"
 
 
-def skipped(found: Results, group: str = "") -> list[str]:
-    """One line for each of a group's workloads that one side could not run."""
+def skipped(found: Results, section: str = "") -> list[str]:
+    """One line for each of a section's workloads that one side could not run."""
     return [
         f"{cell.table}, {cell.row}: "
         f"{'vLLM' if entry.contender == THEIRS else 'Gradus'} was not measured: {entry.skipped}."
-        for run in found.runs
-        if run.group == group
+        for run in runs_of(found, section)
         for cell in run.cells
         for entry in cell.entries
         if entry.skipped
@@ -335,7 +431,7 @@ def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
     idle = spread(ours.samples, "idle_us") if ours else None
     return {
-        "model": case.shape,
+        "model": ", ".join(part for part in (case.shape, case.group) if part and part != SAMPLING),
         "workload": f"{case.label}: {cell.workload['what']}",
         "vLLM tok/s": _rate(theirs, case.metric),
         "Gradus tok/s": _rate(ours, case.metric),

@@ -3,6 +3,7 @@
 ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
 
     model, device, dtype, contender, context, max_sequences, cache_tokens
+    quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
     interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
     repeats        how often each case is timed, after a whole run that is not
     thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
@@ -18,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +36,11 @@ from gradus.bench.workloads import Arrival, Job, Workload
 from gradus.engine.engine import Engine
 from gradus.engine.request import SamplingParams
 from gradus.garbage import spare_what_stays
+from gradus.quantization.mix import Mix
 from gradus.text.llm import LLM
+
+EIGHT_BITS = {"int8", "fp8", "fp8-block"}
+"""Schemes that tensor cores multiply at twice the rate of bfloat16."""
 
 Case = dict[str, Any]
 """One of ASKED's cases."""
@@ -42,7 +48,7 @@ Case = dict[str, Any]
 
 def run_block(asked: dict[str, Any], found_file: Path) -> None:
     """Measure every case. Raises ConfigError for a model or a contender that there is not."""
-    bench = Workbench.open(asked["model"], asked["device"], asked["dtype"])
+    bench = Workbench.open(asked["model"], asked["device"], asked["dtype"], quantize=asked["quantize"])
     found: dict[str, Any] = {
         "hardware": hardware_name(bench.device),
         "device": bench.device.type,
@@ -52,7 +58,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     }
     if asked["thorough"]:
         found["fingerprint"] = fingerprint(bench.device, quick=asked["quick"])
-    room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"])
+    room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"], kv_dtype=asked["kv_dtype"])
     start = time.perf_counter()
     interface = INTERFACES[asked["interface"]](asked["contender"], bench, room)
     say(f"built in {time.perf_counter() - start:.1f} s")
@@ -64,7 +70,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
         except Exception as error:  # the other cases may still run
             kept["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if asked["thorough"]:
-            kept["prediction"] = _floor(bench, asked["contender"], room, case, found["fingerprint"])
+            kept["prediction"] = _floor(bench, asked, room, case, found["fingerprint"])
         _write(found_file, found)
         say(f"{case['label']}: {kept.get('failed') or [sample['seconds'] for sample in kept['samples']]}")
 
@@ -78,12 +84,17 @@ def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, A
         kept["samples"][-1]["idle_us"] = distribution(watch.idle_us())
 
 
-def _floor(bench: Workbench, contender: str, room: Room, case: Case, machine: dict[str, Any]) -> dict[str, Any] | None:
+def _floor(
+    bench: Workbench, asked: dict[str, Any], room: Room, case: Case, machine: dict[str, Any]
+) -> dict[str, Any] | None:
+    contender = asked["contender"]
     policy = policy_of(contender)
     if policy is None:
         return None
     jobs = tuple(Job(0.0, len(prompt), most) for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True))
     rates = machine_of(machine["rates"], bench.model.dtype)
+    if asked["quantize"] and not EIGHT_BITS.isdisjoint(Mix.of(asked["quantize"]).schemes):
+        rates = replace(rates, rate=2 * rates.rate)  # at most: attention and what is not quantized have half of that
     work = Workload(case["label"], case["label"], jobs)
     return prediction_json(predict(policy, work, bench.model.config, bench.widths(contender), rates, room.batch))
 

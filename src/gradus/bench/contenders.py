@@ -17,7 +17,7 @@ from gradus.bench.memory import MemoryWatch, allocated, model_bytes, release
 from gradus.bench.peers import Transformers
 from gradus.bench.roofline import Widths, streamed_parameters
 from gradus.bench.workloads import Arrival
-from gradus.config.options import FINAL, EngineConfig
+from gradus.config.options import FINAL, EngineConfig, KvDtype
 from gradus.config.settings import Settings, heeded
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
@@ -147,8 +147,9 @@ class Workbench:
         if engine == FINAL:
             switches: dict[str, Any] = dict.fromkeys(off, False)
             config = EngineConfig(
-                limits, room.batch, cache_tokens=room.cache_tokens, token_budget=room.token_budget, **switches
-            )
+                limits, room.batch, cache_tokens=room.cache_tokens, token_budget=room.token_budget,
+                kv_dtype=room.kv_dtype, **switches,
+            )  # fmt: skip
             return build_final(model, config)
         given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
         used = {name: value for name, value in given.items() if name in heeded(engine)}
@@ -169,13 +170,15 @@ class Room:
     """What a contender is built for: sequences of up to `context` tokens, `batch` at a time.
 
     cache_tokens: positions of cache that it gets; None is as many as `batch` sequences of `context` can fill.
-    token_budget: most tokens per step, where prompts are cut; None is the phase's own choice.
+    token_budget: most tokens per step, where prompts are cut; None is the phase's own choice. kv_dtype: how the final
+    engine keeps keys and values.
     """
 
     context: int
     batch: int
     cache_tokens: int | None = None
     token_budget: int | None = None
+    kv_dtype: KvDtype = "auto"
 
     @property
     def positions(self) -> int:

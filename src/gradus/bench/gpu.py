@@ -1,17 +1,19 @@
-"""What NVML, the driver's own library, knows of a GPU: its name, its state now, and how busy it is over time.
+"""What a GPU is and how busy it is, as NVML, the driver's own library, knows it; and how long its kernels take.
 
 NVML may be missing where CUDA works (a container without the driver's tools): then what torch knows has to do.
 """
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from gradus.bench.statistics import significant
+from gradus.bench.statistics import median, significant
+
+UNTIMED_REPLAYS = 2
 
 
 @contextmanager
@@ -69,6 +71,31 @@ def describe(index: int = 0) -> dict[str, str]:
             except library.NVMLError:  # not every card answers every question
                 continue
     return facts
+
+
+def graph_microseconds(launches: Sequence[Callable[[], Any]], replays: int = 5) -> float:
+    """Of one of these launches, in a CUDA graph of all of them: the median of several replays.
+
+    Let each work on buffers of its own, larger than the L2 cache together. All run once before the graph is captured,
+    since a library begins what it cannot begin within one.
+    """
+    import torch
+
+    for launch in launches:
+        launch()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    times = []
+    for _ in range(UNTIMED_REPLAYS + replays):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / len(launches))
+    return median(times[UNTIMED_REPLAYS:])
 
 
 @dataclass

@@ -81,7 +81,8 @@ class Run:
 
         ttft: until the first token. itl: every gap between two times at which tokens of a request came, and
         tokens_at_once how many came at a time on average, where it was more than one. tpot: a request's mean time per
-        token after the first. e2e: until the last token. seconds: from the first arrival to the last token.
+        token after the first. e2e: until the last token. seconds: from the first arrival to the last token. decode_s,
+        decode_tokens: the time when every request had its first token, and the tokens that came then.
         """
         requests = list(zip(self.arrivals, self.token_times, strict=True))
         moments = [sorted(set(times)) for times in self.token_times]
@@ -109,6 +110,7 @@ class Run:
             "tokens_at_once": significant(at_once) if at_once > 1 else None,
             "e2e_ms": distribution(1e3 * (times[-1] - arrival.at) for arrival, times in requests),
         }
+        sample |= self._decode_alone()
         longest = max(len(arrival.prompt) for arrival in self.arrivals)
         if longest > min(len(arrival.prompt) for arrival in self.arrivals):
             sample["ttft_ms_longest"] = distribution(
@@ -119,6 +121,11 @@ class Run:
                 [significant(1e3 * (times[i] - arrival.at)) for i in (0, -1)] for arrival, times in requests
             ]
         return {name: value for name, value in sample.items() if value is not None}
+
+    def _decode_alone(self) -> dict[str, Any]:
+        began = max(times[0] for times in self.token_times)
+        later = [time for times in self.token_times for time in times if time > began]
+        return {"decode_s": significant(max(later) - began, 5), "decode_tokens": len(later)} if later else {}
 
 
 def _mean_gap(times: Sequence[float]) -> float:

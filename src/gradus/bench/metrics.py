@@ -64,6 +64,11 @@ METRICS: dict[str, Metric] = {
         True,
         floor=lambda prediction: prediction["prompt_tokens"] / prediction["seconds"],
     ),
+    "decode_tok_s": Metric(
+        "tok/s after the last first token",
+        lambda sample: sample["decode_tokens"] / sample["decode_s"] if sample.get("decode_s") else None,
+        True,
+    ),
     "seconds": Metric("seconds", _scaled("seconds", 1), floor=lambda prediction: prediction["seconds"]),
     "ttft_ms": Metric("TTFT ms", _quantile("ttft_ms", "p50"), floor=lambda prediction: 1e3 * prediction["ttft_p50"]),
     "ttft_ms_p99": Metric("TTFT p99 ms", _quantile("ttft_ms", "p99")),

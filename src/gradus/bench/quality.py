@@ -46,7 +46,7 @@ from gradus.models import Linear, LinearFactory, Model, ModelConfig, parameter_c
 from gradus.models.precision import resolve_device
 from gradus.models.rope import RotaryTable
 from gradus.quantization.linear import QuantizedLinear
-from gradus.quantization.mix import Mix, factory
+from gradus.quantization.mix import HEAD, NONE, Mix, factory
 
 QUICK_WINDOWS, QUICK_SAMPLES = 4, 8
 GROUP = 64  # weights with one scale, where ways to round are compared
@@ -57,26 +57,31 @@ class Contender:
     """A way to keep a model's weights, or its keys and values. name: as reports and `--contender` have it.
 
     dtype: of activations, and of all that is not quantized. linear: makes the matrices. scheme: the same, by a scheme's
-    name. method: how `gradus quantize` rounds them to int4 in groups of GROUP; neither of the others is then heeded.
-    fp8_kv: keys and values are rounded as a cache in 8 bits keeps them.
+    name; head: that of the head's. method: how `gradus quantize` rounds them to int4 in groups of GROUP; neither of the
+    others is then heeded. fp8_kv: keys and values are rounded as a cache in 8 bits keeps them.
     """
 
     name: str
     dtype: torch.dtype = torch.float32
     linear: LinearFactory = Linear
     scheme: str | None = None
+    head: str = NONE
     method: str | None = None
     fp8_kv: bool = False
 
     def factory(self, config: ModelConfig) -> LinearFactory:
         """For the matrices of this model."""
-        return self.linear if self.scheme is None else factory(Mix.of(self.scheme), config, self.linear)
+        if self.scheme is None:
+            return self.linear
+        return factory(Mix(self.name, ((HEAD, self.head), ("*", self.scheme))), config, self.linear)
 
 
 REFERENCE = Contender("float32")
 YARDSTICK = Contender("bfloat16", torch.bfloat16)
 CONTENDERS = (
     *(Contender(name, scheme=name) for name in ("int8", "fp8", "fp8-block", "int4")),
+    Contender("fp8-head", scheme="fp8", head="fp8"),
+    Contender("int4-head", scheme="int4", head="int8"),
     Contender("fp8-kv", fp8_kv=True),
     *(Contender(f"int4-g{GROUP}-{method}", method=method) for method in METHODS),
 )

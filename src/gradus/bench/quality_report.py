@@ -10,7 +10,7 @@ from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 
 NAME = "quality"
 TABLE = "text"
-TITLE = "Divergence from the model before quantization, by size"
+TITLE = "Divergence from the model before quantization"
 
 Rows = tuple[list[str], list[list[str]]]
 """A table: its header and its rows."""
@@ -37,12 +37,13 @@ PREDICTION = (
 HOW_TO_READ = (
     "*KL* is the mean divergence in nats, with its standard error over documents; *99.9 %* is what one position in a "
     "thousand exceeds. *Top-1 agreement* says how often the likeliest token is the same. The *perplexity ratio* is "
-    "the contender's perplexity over that of float32, taken position by position. *Bits per weight* counts everything"
-    " that a checkpoint fills (scales, embeddings and norms as well, in bfloat16 where they are not quantized), over "
-    "the number of weights. `int4-g64-rtn`, `-awq` and `-gptq` are what `gradus quantize` writes with groups of 64: "
-    "rounded to nearest, by AWQ and by GPTQ, from weights whose columns were multiplied by random factors between "
-    "0.84 and 1.19 (and what comes before divided), because a file of 4-bit weights has put them on a grid on which "
-    "rounding is free."
+    "the contender's perplexity over that of float32, taken position by position. *Bits per weight* counts everything "
+    "that a checkpoint fills (scales, embeddings and norms as well, in bfloat16 where they are not quantized), over "
+    "the number of weights. Schemes leave the head as it was, except *fp8-head*, where it is fp8 as well, and "
+    "*int4-head*, where it is int8. `int4-g64-rtn`, `-awq` and `-gptq` are what `gradus quantize` writes with groups "
+    "of 64: rounded to nearest, by AWQ and by GPTQ, from weights whose columns were multiplied by random factors "
+    "between 0.84 and 1.19 (and what comes before divided), because a file of 4-bit weights has put them on a grid on "
+    "which rounding is free."
 )
 
 
@@ -103,25 +104,23 @@ def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
 
 
 def picture_of(cell: Cell, subtitle: str) -> Picture:
-    """A point per contender: bits per weight, and the divergence with its standard error."""
+    """A row per contender, with its bits per weight: the divergence, and its standard error."""
     measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples if sample["kl"] > 0]
-    bits = {sample["bits_per_weight"]: shown(sample["bits_per_weight"]) for _, sample in measured}
     return Picture(
-        kind="lines",
+        kind="levels",
         title=TITLE,
         subtitle=subtitle,
-        x_label="bits per weight",
-        y_label="KL divergence, nats",
+        x_label="KL divergence, nats",
+        y_label="",
         series=tuple(_series(name, sample) for name, sample in measured),
-        labels=tuple(bits.items()),
         scale="log",
     )
 
 
 def _series(name: str, sample: dict[str, Any]) -> Series:
-    kl, error = sample["kl"], sample["kl_error"] or 0.0
+    kl, error, bits = sample["kl"], sample["kl_error"] or 0.0, shown(sample["bits_per_weight"])
     low = max(kl - error, kl / 10)  # a log axis has no place for 0
-    return Series(name, [sample["bits_per_weight"]], [kl], [low], [kl + error])
+    return Series(f"{name} ({bits} bits)", [0], [kl], [low], [kl + error])
 
 
 # -- report.md ---------------------------------------------------------------------------------------------------------

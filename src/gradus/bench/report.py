@@ -7,7 +7,7 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin p02/batch-size -->   one of them
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
-    <!-- results:begin beside-vllm/sampling -->  the same of a group of cases that is measured apart
+    <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
     <!-- results:begin sampling -->         what sampling parameters cost
     <!-- results:begin quality -->          what quantization does to predictions
     <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
@@ -111,8 +111,8 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
     parts = [_heading(found), benchmark.question, "## Predicted", benchmark.prediction]
     if found.benchmark == beside.NAME:
         parts.append("## Measured")
-        for group in beside.groups_of(found):
-            parts += [*_beside(found, group), beside.how(group)]
+        for section in beside.sections_of(found):
+            parts += [*_beside(found, section), beside.how(section)]
     parts.append(HOW_TO_READ)
     for run in found.runs:
         parts.append(f"## {run.title}")
@@ -145,9 +145,9 @@ def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> st
     return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
 
 
-def _beside(found: Results, group: str) -> list[str]:
+def _beside(found: Results, section: str) -> list[str]:
     """Gradus and vLLM, all models in one table; and what either could not run."""
-    return [markdown(*beside.summary(found, group)), *beside.skipped(found, group)]
+    return [markdown(*beside.summary(found, section)), *beside.skipped(found, section)]
 
 
 HOW_TO_READ = (
@@ -368,8 +368,8 @@ def block(wanted: str, root: Path, page: Path) -> str:
             f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(registry.reported())}"
         )
     benchmark = registry.load(name)
-    groups = beside.GROUPS if name == beside.NAME else ()
-    if only and only not in {*groups, *(table.name for table in benchmark.tables)}:
+    sections = beside.SECTIONS if name == beside.NAME else ()
+    if only and only not in {*sections, *(table.name for table in benchmark.tables)}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
     parts = [
         part
@@ -378,14 +378,16 @@ def block(wanted: str, root: Path, page: Path) -> str:
         for part in _of_hardware(found, benchmark, only, root, page)
     ]
     if not parts:
-        return NOT_YET.format(command=_beside_command(only) if groups else f"gradus bench {name}")
+        return NOT_YET.format(command=_beside_command(only) if sections else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"
 
 
 NOT_YET = "\nNot measured yet: `{command}` does it on your machine.\n\n"
 
 
-def _beside_command(group: str) -> str:
+def _beside_command(section: str) -> str:
+    """For the first group of the section."""
+    group = next(name for name, group in beside.GROUPS.items() if group.section == section)
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
@@ -417,14 +419,15 @@ def _whence(found: Results, runs: Ordered[Run], where: str) -> str:
 
 def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, page: Path) -> Iterator[str]:
     where = _folder(found, root, page)
-    group = only if found.benchmark == beside.NAME and only in beside.GROUPS else ""
-    runs = [run for run in found.runs if run.group == group]
+    compares = found.benchmark == beside.NAME
+    section = only if compares and only in beside.SECTIONS else ""
+    runs = list(beside.runs_of(found, section)) if compares else found.runs
     if not runs:
         return
     run = runs[0]
     yield _whence(found, runs, where)
-    if found.benchmark == beside.NAME and only in beside.GROUPS:
-        yield from _beside(found, group)
+    if compares and only in beside.SECTIONS:
+        yield from _beside(found, section)
         return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):

@@ -14,6 +14,7 @@ Read in this order:
     figures_architecture.py                                              the page that follows a token
     figures_paging.py, figures_prefix.py, figures_budget.py              p04, p05, p06
     figures_quantization.py                                              p07
+    figures_speculation.py                                               p08
     figures_kernels.py, figures_graphs.py, figures_timeline.py           p09, p10
 """
 

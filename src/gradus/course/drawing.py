@@ -5,7 +5,7 @@ its own fill), in grey (kinds differ in lightness or hatching, never in hue alon
 than 15 of 800 units). The colors are those of Okabe and Ito, which every kind of color vision tells apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
@@ -107,6 +107,27 @@ class Drawing:
                 "</svg>\n",
             ]
         )
+
+
+Place = Callable[[float, float], tuple[float, float]]
+"""From the two values of a point to where it is drawn."""
+
+
+def axes(
+    drawing: Drawing, place: Place, across: list[tuple[float, str]], up: list[tuple[float, str]], name: str
+) -> None:
+    """Two axes with their ticks: across, its name at its end; up. Each tick is a value and its word."""
+    (left, bottom), (right, top) = place(across[0][0], up[0][0]), place(across[-1][0], up[-1][0])
+    drawing.arrow((left, top - 8), (left, bottom), (right, bottom), head=False)
+    for value, word in across:
+        x, _ = place(value, up[0][0])
+        drawing.arrow((x, bottom), (x, bottom + 6), head=False)
+        drawing.words(x, bottom + 24, word, size=15, anchor="middle")
+    for value, word in up:
+        _, y = place(across[0][0], value)
+        drawing.arrow((left - 6, y), (left, y), head=False)
+        drawing.words(left - 10, y + 5, word, size=15, anchor="end")
+    drawing.words(right, bottom + 48, name, anchor="end")
 
 
 def _n(value: float) -> str:

@@ -16,6 +16,7 @@ from gradus.course import (
     figures_paging,
     figures_prefix,
     figures_quantization,
+    figures_speculation,
     figures_timeline,
 )
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
@@ -213,6 +214,10 @@ FIGURES = [
     Figure("phases/p07_quantization/figures/search.svg", figures_quantization.search),
     Figure("phases/p07_quantization/figures/columns.svg", figures_quantization.columns),
     Figure("phases/p07_quantization/figures/bits.svg", figures_quantization.bits),
+    Figure("phases/p08_speculation/figures/verified.svg", figures_speculation.verified),
+    Figure("phases/p08_speculation/figures/rules.svg", figures_speculation.rules),
+    Figure("phases/p08_speculation/figures/tokens.svg", figures_speculation.tokens),
+    Figure("phases/p08_speculation/figures/payoff.svg", figures_speculation.payoff),
     Figure("phases/p09_triton_attention/figures/traffic.svg", figures_kernels.traffic),
     Figure("phases/p09_triton_attention/figures/items.svg", figures_kernels.items),
     Figure("phases/p09_triton_attention/figures/layer.svg", figures_kernels.layer),

@@ -6,18 +6,15 @@ drawn.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
 from gradus import phases
 from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
-from gradus.course.drawing import BOX, FREE, GREY, KEPT, NEW, WASTE, Drawing, Kind
+from gradus.course.drawing import BOX, FREE, GREY, KEPT, NEW, WASTE, Drawing, Kind, axes
 from gradus.models.shapes import SHAPES
-
-Place = Callable[[float, float], tuple[float, float]]
-"""From the two values of a point to where it is drawn."""
 
 
 def part(name: str) -> Any:
@@ -134,7 +131,7 @@ def rows() -> Drawing:
         x = 74 + 700 * math.log2(count) / math.log2(MOST_ROWS)
         return x, 322 - 300 * math.log2(ms / low) / math.log2(high / low)
 
-    _axes(drawing, place, [(float(1 << k), f"{1 << k:,}") for k in range(0, 13, 2)],
+    axes(drawing, place, [(float(1 << k), f"{1 << k:,}") for k in range(0, 13, 2)],
           [(ms, f"{ms:g} ms") for ms in (0.2, 0.5, 1, 2, 5, 10)], "rows in the step")  # fmt: skip
     counts = sorted({round(2 ** (quarter / 4)) for quarter in range(4 * 12 + 1)})
     for name, step in STEPS.items():
@@ -144,22 +141,6 @@ def rows() -> Drawing:
     drawing.words(742, place(MOST_ROWS, many[narrow])[1] + 5, f"{many[narrow]:.1f} ms", anchor="end")
     drawing.words(796, place(MOST_ROWS, many[both])[1] + 52, f"{many[both]:.1f} ms", anchor="end")
     return drawing
-
-
-def _axes(
-    drawing: Drawing, place: Place, across: list[tuple[float, str]], up: list[tuple[float, str]], name: str
-) -> None:
-    (left, bottom), (right, top) = place(across[0][0], up[0][0]), place(across[-1][0], up[-1][0])
-    drawing.arrow((left, top - 8), (left, bottom), (right, bottom), head=False)
-    for value, word in across:
-        x, _ = place(value, up[0][0])
-        drawing.arrow((x, bottom), (x, bottom + 6), head=False)
-        drawing.words(x, bottom + 24, word, size=15, anchor="middle")
-    for value, word in up:
-        _, y = place(across[0][0], value)
-        drawing.arrow((left - 6, y), (left, y), head=False)
-        drawing.words(left - 10, y + 5, word, size=15, anchor="end")
-    drawing.words(right, bottom + 48, name, anchor="end")
 
 
 # -- AWQ: the search ---------------------------------------------------------------------------------------------------
@@ -180,7 +161,7 @@ def search() -> Drawing:
         return 74 + 700 * ratio, 298 - 280 * error / most
 
     ticks = [step * 0.05 for step in range(int(most / 0.05) + 1)]
-    _axes(drawing, place, [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)],
+    axes(drawing, place, [(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)],
           [(tick, f"{tick:.0%}") for tick in ticks], "ratio: how much the inputs decide")  # fmt: skip
     drawing.arrow(place(0, plain), place(1, plain), head=False, dashed=True)
     drawing.words(96, place(0, plain)[1] - 9, f"factors of 1, plain rounding: {plain:.1%}")
@@ -266,7 +247,7 @@ def bits() -> Drawing:
     def place(count: float, error: float) -> tuple[float, float]:
         return 74 + 700 * (count - 2) / 6, 322 - 300 * math.log(error / LOWEST) / math.log(HIGHEST / LOWEST)
 
-    _axes(drawing, place, [(float(count), str(count)) for count in (2, 3, 4, 5, 6, 7, 8)],
+    axes(drawing, place, [(float(count), str(count)) for count in (2, 3, 4, 5, 6, 7, 8)],
           [(error, f"{100 * error:g}%") for error in (0.001, 0.01, 0.1, 1.0)], "bits per weight")  # fmt: skip
     for number, (name, (color, dashed)) in enumerate(LINES.items()):
         points = [place(count, found[count][name]) for count in one_layer.BITS]

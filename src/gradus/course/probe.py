@@ -23,7 +23,8 @@ the three, one without a prefix index (p04) no `tree`. All three only read: call
 `gradus.cache.pool` counts its own pages: `return self.pool.counts()`.
 
 **A scheduler** has `running`, the sequences that have a place now, in the order they started; `cache`; and `check()`,
-which asserts its own and the cache's invariants.
+which asserts its own and the cache's invariants. One that speculates (p08) also has `drafter`, and counts the drafts
+that were verified in `drafted`, those that were right in `accepted`.
 
 **An attention backend** for more than one sequence (from p02 on) keeps its keys and values in `storage.keys` and
 `storage.values`, in any layout.
@@ -136,6 +137,12 @@ class Probe(Protocol):
     def model(self) -> "Model":
         """What the engine runs, for a test that disturbs its logits."""
 
+    def drafts(self) -> tuple[int, int] | None:
+        """How many drafts were verified, and how many of them accepted; None without speculation."""
+
+    def guess_nothing(self) -> None:
+        """From now on no draft is proposed: for tests of plans that a guess would change."""
+
     def check(self) -> None:
         """Assert the engine's invariants."""
 
@@ -144,6 +151,13 @@ class Probe(Protocol):
 
     def stop(self) -> None:
         """Record no more."""
+
+
+class NoDrafts:
+    """A drafter that proposes nothing."""
+
+    def propose(self, asked: Ordered[Any]) -> list[list[int]]:
+        return [[] for _ in asked]
 
 
 class EngineProbe:
@@ -184,6 +198,15 @@ class EngineProbe:
 
     def model(self) -> "Model":
         return self.engine.runner.model  # type: ignore[attr-defined]
+
+    def drafts(self) -> tuple[int, int] | None:
+        scheduler: Any = self.engine.scheduler
+        return (scheduler.drafted, scheduler.accepted) if hasattr(scheduler, "drafter") else None
+
+    def guess_nothing(self) -> None:
+        scheduler: Any = self.engine.scheduler
+        if hasattr(scheduler, "drafter"):
+            scheduler.drafter = NoDrafts()
 
     def check(self) -> None:
         self.engine.scheduler.check()

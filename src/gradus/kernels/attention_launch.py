@@ -39,11 +39,17 @@ class Launch:
 
 
 def launches(
-    head_dim: int, dtype: torch.dtype, group: int, processors: int = H200_PROCESSORS, shared_memory: int = H200_SHARED
+    head_dim: int,
+    dtype: torch.dtype,
+    group: int,
+    processors: int = H200_PROCESSORS,
+    shared_memory: int = H200_SHARED,
+    eight_bits: bool = False,
 ) -> tuple[Launch, ...]:
     """The shapes to choose from, smallest tile first: a span takes the first that holds it, or else the last.
 
-    processors: multiprocessors of the GPU. shared_memory: bytes that one of its programs may have. Measured on an H200
+    dtype: of the queries. eight_bits: keys and values are e4m3, and widened to it. processors: multiprocessors of the
+    GPU. shared_memory: bytes that one of its programs may have. Measured on an H200
     in bfloat16, for heads of 64 and 128 (`benchmarks/paged_attention.py --sweep`). Wider heads, and values of more
     bytes, take shorter steps, because their tiles must fit the same shared memory; a GPU with less takes the same
     shapes, cut to fit (`fitted`).
@@ -51,17 +57,20 @@ def launches(
     Among tiles of 16 rows the differences are small where heads are 128 wide: from 32 to 128 keys and from 1 to 4
     warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
     fewer bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For
-    prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128.
+    prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128. Keys in 8 bits want long
+    steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing.
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
-    if wide > 256:
+    if eight_bits and wide <= 256 and dtype.itemsize == 2:
+        shapes = [(16, 128, 4, 2), (64, 128, 4, 2 if wide > 128 else 3)]
+    elif wide > 256:
         keys, tall, warps = (32, 64, 8) if wide <= 512 else (16, 32, 8)
         shapes = [(16, keys, 4, 3), (tall, keys, warps, 3)]
     elif wide > 128:
         shapes = [(16, 64, 2, 2), (64, 64, 4, 3)]
     else:
         shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
-    if wide <= 256 and dtype.itemsize == 2:
+    if wide <= 256 and dtype.itemsize == 2 and not eight_bits:
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
     cut = [fitted(shape, group, wide, dtype.itemsize, shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one

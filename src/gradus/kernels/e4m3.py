@@ -20,6 +20,43 @@ STEPS_BITS = constexpr((127 + 14) << 23)
 REBIASED = constexpr((127 - 7) << 3)  # from float32's exponent to e4m3's, in bits of e4m3
 NAN = constexpr(0x7F)
 
+# Two words, each of two numbers in e4m3, as bfloat16: the lower bytes', then the upper bytes'. Exponent and mantissa
+# are moved to their places, which makes numbers 2^-120 times as large, subnormal ones too. NaN becomes 480: a vector
+# with one has a scale that is NaN.
+TO_BFLOAT16 = constexpr("""
+{
+    .reg .b32 word, sign, larger, nothing;
+    mov.b32 larger, 0x7B807B80;
+    mov.b32 nothing, 0x80008000;
+    shl.b32 word, $2, 8;
+    and.b32 sign, word, 0x80008000;
+    shr.u32 word, word, 4;
+    lop3.b32 word, word, 0x07F007F0, sign, 0xEA;
+    fma.rn.bf16x2 $0, word, larger, nothing;
+    and.b32 sign, $2, 0x80008000;
+    shr.u32 word, $2, 4;
+    lop3.b32 word, word, 0x07F007F0, sign, 0xEA;
+    fma.rn.bf16x2 $1, word, larger, nothing;
+}
+""")
+
+
+@triton.jit
+def widened(words: tensor, dtype: constexpr, PACKED: constexpr) -> tuple[tensor, tensor]:
+    """int16, two numbers of e4m3 in each, none NaN: those of the lower bytes and of the upper bytes, in dtype.
+
+    Words, because tensor cores take their operands from shared memory in pieces of 16 bits. PACKED: to bfloat16, two at
+    a time; Triton's own conversion goes by float16 and float32, one at a time, and would take longer than the reading.
+    """
+    if PACKED:
+        low, high = tl.inline_asm_elementwise(
+            TO_BFLOAT16, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        )
+    else:
+        low = (words & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+        high = ((words >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    return low, high
+
 
 @triton.jit
 def largest_of(x: tensor) -> tensor:

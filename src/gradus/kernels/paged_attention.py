@@ -23,12 +23,13 @@ nothing beside it.
 
 from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.attention_launch import Launch
+from gradus.kernels.attention_launch import SMALLEST_TILE, Launch
 from gradus.kernels.attention_work import ITEM, Work
 from gradus.kernels.new_token import Turning, new_token, store_and_take_in
 from gradus.kernels.online_softmax import sweep
@@ -62,7 +63,10 @@ def paged_attention(
     page, heads, head_dim = keys.shape[1:]
     launch, group = work.launch, out.shape[1] // heads
     far = keys.numel() >= NEAR
-    shape = constants(launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None, far)
+    shape = constants(
+        launch, group, heads, head_dim, work.longest, page, work.window, softcap is not None, far,
+        eight_bits=scales is not None, packed=q.is_cuda and q.dtype == torch.bfloat16,
+    )  # fmt: skip
     early = starts_early()
     rotary, norms, eps = turning or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
@@ -78,14 +82,18 @@ def paged_attention(
 @cache
 def constants(
     launch: Launch, group: int, heads: int, head_dim: int, tokens: int, page: int, window: int | None, softcap: bool,
-    far: bool,
+    far: bool, eight_bits: bool = False, packed: bool = True,
 ) -> dict[str, int | bool]:  # fmt: skip
-    """What the kernel is compiled for. tokens: the most that a tile has; its rows are what partial results keep."""
-    width, taken = triton.next_power_of_2(head_dim), triton.next_power_of_2(group * tokens)
+    """What the kernel is compiled for. tokens: the most that a tile has; its rows are what partial results keep.
+
+    eight_bits, packed: keys and values are e4m3, and how they are widened (`online_softmax`).
+    """
+    width = max(triton.next_power_of_2(head_dim), 2 * SMALLEST_TILE if eight_bits else 0)
+    taken = triton.next_power_of_2(group * tokens)
     return {
         "GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "PAGE": page, "WINDOW": window or 0, "SOFTCAP": softcap,
         "ROWS": launch.rows, "KEYS": launch.keys, "WIDTH": width, "UNMASKED": launch.rows > 16 and not window,
-        "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken,
+        "AHEAD": launch.rows > 16, "FAR": far, "TAKEN": taken, "PACKED": packed,
         "SPLITS": max(1, launch.warps * MERGED_PER_WARP // (taken * width)),
     }  # fmt: skip
 
@@ -97,7 +105,7 @@ def _attend(
     value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
-    FAR: constexpr, TAKEN: constexpr, SPLITS: constexpr, TURNS: constexpr, PDL: constexpr,
+    FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, TURNS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
@@ -118,8 +126,7 @@ def _attend(
     if key_scales is not None:
         key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
     if TURNS:
         queries, key, key_partner, value, last, page = new_token(
             q + first.to(tl.int64) * q_stride, rotary, q_gain, table, position, split, splits, head, there, eps,
@@ -133,11 +140,12 @@ def _attend(
         seen, total, peak = sweep(
             seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, middle, high,
             position + token, scale, softcap, False, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
+            PACKED,
         )  # fmt: skip
         low = middle
     seen, total, peak = sweep(
         seen, total, peak, queries, keys, values, key_scales, value_scales, table, low, high, high,
-        position + token, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR,
+        position + token, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
     )  # fmt: skip
 
     if TURNS:

@@ -108,24 +108,23 @@ class Sampler:
 
         Rows of one kind are computed together. What a kind is, the host knows; so nothing here waits for the device.
         """
-        slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
-        tokens = self._draw(logits, rows, slots, positions)
+        tokens = self._draw(logits, rows)
         if rows.inputs is not None and rows.drafts is not None:
             inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
             tokens = standing(tokens, inputs, drafts)
         if (adjusting := self.table.adjusting[rows.slots]).any():
-            some = self._where(adjusting)
-            self.table.record(slots[some], tokens[some])
+            self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
         return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
 
     def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
         """What these slots would draw at these positions if the logits were the model's: int64 [R]. Nothing counts."""
-        on_device = upload_parts([slots.tolist(), positions.tolist()], torch.int64, self.device)
-        return self._draw(logits, Rows(slots, positions), *on_device)
+        return self._draw(logits, Rows(slots, positions))
 
-    def _draw(self, logits: Tensor, rows: Rows, slots: Tensor, positions: Tensor) -> Tensor:
-        """slots, positions: the rows', on the device."""
+    def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
         adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]
+        if self.device.type == "cpu" and not (adjusting.any() or drawing.any()):
+            return greedy(logits)
+        slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
         adjusted = logits
         if adjusting.any():
             some, adjusted = self._where(adjusting), logits.clone()
@@ -215,6 +214,15 @@ def standing(tokens: Tensor, inputs: Tensor, drafts: Tensor) -> Tensor:
     count = wrong.cumsum(0)
     first = torch.arange(len(tokens), device=tokens.device) - drafts
     return torch.where(count > count[first], REJECTED, tokens)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The token of each row's largest logit, int64 [R]; -1 where that is not finite. For a CPU, where numpy needs few
+    calls for it, and vector instructions."""
+    numbers = logits.numpy()
+    tokens = numbers.argmax(axis=-1)  # of equal ones the first; NaN counts as the largest
+    tokens[~np.isfinite(numbers[np.arange(len(tokens)), tokens])] = -1
+    return torch.from_numpy(tokens)
 
 
 def lowest_kept(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -7,5 +7,5 @@ Read in this order:
     ngram.py      drafts from what the sequence itself has said
 
 How drafts are verified is sampling (`gradus.sampling.sampler.standing`), and how many there are is the scheduler's
-(`gradus.scheduling.drafting`). docs/design/p08.md says why it is made so.
+(`gradus.scheduling.drafting`). docs/design/speculation.md says why it is made so.
 """

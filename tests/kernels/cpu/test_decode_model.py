@@ -49,6 +49,29 @@ def test_contexts_of_several_spans(shape, contexts):
     assert (spans["high"] - spans["low"]).max() <= LONGEST and len(spans) > len(contexts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("head_dim", "heads", "kv_heads"), [(64, 6, 2), (32, 4, 1), (48, 5, 1), (64, 7, 1), (80, 4, 2)]
+)
+def test_query_heads_that_share_keys(head_dim, heads, kv_heads, dtype):
+    """As many at once as loops are made for, and some alone; heads that are whole vectors, and one that is not."""
+    model = made("tiny-llama", head_dim=head_dim, num_heads=heads, num_kv_heads=kv_heads)
+    step, pages, exact = Step(model, MIXED), Pages(model, dtype=dtype), Pages(model)
+    for name in ("keys", "values"):
+        getattr(exact.storage, name).copy_(getattr(pages.storage, name))
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2  # its own key and value: rounded
+    close(step.compiled(pages.decode_model(model)), step.in_torch(model, exact), tolerance)
+
+
+@pytest.mark.parametrize("hidden", [64, 112, 120, 192])
+def test_widths_of_every_loop(hidden):
+    """Multiples of four vectors, of one, and others."""
+    model = made("tiny-llama", hidden_size=hidden)
+    for rows in (1, 3):
+        step = Step(model, MIXED[:rows])
+        close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)))
+
+
 @pytest.mark.parametrize("page_size", [1, 7, 16, 100])
 def test_pages_of_any_size(page_size):
     model = made("tiny-mistral")

@@ -204,9 +204,13 @@ def arm(monkeypatch):
 
 @pytest.mark.usefixtures("arm")
 @pytest.mark.parametrize("count", [1, 8])
-@pytest.mark.parametrize(("loop", "words"), [(vectors._int4_code, 13), (vectors._float_code, 9)], ids=["int4", "float"])
-def test_the_loops_are_vector_code_of_any_processor(loop, words, count):
-    code = code_of(loop(1, 8 // count, count), words)
+@pytest.mark.parametrize(
+    ("loop", "literal", "words"),
+    [(vectors._int4_code, (1, 2), 13), (vectors._float_code, (1, 2, 1), 11), (vectors._sum_code, (1,), 9)],
+    ids=["int4", "float", "sum"],
+)
+def test_the_loops_are_vector_code_of_any_processor(loop, literal, words, count):
+    code = code_of(loop(*literal[:2], count, *literal[2:]), words)
     assert "llvm.x86" not in code
     assert ".4s" in for_arm(code)  # its vectors of four floats
 

@@ -16,8 +16,9 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.elementary import exp, tanh
-from gradus.kernels.cpu.machine import FLAGS, floats, halves, longs, narrow, widen
+from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, narrow, widen
 from gradus.kernels.cpu.normalize import normalize
+from gradus.kernels.cpu.vectors import FLOAT_STEP, SUM_STEP, float_tile, sum_tile
 
 f32 = np.float32
 LONGEST = 512
@@ -54,7 +55,7 @@ HEADS = np.dtype(
 
 
 class Scratch(NamedTuple):
-    """A thread's own. queries: float32 [Hq, Dh]; key: float32 [Dh]; weights: float32 [LONGEST]."""
+    """A thread's own. queries: float32 [Hq, Dh]; key: float32 [Dh]; weights: float32 [Hq, LONGEST]."""
 
     queries: NDArray[np.float32]
     key: NDArray[np.float32]
@@ -62,7 +63,7 @@ class Scratch(NamedTuple):
 
 
 def make_scratch(heads: int, head_dim: int) -> Scratch:
-    return Scratch(np.zeros((heads, head_dim), f32), np.zeros(head_dim, f32), np.zeros(LONGEST, f32))
+    return Scratch(np.zeros((heads, head_dim), f32), np.zeros(head_dim, f32), np.zeros((heads, LONGEST), f32))
 
 
 @njit(**FLAGS)
@@ -89,10 +90,10 @@ def _attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: 
         _turn(shape, layer.q_norm, layer.rotation, position, own, query)
         for j in range(width):
             query[j] *= shape.scale
-    sharing = shape.heads // shape.kv_heads
+    _walk(0, shape, table, span, scratch, partial, keys)
     for head in range(shape.heads):
-        _score(shape, table, span, scratch.queries[head], keys, head // sharing, scratch.weights)
-        _sum_values(shape, table, span, scratch.weights, values, head // sharing, partial[head])
+        _exponentials(shape, scratch.weights[head, : span.high - span.low], partial[head])
+    _walk(1, shape, table, span, scratch, partial, values)
 
 
 @njit(**FLAGS)
@@ -149,28 +150,82 @@ def _put_as(place: Any, vector: Any) -> Any:
 
 
 @njit(**FLAGS)
-def _score(shape: Any, table: Any, span: Any, query: Any, keys: Any, head: int, weights: Any) -> None:
-    """weights[p - low]: the score of each position of the span."""
-    size = shape.page_size
+def _walk(summing: Any, shape: Any, table: Any, span: Any, scratch: Any, partial: Any, kept: Any) -> None:
+    """Over a span's pages, all heads of each: with keys to scores, or (summing, literal: 1) with values to sums."""
+    size, sharing = shape.page_size, shape.heads // shape.kv_heads
     position = span.low
     while position < span.high:
         end = min(span.high, (position // size + 1) * size)  # of the page
-        first = table[position // size] * size - position // size * size
-        for p in range(position, end):
-            total = f32(0)
-            for j in range(shape.head_dim):
-                total += query[j] * widen(keys[first + p, head, j])
-            weights[p - span.low] = total
+        first = table[position // size] * size + position % size
+        page, weights = kept[first : first + end - position], scratch.weights[:, position - span.low : end - span.low]
+        for kv_head in range(shape.kv_heads):
+            head, last = kv_head * sharing, (kv_head + 1) * sharing
+            while head < last:  # query heads that share it, together
+                if last - head >= 4:
+                    together(summing, 4, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
+                    head += 4
+                elif last - head == 3:
+                    together(summing, 3, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
+                    head += 3
+                else:
+                    together(summing, 1, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
+                    head += 1
         position = end
-    if shape.softcap:
-        for p in range(span.high - span.low):
-            weights[p] = shape.softcap * tanh(weights[p] / shape.softcap)
+
+
+def together(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> None:
+    """Some rows of keys, or of values, for `count` (literal) query heads. page: [positions, Hkv, Dh]."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(together, jit_options=FLAGS)
+def _together(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> Any:
+    if not all(isinstance(each, types.IntegerLiteral) for each in (summing, count)):
+        return None
+    heads, narrow_cache = count.literal_value, int(page.dtype == types.uint16)
+
+    def score(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> None:
+        positions, kv_heads, width = page.shape
+        stride = kv_heads * width * page.itemsize
+        at, p = address(page) + kv_head * width * page.itemsize, 0
+        if width % FLOAT_STEP == 0:
+            while p + 4 <= positions:
+                float_tile(
+                    narrow_cache, 4, heads, 1, at + p * stride, stride, width, address(queries), 4 * width,
+                    address(weights) + 4 * p, weights.strides[0],
+                )  # fmt: skip
+                p += 4
+        for rest in range(p, positions):
+            for head in range(heads):
+                total = f32(0)
+                for j in range(width):
+                    total += queries[head, j] * widen(page[rest, kv_head, j])
+                weights[head, rest] = total
+
+    def add(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> None:
+        positions, kv_heads, width = page.shape
+        stride = kv_heads * width * page.itemsize
+        at, done = address(page) + kv_head * width * page.itemsize, width // SUM_STEP * SUM_STEP
+        for j in range(0, done, SUM_STEP):
+            sum_tile(
+                narrow_cache, heads, at + j * page.itemsize, stride, positions, address(weights), weights.strides[0],
+                address(sums) + 4 * j, sums.strides[0],
+            )  # fmt: skip
+        for head in range(heads):
+            for j in range(done, width):
+                for p in range(positions):
+                    sums[head, j] += weights[head, p] * widen(page[p, kv_head, j])
+
+    return add if summing.literal_value else score
 
 
 @njit(**FLAGS)
-def _sum_values(shape: Any, table: Any, span: Any, weights: Any, values: Any, head: int, partial: Any) -> None:
-    """From scores to the sum of values by their exponentials: partial [Dh + 2]."""
-    size, width, count = shape.page_size, shape.head_dim, span.high - span.low
+def _exponentials(shape: Any, weights: Any, partial: Any) -> None:
+    """From a head's scores to their exponentials; partial [Dh + 2]: no sum of values yet, the largest, the sum."""
+    width, count = shape.head_dim, weights.shape[0]
+    if shape.softcap:
+        for p in range(count):
+            weights[p] = shape.softcap * tanh(weights[p] / shape.softcap)
     largest = weights[0]
     for p in range(count):
         largest = max(largest, weights[p])
@@ -178,17 +233,7 @@ def _sum_values(shape: Any, table: Any, span: Any, weights: Any, values: Any, he
     for p in range(count):
         weights[p] = exp(weights[p] - largest)
         total += weights[p]
-    for j in range(width):
-        partial[j] = f32(0)
-    position = span.low
-    while position < span.high:
-        end = min(span.high, (position // size + 1) * size)
-        first = table[position // size] * size - position // size * size
-        for p in range(position, end):
-            weight = weights[p - span.low]
-            for j in range(width):
-                partial[j] += weight * widen(values[first + p, head, j])
-        position = end
+    partial[:width] = f32(0)
     partial[width], partial[width + 1] = largest, total
 
 

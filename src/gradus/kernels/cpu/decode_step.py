@@ -22,12 +22,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.attend import Scratch, attend, gather
-from gradus.kernels.cpu.elementary import activate, tanh
+from gradus.kernels.cpu.elementary import activate, add_to, tanh
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, INLINED, load
 from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
-from gradus.kernels.cpu.team import FIRST, OVER, finish, open_step, take, wait
+from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, WITHIN_STEP, finish, open_step, take, wait
 
 f32 = np.float32
 
@@ -165,11 +165,10 @@ def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -
 @njit(**FLAGS)
 def _add(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
     for r in range(step.shape[0].rows):
-        for i in range(low, high):
-            if stage.onto:
-                step.x[r, i] += products[r, i]
-            else:
-                step.added[r, i] = products[r, i]
+        if stage.onto:
+            add_to(step.x[r, low:high], products[r, low:high])
+        else:
+            step.added[r, low:high] = products[r, low:high]
 
 
 @njit(**FLAGS)
@@ -178,8 +177,7 @@ def _add_normalized(step: Step, stage: Any, worker: Worker) -> None:
     for r in range(shape.rows):
         out = worker.products[r]
         normalize(step.added[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, out)
-        for i in range(shape.hidden):
-            step.x[r, i] += out[i]
+        add_to(step.x[r, : shape.hidden], out[: shape.hidden])
 
 
 @njit(**FLAGS)
@@ -220,7 +218,7 @@ def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
             elif stage == OVER and turns >= patience:
                 return
             else:
-                turns = wait(turns)
+                turns = wait(turns, BETWEEN_STEPS if stage == OVER else WITHIN_STEP)
 
     return run
 

@@ -33,6 +33,13 @@ def tanh(x: Any) -> Any:
 
 
 @njit(**FLAGS)
+def add_to(x: Any, y: Any) -> None:
+    """x += y, of two vectors that do not overlap."""
+    for j in range(x.shape[0]):
+        x[j] += y[j]
+
+
+@njit(**FLAGS)
 def activate(kind: int, x: Any) -> None:
     """The activation of each value, in place."""
     if kind == SILU:

@@ -32,7 +32,8 @@ from gradus.models import Model, gemma3, gpt2
 from gradus.models.layers import Linear, RMSNorm
 from gradus.models.rope import RotaryTable
 
-CHUNK_BYTES = 128 << 10  # of a chunk's weights: long enough to be worth taking, short enough to be shared evenly
+ROUNDS = 2  # chunks of a stage for each thread, at least: alike, and long, for weights are read best in long streams
+CHUNK_BYTES = 1 << 20  # of a chunk's weights at most: what another thread may wait for at a stage's end
 FEWEST_KEYS = 32  # of a span
 f32 = np.float32
 
@@ -40,7 +41,8 @@ f32 = np.float32
 class Stages:
     """The stages of a model's decode step, one STAGE each. Raises Unsupported for a part that has no kernel."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, threads: int) -> None:
+        self.threads = threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(model.layers):
@@ -65,9 +67,13 @@ class Stages:
     ) -> None:
         matrix, parts = self.matrices.add(linear)
         columns = sum(linear.out_features) // halves
-        column_bytes = halves * sum(each.nbytes for each in linear.parameters()) / sum(linear.out_features)
-        chunk = max(16, int(CHUNK_BYTES / column_bytes) // 16 * 16)
-        self._add(kind, layer, (matrix, parts, columns, min(chunk, columns)), norm, onto)
+        chunk = self._chunk(columns, sum(each.nbytes for each in linear.parameters()))
+        self._add(kind, layer, (matrix, parts, columns, chunk), norm, onto)
+
+    def _chunk(self, columns: int, matrix_bytes: int) -> int:
+        """Columns of a chunk, a multiple of 16: chunks of a stage are alike, and as many as threads take in rounds."""
+        rounds = max(ROUNDS, -(-matrix_bytes // (self.threads * CHUNK_BYTES)))
+        return -(-columns // (rounds * self.threads * 16)) * 16
 
     def _add(
         self,
@@ -101,7 +107,7 @@ class DecodeModel:
         threads: int,
     ) -> None:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
-        stages = Stages(model)
+        stages = Stages(model, threads)
         self.kept = stages.matrices, cache
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)

@@ -34,6 +34,9 @@ MOST_ROWS = 32
 TOGETHER = 8
 """Of them, so many meet a weight in registers."""
 
+AT_A_TIME = 32
+"""Rows of a matrix that stay in the cache for the turns of more."""
+
 COLUMNS = np.array([column_of(place) for place in range(TILE)])
 
 f32 = np.float32
@@ -128,11 +131,16 @@ def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) ->
 
     count: as `padded` has it. rows: as `prepare` left them. y: float32 [32, N].
     """
-    for first in range(0, count, TOGETHER):
-        together = Rows(
-            rows.x[first:], rows.rounded[first:], rows.scales[first:], rows.corrections[first:], rows.ordered[first:]
-        )
-        _multiply_together(matrix, low, high, min(TOGETHER, count - first), together, y[first:])
+    block = high - low if count <= TOGETHER else AT_A_TIME
+    for start in range(low, high, block):
+        for first in range(0, count, TOGETHER):
+            together = Rows(
+                rows.x[first:], rows.rounded[first:], rows.scales[first:], rows.corrections[first:],
+                rows.ordered[first:],
+            )  # fmt: skip
+            _multiply_together(
+                matrix, start, min(start + block, high), min(TOGETHER, count - first), together, y[first:]
+            )
 
 
 @njit(**FLAGS, **INLINED)
@@ -158,24 +166,25 @@ def _multiply_together(matrix: Any, low: int, high: int, count: int, rows: Any, 
 def _multiply_floats(halves: Any, weights: Any, matrix: Any, low: int, high: int, count: int, x: Any, y: Any) -> None:
     """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
-    i, several = low, 2 if count == 8 else 4
+    stride = width * weights.itemsize
+    i, several = low, 1 if count == 1 else 2 if count == 8 else 4
     if width % FLOAT_STEP:
         _multiply_plainly(weights, matrix.first, low, high, count, x, y)
         i = high
     while i < high:
-        at, xs = matrix.values + i * width * weights.itemsize, address(x)
+        at, xs = matrix.values + i * stride, address(x)
         out, whole = address(y) + 4 * (matrix.first + i), i + several <= high
-        if not whole:
+        if count == 1 and width % (4 * FLOAT_STEP) == 0:  # one row is one stream: nothing is faster
+            float_tile(halves, 1, 1, 4, at, stride, width, xs, x_stride, out, out_stride)
+        elif count == 1 or not whole:
             for r in range(count):
-                float_tile(halves, 1, 1, at, width, xs + r * x_stride, 0, out + r * out_stride, 0)
-        elif count == 1:
-            float_tile(halves, 4, 1, at, width, xs, x_stride, out, out_stride)
+                float_tile(halves, 1, 1, 1, at, stride, width, xs + r * x_stride, 0, out + r * out_stride, 0)
         elif count == 2:
-            float_tile(halves, 4, 2, at, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 4, 2, 1, at, stride, width, xs, x_stride, out, out_stride)
         elif count == 4:
-            float_tile(halves, 4, 4, at, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 4, 4, 1, at, stride, width, xs, x_stride, out, out_stride)
         else:
-            float_tile(halves, 2, 8, at, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 2, 8, 1, at, stride, width, xs, x_stride, out, out_stride)
         i += several if whole else 1
 
 
@@ -194,19 +203,13 @@ def _multiply_plainly(weights: Any, first: int, low: int, high: int, count: int,
 
 @njit(**FLAGS)
 def _multiply_int8(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    width, scales = matrix.width, floats(matrix.scales, (matrix.rows,))
-    sums = y.view(np.int32)  # where integers stand until they are scaled
-    if HAS_VNNI and width % INT8_STEP == 0:
-        _add_with_vnni(matrix, low, high, count, rows, y)
-    else:
-        weights = bytes_at(matrix.values, (matrix.rows, width))
-        for i in range(low, high):
-            for r in range(count):
-                sums[r, matrix.first + i] = _dot_integers(weights, i, rows.rounded, r)
-    for r in range(count):
-        scale = rows.scales[r]
-        for i in range(low, high):
-            y[r, matrix.first + i] = f32(sums[r, matrix.first + i]) * scale * scales[i]
+    if HAS_VNNI and matrix.width % INT8_STEP == 0:
+        _multiply_with_vnni(matrix, low, high, count, rows, y)
+        return
+    weights, scales = bytes_at(matrix.values, (matrix.rows, matrix.width)), floats(matrix.scales, (matrix.rows,))
+    for i in range(low, high):
+        for r in range(count):
+            y[r, matrix.first + i] = f32(_dot_integers(weights, i, rows.rounded, r)) * rows.scales[r] * scales[i]
 
 
 @njit(**FLAGS)
@@ -218,29 +221,28 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 
 @njit(**FLAGS)
-def _add_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Several weight rows at once, and what is left one by one."""
-    width, x, x_stride, corrections = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
-    out, out_stride = address(y) + 4 * matrix.first, 4 * y.shape[1]
-    i, several = low, 4 if count == 1 else 2
+def _multiply_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+    """Two weight rows at once, for a lone row of activations one, which is one stream; what is left one by one."""
+    width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
+    x_scales, out_stride = address(rows.scales), 4 * y.shape[1]
+    i, several = low, 1 if count == 1 else 2
     while i < high:
-        at, to, whole = matrix.values + i * width, out + 4 * i, i + several <= high
-        if count == 1 and whole:
-            int8_tile(4, 1, at, width, x, x_stride, corrections, to, out_stride)
-        elif count == 1:
-            int8_tile(1, 1, at, width, x, x_stride, corrections, to, out_stride)
+        at, by, to = matrix.values + i * width, matrix.scales + 4 * i, address(y) + 4 * (matrix.first + i)
+        whole = i + several <= high
+        if count == 1:
+            int8_tile(1, 1, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif count == 2 and whole:
-            int8_tile(2, 2, at, width, x, x_stride, corrections, to, out_stride)
+            int8_tile(2, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif count == 2:
-            int8_tile(1, 2, at, width, x, x_stride, corrections, to, out_stride)
+            int8_tile(1, 2, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif count == 4 and whole:
-            int8_tile(2, 4, at, width, x, x_stride, corrections, to, out_stride)
+            int8_tile(2, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif count == 4:
-            int8_tile(1, 4, at, width, x, x_stride, corrections, to, out_stride)
+            int8_tile(1, 4, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         elif whole:
-            int8_tile(2, 8, at, width, x, x_stride, corrections, to, out_stride)
+            int8_tile(2, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         else:
-            int8_tile(1, 8, at, width, x, x_stride, corrections, to, out_stride)
+            int8_tile(1, 8, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
         i += several if whole else 1
 
 

@@ -27,8 +27,10 @@ CHUNKS = 20  # bits of the word WORK that count chunks
 NOTHING = -1  # to do at present
 OVER = -2  # the step is
 
-SPINS = 4_000  # pauses, some tens of microseconds: as long as a stage takes
-PATIENCE = SPINS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop: the engine is idle
+# Pauses until a thread that waits gives its core away.
+WITHIN_STEP = 4_000  # some tens of microseconds: as long as a stage takes
+BETWEEN_STEPS = 60_000  # a millisecond, in which a token is chosen: who sleeps then is late for the next step
+PATIENCE = BETWEEN_STEPS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop: the engine is idle
 
 
 @njit(**FLAGS)
@@ -61,9 +63,9 @@ def finish(words: int, chunks: int) -> None:
 
 
 @njit(**FLAGS)
-def wait(turns: int) -> int:
-    """One turn of waiting, after `turns` others: spin at first, then give the core away. Returns turns + 1."""
-    if turns < SPINS:
+def wait(turns: int, spins: int) -> int:
+    """One turn of waiting, after `turns` others: `spins` times spin, then give the core away. Returns turns + 1."""
+    if turns < spins:
         pause()
     else:
         sleep(50)

@@ -51,23 +51,38 @@ class Code:
         place = self.builder.inttoptr(self.builder.add(address, offset), kind.as_pointer())
         return self.builder.load(place, align=1)
 
+    def read_wide(self, address: ir.Value, offset: ir.Value, halves: int) -> ir.Value:
+        """LANES numbers as float32, from bfloat16 where `halves` is 1."""
+        if not halves:
+            return self.read(address, offset, ir.VectorType(FLOAT, LANES))
+        bits = self.builder.zext(self.read(address, offset, ir.VectorType(HALF, LANES)), SUMS)
+        return self.builder.bitcast(
+            self.builder.shl(bits, ir.Constant(SUMS, [16] * LANES)), ir.VectorType(FLOAT, LANES)
+        )
+
     def write(self, address: ir.Value, offset: ir.Value, value: ir.Value) -> None:
         place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
         self.builder.store(value, place, align=1)
 
-    def fetch_ahead(self, address: ir.Value, offset: ir.Value) -> None:
-        """Ask for the 64 bytes that lie AHEAD of address + offset. They need not exist.
+    def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int) -> None:
+        """Ask for the lines that lie AHEAD of what this step reads, at `size` bytes per step.
 
-        Rows are read several at a time, a line of each in turn. To the processor these are many short streams, each of
-        which ends before it has been noticed.
+        Where rows are read several at a time, a line of each in turn, they are still asked for in the order of memory:
+        streams of a row each would end before the processor has noticed them.
         """
+        first = self.builder.mul(step, self.whole(size))
+        for line in range(0, size, LINE):
+            self.fetch_line(address, self.builder.add(first, self.whole(line)), AHEAD)
+
+    def fetch_line(self, address: ir.Value, offset: ir.Value, ahead: int) -> None:
+        """Ask for the line that lies `ahead` bytes after address + offset. It need not exist."""
         pointer = ir.IntType(8).as_pointer()
         name = "llvm.prefetch.p0i8"
         known = self.builder.module.globals.get(name)
         fetch = known or ir.Function(
             self.builder.module, ir.FunctionType(ir.VoidType(), [pointer, SINGLE, SINGLE, SINGLE]), name
         )
-        place = self.builder.add(self.builder.add(address, offset), self.whole(AHEAD))
+        place = self.builder.add(self.builder.add(address, offset), self.whole(ahead))
         reading, into_every_cache, data = (ir.Constant(SINGLE, value) for value in (0, 3, 1))
         self.builder.call(fetch, [self.builder.inttoptr(place, pointer), reading, into_every_cache, data])
 
@@ -117,6 +132,9 @@ class Code:
         return result
 
 
+LINE = 64
+"""Bytes that memory sends at a time."""
+
 AHEAD = 4096
 """Bytes by which weights are asked for before they are read: the time that memory takes."""
 
@@ -126,55 +144,110 @@ FLOAT_STEP = LANES
 
 @intrinsic
 def float_tile(
-    typing: Any, halves: Any, rows: Any, count: Any, values: Any, width: Any, x: Any, x_stride: Any, out: Any,
-    out_stride: Any,
+    typing: Any, halves: Any, rows: Any, count: Any, unroll: Any, values: Any, stride: Any, width: Any, x: Any,
+    x_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """`rows` rows of weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
 
-    values: bfloat16 where `halves` (literal) is 1, else float32, rows of `width` each, a multiple of FLOAT_STEP; x:
-    float32 rows. Writes float32 out[r * out_stride + 4 w].
+    values: bfloat16 where `halves` (literal) is 1, else float32: every `stride` bytes a row of `width`, a multiple of
+    `unroll` (literal) times FLOAT_STEP; x: float32 rows. Writes float32 out[r * out_stride + 4 w].
     """
-    literal = halves, rows, count
+    literal = halves, rows, count, unroll
     if not all(isinstance(each, types.IntegerLiteral) for each in literal):
         return None
-    return types.void(*literal, *[types.int64] * 6), _float_code(*(each.literal_value for each in literal))
+    return types.void(*literal, *[types.int64] * 7), _float_code(*(each.literal_value for each in literal))
 
 
-def _float_code(halves: int, rows: int, count: int) -> Generate:
-    wide, narrow = ir.VectorType(FLOAT, LANES), ir.VectorType(HALF, LANES)
+def _float_code(halves: int, rows: int, count: int, unroll: int) -> Generate:
+    wide = ir.VectorType(FLOAT, LANES)
     size = 2 if halves else 4
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        values, width, x, x_stride, out, out_stride = args[3:]
-        row_bytes = builder.mul(width, code.whole(size))
-
-        def read_weights(offset: ir.Value) -> ir.Value:
-            if not halves:
-                return code.read(values, offset, wide)
-            bits = builder.zext(code.read(values, offset, narrow), SUMS)
-            return builder.bitcast(builder.shl(bits, ir.Constant(SUMS, [16] * LANES)), wide)
+        values, stride, width, x, x_stride, out, out_stride = args[4:]
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            result = list(sums)
-            at, xs = builder.mul(step, code.whole(size * LANES)), builder.mul(step, code.whole(4 * LANES))
-            places = [builder.add(at, builder.mul(row_bytes, code.whole(w))) for w in range(rows)]
-            for place in places:
-                code.fetch_ahead(values, place)
-            weights = [read_weights(place) for place in places]
-            for r in range(count):
-                activations = code.read(x, builder.add(xs, builder.mul(x_stride, code.whole(r))), wide)
-                for w in range(rows):
-                    product = builder.fmul(weights[w], activations, flags=FUSED)
-                    result[w * count + r] = builder.fadd(result[w * count + r], product, flags=FUSED)
+            code.fetch_ahead(values, step, rows * unroll * size * LANES)
+            result: list[ir.Value] = []
+            for u in range(unroll):
+                number = builder.add(builder.mul(step, code.whole(unroll)), code.whole(u))
+                at, xs = builder.mul(number, code.whole(size * LANES)), builder.mul(number, code.whole(4 * LANES))
+                places = [builder.add(at, builder.mul(stride, code.whole(w))) for w in range(rows)]
+                weights = [code.read_wide(values, place, halves) for place in places]
+                for r in range(count):
+                    activations = code.read(x, builder.add(xs, builder.mul(x_stride, code.whole(r))), wide)
+                    for w in range(rows):
+                        product = builder.fmul(weights[w], activations, flags=FUSED)
+                        result.append(builder.fadd(sums[len(result)], product, flags=FUSED))
             return result
 
         zero = ir.Constant(wide, [0.0] * LANES)
-        sums = code.loop(builder.sdiv(width, code.whole(LANES)), [zero] * (rows * count), body)
-        for w in range(rows):
-            for r in range(count):
+        steps = builder.sdiv(width, code.whole(unroll * LANES))
+        sums = code.loop(steps, [zero] * (unroll * rows * count), body)
+        for r in range(count):
+            for w in range(rows):
+                total, *others = sums[r * rows + w :: rows * count]
+                for other in others:
+                    total = builder.fadd(total, other, flags=FUSED)
                 at = builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w))
-                code.write(out, at, code.sum_of(sums[w * count + r]))
+                code.write(out, at, code.sum_of(total))
+        return context.get_dummy_value()
+
+    return generate
+
+
+SUM_STEP = 2 * LANES
+"""Numbers of a row that `sum_tile` adds up at once."""
+
+
+@intrinsic
+def sum_tile(
+    typing: Any, halves: Any, count: Any, values: Any, stride: Any, rows: Any, weights: Any, weights_stride: Any,
+    out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """SUM_STEP columns of the sum of some rows, `count` (literal) times, each with weights of its own.
+
+    All else: addresses, strides in bytes. values: bfloat16 where `halves` (literal) is 1, else float32: a row every
+    `stride` bytes; rows: how many, at least one; weights: float32 [rows] every `weights_stride` bytes. Adds to float32
+    out[r * out_stride : … + 4 SUM_STEP].
+    """
+    literal = halves, count
+    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
+        return None
+    return types.void(*literal, *[types.int64] * 7), _sum_code(*(each.literal_value for each in literal))
+
+
+def _sum_code(halves: int, count: int) -> Generate:
+    wide, parts = ir.VectorType(FLOAT, LANES), SUM_STEP // LANES
+    size = 2 if halves else 4
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code = Code(builder)
+        values, stride, rows, weights, weights_stride, out, out_stride = args[2:]
+        places = [
+            builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * LANES * part))
+            for r in range(count)
+            for part in range(parts)
+        ]
+
+        def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            result: list[ir.Value] = []
+            row = builder.mul(step, stride)
+            numbers = [
+                code.read_wide(values, builder.add(row, code.whole(size * LANES * part)), halves)
+                for part in range(parts)
+            ]
+            for r in range(count):
+                at = builder.add(builder.mul(weights_stride, code.whole(r)), builder.mul(step, code.whole(4)))
+                weight = code.all_lanes(code.read(weights, at, FLOAT), LANES)
+                for part in range(parts):
+                    product = builder.fmul(weight, numbers[part], flags=FUSED)
+                    result.append(builder.fadd(sums[len(result)], product, flags=FUSED))
+            return result
+
+        sums = code.loop(rows, [code.read(out, place, wide) for place in places], body)
+        for place, total in zip(places, sums, strict=True):
+            code.write(out, place, total)
         return context.get_dummy_value()
 
     return generate
@@ -182,30 +255,31 @@ def _float_code(halves: int, rows: int, count: int) -> Generate:
 
 @intrinsic
 def int8_tile(
-    typing: Any, rows: Any, count: Any, values: Any, width: Any, x: Any, x_stride: Any, corrections: Any, out: Any,
-    out_stride: Any,
+    typing: Any, rows: Any, count: Any, values: Any, scales: Any, width: Any, x: Any, x_stride: Any, x_scales: Any,
+    corrections: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """`rows` rows of int8 weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
 
-    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; corrections: int32 [count], 128 Σ x of each.
-    Writes int32 sums: out[r * out_stride + 4 w]. VNNI multiplies unsigned by signed bytes, so 128 is added to each
-    weight, and what that adds to a sum is taken off at the end.
+    values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; scales, x_scales: float32, of each;
+    corrections: int32 [count], 128 Σ x of each. Writes float32 out[r * out_stride + 4 w]. VNNI multiplies unsigned by
+    signed bytes, so 128 is added to each weight, and what that adds to a sum is taken off at the end.
     """
     if not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
         return None
-    signature = types.void(rows, count, *[types.int64] * 7)
+    signature = types.void(rows, count, *[types.int64] * 9)
     return signature, _int8_code(rows.literal_value, count.literal_value)
 
 
 def _int8_code(rows: int, count: int) -> Generate:
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        values, width, x, x_stride, corrections, out, out_stride = args[2:]
+        values, scales, width, x, x_stride, x_scales, corrections, out, out_stride = args[2:]
         add_products = _vnni(builder)
         signs = ir.Constant(ir.VectorType(BYTE, INT8_STEP), [0x80 - 0x100] * INT8_STEP)
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             at = builder.mul(step, code.whole(INT8_STEP))
+            code.fetch_ahead(values, step, rows * INT8_STEP)
             bytes_kind = ir.VectorType(BYTE, INT8_STEP)
             xs = [
                 builder.bitcast(code.read(x, builder.add(at, builder.mul(x_stride, code.whole(r))), bytes_kind), SUMS)
@@ -214,7 +288,6 @@ def _int8_code(rows: int, count: int) -> Generate:
             result = []
             for w in range(rows):
                 place = builder.add(at, builder.mul(width, code.whole(w)))
-                code.fetch_ahead(values, place)
                 weights = builder.xor(code.read(values, place, bytes_kind), signs)
                 weights = builder.bitcast(weights, SUMS)
                 result += [builder.call(add_products, [sums[w * count + r], weights, xs[r]]) for r in range(count)]
@@ -224,9 +297,11 @@ def _int8_code(rows: int, count: int) -> Generate:
         sums = code.loop(builder.sdiv(width, code.whole(INT8_STEP)), [zero] * (rows * count), body)
         for r in range(count):
             correction = code.read(corrections, code.whole(4 * r), SINGLE)
+            x_scale = code.read(x_scales, code.whole(4 * r), FLOAT)
             for w in range(rows):
-                total = builder.sub(code.sum_of(sums[w * count + r]), correction)
-                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w)), total)
+                total = builder.sitofp(builder.sub(code.sum_of(sums[w * count + r]), correction), FLOAT)
+                scaled = builder.fmul(builder.fmul(total, x_scale), code.read(scales, code.whole(4 * w), FLOAT))
+                code.write(out, builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w)), scaled)
         return context.get_dummy_value()
 
     return generate
@@ -241,6 +316,10 @@ def _vnni(builder: ir.IRBuilder) -> ir.Function:
 TILE, PLANE, PLANES = 128, 32, 4  # of gradus.quantization.int4
 BLOCK = 8
 """Rows of int4 weights that are worked on together: 64 bytes of each lie side by side, and their sums fit registers."""
+
+
+WORDS_AHEAD, PAIRS_AHEAD = 2048, 128
+"""Bytes, as AHEAD. int4's rows are read in as many places as they have tiles and groups, each a stream of its own."""
 
 
 @intrinsic
@@ -286,10 +365,11 @@ def _int4_code(planes: int, rows: int, count: int) -> Generate:
             decoded = []
             for group in range(groups):
                 number = builder.add(builder.mul(step, code.whole(groups)), code.whole(group))
+                code.fetch_line(pairs, builder.mul(number, pairs_stride), PAIRS_AHEAD)
                 decoded.append(_decoded(code, pairs, builder.mul(number, pairs_stride), rows, are_halves))
             for w in range(rows):
                 place = builder.add(start, code.whole(64 * w))
-                code.fetch_ahead(words, place)
+                code.fetch_line(words, place, WORDS_AHEAD)
                 word = code.read(words, place, SUMS)
                 look_up = [
                     _look_up(code, *(builder.extract_element(part, ir.Constant(SINGLE, w)) for part in decoded[group]))

@@ -1,0 +1,78 @@
+"""When guessing pays, predicted: the tokens of a step by arithmetic, its time by the roofline.
+
+    python -m phases.p08_speculation.payoff --model llama-3.2-1b --bandwidth 4.3e12 --rate 780e12
+
+prints the speed-up that is possible at best, by batch size and acceptance rate. It is a floor against a floor, so it
+leaves out whatever both engines spend beside bytes and arithmetic.
+"""
+
+import argparse
+
+from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
+from gradus.models.config import ModelConfig
+from gradus.models.shapes import SHAPES
+
+BFLOAT16 = Widths(weight=2, kv=2)
+CONTEXT, DRAFTS, MOST = 512, 4, 16
+RATES, BATCHES = (0.2, 0.4, 0.6, 0.8, 0.95), (1, 4, 16, 64, 256)
+
+
+def expected_tokens(rate: float, drafts: int) -> float:
+    """Tokens per step, if each draft is accepted with probability `rate`, given that all before it were.
+
+    The i-th draft is accepted with probability rate^i, and one token comes for certain: 1 + a + a² + … + a^k.
+    """
+    return sum(rate**accepted for accepted in range(drafts + 1))
+
+
+def step_seconds(config: ModelConfig, machine: Machine, batch: int, rows: int, context: int = CONTEXT) -> float:
+    """The least time of a step in which `batch` sequences behind `context` positions have `rows` rows each."""
+    spans = [SpanShape(context, rows, logits=rows)] * batch
+    return step_cost(config, spans, BFLOAT16).seconds(machine)
+
+
+def speed_up(
+    config: ModelConfig,
+    machine: Machine,
+    batch: int,
+    rate: float,
+    drafts: int = DRAFTS,
+    draft_model: ModelConfig | None = None,
+) -> float:
+    """Tokens per second with drafts, over those without. A draft model runs a step per draft; n-grams cost nothing."""
+    plain = step_seconds(config, machine, batch, rows=1)
+    verified = step_seconds(config, machine, batch, rows=1 + drafts)
+    drafting = drafts * step_seconds(draft_model, machine, batch, rows=1) if draft_model else 0.0
+    return expected_tokens(rate, drafts) * plain / (verified + drafting)
+
+
+def best_drafts(
+    config: ModelConfig, machine: Machine, batch: int, rate: float, draft_model: ModelConfig | None = None
+) -> int:
+    """How many drafts give the most tokens per second; 0 where none is worth its row."""
+    return max(range(MOST + 1), key=lambda drafts: speed_up(config, machine, batch, rate, drafts, draft_model))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The predicted speed-up of speculation, at best.")
+    parser.add_argument("--model", default="llama-3.2-1b", choices=sorted(SHAPES))
+    parser.add_argument("--draft", choices=sorted(SHAPES), help="a draft model; without one, drafts cost nothing")
+    parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes per second")
+    parser.add_argument("--rate", type=float, default=780e12, help="floating-point operations per second")
+    parser.add_argument("--drafts", type=int, default=DRAFTS)
+    asked = parser.parse_args()
+    config, machine = SHAPES[asked.model], Machine(asked.bandwidth, asked.rate)
+    draft_model = SHAPES[asked.draft] if asked.draft else None
+    heading = "accepted   batch" + "".join(f"{batch:8}" for batch in BATCHES)
+    print(f"{asked.model}, {CONTEXT} positions per sequence: predicted speed-up with {asked.drafts} drafts\n{heading}")
+    for rate in RATES:
+        found = (speed_up(config, machine, batch, rate, asked.drafts, draft_model) for batch in BATCHES)
+        print(f"{rate:8.0%}" + " " * 8 + "".join(f"{each:7.2f}×" for each in found))
+    print(f"\nthe number of drafts that predicts the most, up to {MOST}\n{heading}")
+    for rate in RATES:
+        best = (best_drafts(config, machine, batch, rate, draft_model) for batch in BATCHES)
+        print(f"{rate:8.0%}" + " " * 8 + "".join(f"{each:8}" for each in best))
+
+
+if __name__ == "__main__":
+    main()

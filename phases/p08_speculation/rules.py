@@ -1,0 +1,88 @@
+"""Four rules for accepting a draft that was sampled from q where the target says p.
+
+    python -m phases.p08_speculation.rules
+
+prints how often each accepts, by temperature, for a made-up pair of models: the target's logits are normal, and the
+drafter's are the same with an error. Under all four rules the output has the target's distribution. Under those that
+compare with the target's own sample, all but rejection sampling, it is also the very same text.
+"""
+
+import torch
+from torch import Tensor
+
+VOCABULARY, CONTEXTS = 1000, 50
+SPREAD, ERROR = 3.5, 0.6  # standard deviations of the target's logits, and of the drafter's error
+TEMPERATURES = (0.1, 0.3, 0.5, 0.7, 1.0)
+
+
+def rejection(p: Tensor, q: Tensor, draft: int, random: torch.Generator) -> tuple[bool, int]:
+    """Leviathan et al. 2023, Chen et al. 2023: accept a draft from q with probability p / q, else draw from what p has
+    more of than q. Either way the token has distribution p. Returns whether the draft was accepted, and the token.
+
+    p, q: [V], probabilities.
+    """
+    if torch.rand((), generator=random, dtype=p.dtype) * q[draft] < p[draft]:
+        return True, draft
+    missing = (p - q).clamp(min=0)
+    return False, int(torch.multinomial(missing, 1, generator=random))
+
+
+def by_rejection(p: Tensor, q: Tensor) -> float:
+    """Σ min(p, q): of all rules for one draft the one that accepts most."""
+    return float(torch.minimum(p, q).sum())
+
+
+def by_shared_noise(p: Tensor, q: Tensor) -> float:
+    """How often two races with the same noise, E / p and E / q, have the same winner.
+
+    Token i wins both if each other token's noise E_j is at least E_i · max(p_j / p_i, q_j / q_i). The noise is
+    exponential, so that has probability 1 / Σ_j max(p_j / p_i, q_j / q_i).
+    """
+    able = (p > 0) & (q > 0)  # only such a token can win both
+    ratios = torch.maximum(p / p[able, None], q / q[able, None])  # [i, j]
+    return float((1 / ratios.sum(dim=1)).sum())
+
+
+def by_likeliest(p: Tensor, q: Tensor) -> float:
+    """The drafter always proposes its likeliest token; the target samples it with the probability that it has."""
+    return float(p[q.argmax()])
+
+
+def by_independent_noise(p: Tensor, q: Tensor) -> float:
+    """Target and drafter sample each with noise of their own, and must meet by chance."""
+    return float((p * q).sum())
+
+
+RULES = {
+    "rejection sampling": by_rejection,
+    "the same noise": by_shared_noise,
+    "the drafter's likeliest token": by_likeliest,
+    "noise of its own": by_independent_noise,
+}
+"""From p and q, [V] each, to the probability that a draft is accepted."""
+
+
+def opinions(temperature: float) -> list[tuple[Tensor, Tensor]]:
+    """(p, q) in made-up contexts, float64. The same in every run."""
+    random = torch.Generator().manual_seed(8)
+
+    def normal() -> Tensor:
+        return torch.randn(CONTEXTS, VOCABULARY, generator=random, dtype=torch.float64)
+
+    target = SPREAD * normal()
+    drafter = target + ERROR * normal()
+    both = ((logits / temperature).softmax(dim=-1) for logits in (target, drafter))
+    return list(zip(*both, strict=True))
+
+
+def acceptance(temperature: float) -> dict[str, float]:
+    """Of each rule, averaged over the contexts."""
+    pairs = opinions(temperature)
+    return {name: sum(rule(p, q) for p, q in pairs) / len(pairs) for name, rule in RULES.items()}
+
+
+if __name__ == "__main__":
+    print("temperature   " + "   ".join(RULES))
+    for degree in TEMPERATURES:
+        row = (f"{rate:.0%}".rjust(len(name)) for name, rate in acceptance(degree).items())
+        print(f"{degree:11}   " + "   ".join(row))
