@@ -34,6 +34,7 @@ class SpeculatingRunner:
     def __init__(self, runner: ModelRunner, pages: PagedAttention, drafter: Drafter, history: History) -> None:
         self.runner, self.pages, self.drafter, self.history = runner, pages, drafter, history
         self.device = runner.model.device
+        runner.verifies = True
 
     @property
     def attention(self) -> AttentionBackend:

@@ -44,7 +44,7 @@ class Rows:
     """Of each row of logits: the slot it samples for, and the position that the new token will have. int64 [R].
 
     drafts: how many drafts of the same span come up to it, in the rows right before and its own; None: none, as
-    everywhere but in a verification. inputs: the token that each row runs, where there are drafts.
+    everywhere but in a verification. inputs: the token that each row runs, where drafts are to be compared.
     """
 
     slots: Column
