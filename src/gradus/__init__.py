@@ -11,7 +11,7 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     models/       what is computed;  loading/: from a name to a checkpoint
     quantization/ matrices in fewer bits;  calibration/: checkpoints in fewer bits, written
     attention/    how keys and values are stored and read;  kernels/: the same, and the rest of a layer, in Triton
-    sampling/     logits to token ids
+    sampling/     logits to token ids;  speculative/: tokens drafted for the model to verify
     assembly/     the final engine, put together;  garbage.py: its process, kept from pausing
     text/         text in, text out: LLM
     server/       the same over HTTP

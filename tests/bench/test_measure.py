@@ -10,6 +10,7 @@ from gradus.bench.declaration import Goal
 from gradus.bench.idle import IdleWatch, Step
 from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
 from gradus.bench.memory import tensor_bytes
+from gradus.bench.metrics import METRICS
 from gradus.bench.workloads import Arrival, burst, conversations, poisson, shared_prefix
 
 CPU = torch.device("cpu")
@@ -70,7 +71,16 @@ def test_a_sample_says_what_happened():
     assert sample["host_us"] == 1000
     assert sample["good"] == 1  # the first takes 1.5 s a token
     assert sample["requests"] == [[1000, 4000], [1000, 2000]]
+    assert "tokens_at_once" not in sample and METRICS["tokens_at_once"].read(sample) == 1
     assert "good" not in run.sample()
+
+
+def test_tokens_that_come_together_are_one_gap_and_are_counted_beside_it():
+    """Five tokens: one after 1 s, three after 2 s, one after 4 s."""
+    sample = Run(arrivals((0, 3, 5)), [[1, 2, 2, 2, 4]], steps=3, rows=9, padding_rows=0).sample()
+    assert (sample["itl_ms"]["p0"], sample["itl_ms"]["p100"]) == (1000, 2000)
+    assert sample["tokens_at_once"] == pytest.approx(5 / 3, rel=1e-2) and sample["tpot_ms"]["p50"] == 750
+    assert METRICS["sequence_tok_s"].read(sample) == pytest.approx(5 / 3 / 1.5, rel=1e-2)
 
 
 def test_a_run_with_a_missing_token_does_not_count():

@@ -120,19 +120,17 @@ def hit_without_a_reference(self, index, tokens, salt, hit=PagedCache._hit):
     return resident
 
 
-def given_back_by_the_end(self, residents, count, extend=PagedCache._extend):
-    extended = extend(self, residents, count)
+def given_back_by_the_end(self, residents, count, start=None, extend=PagedCache._extend):
+    extended = extend(self, residents, count, start)
     for resident in residents if extended else ():
-        start, resident.stored = resident.stored, resident.room
-        self._give_back(resident)
-        resident.stored = start
+        self._give_back(resident, resident.room)
     return extended
 
 
-def half_reserved(self, residents, count, extend=PagedCache._extend):
-    extended = extend(self, residents, count)
+def half_reserved(self, residents, count, start=None, extend=PagedCache._extend):
+    extended = extend(self, residents, count, start)
     if not extended:
-        extend(self, residents, 1)  # keeps what it gets
+        extend(self, residents, 1, start)  # keeps what it gets
     return extended
 
 

@@ -195,7 +195,7 @@ def test_json_without_a_dry_run_is_refused(gradus):
 
 def test_it_serves_until_it_is_told_to_stop(process):
     options = ["--policy", "priority", "--cache-tokens", "4096", "--token-budget", "32", "--switch-off", "prefix_cache"]
-    child = process("serve", *TINY, *options)
+    child = process("serve", *TINY, *options, "--speculate", "ngram", "--drafts", "3")
     ready = child.stdout.readline()  # "gradus: serving … at http://127.0.0.1:41234 …"
     assert "(final engine, cpu, float32)" in ready
     url = ready.split(" at ")[1].split()[0]
@@ -207,7 +207,10 @@ def test_it_serves_until_it_is_told_to_stop(process):
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert json.load(answer)["usage"]["completion_tokens"] == 3
     with urllib.request.urlopen(f"{url}/stats", timeout=20) as answer:
-        settings = json.load(answer)["settings"]
+        stats = json.load(answer)
+    settings, speculation = stats["settings"], stats["speculation"]
+    assert speculation["why"] == "as asked for" and speculation["tokens_per_step"] >= 1
+    assert all(len(speculation[name]) == 3 for name in ("drafted", "accepted", "acceptance"))
     assert 1 <= settings.pop("threads") <= usable_cores()
     assert settings == {
         "engine": "final",
@@ -216,6 +219,8 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "cache_tokens": 4096,
         "policy": "priority",
         "kv_dtype": "auto",
+        "speculate": "ngram",
+        "drafts": 3,
         "token_budget": 32,
         "memory_fraction": 0.5,
         "switches": {"prefix_cache": False, "chunked": True, "kernels": True, "graphs": False, "overlap": True},

@@ -87,7 +87,7 @@ def test_objects_are_made_by_the_front_end_alone_step_by_step_and_only_where_ask
         front_end.open(request)
     owners = np.array([Sequence(requests[2], 0), Sequence(requests[0], 0), Sequence(requests[1], 0)], object)
     for number in range(1, 5):
-        outputs = Outputs(owners, np.array([7, 8, 9]), [], step())
+        outputs = Outputs(owners, np.array([[7], [8], [9]]), [], step())
         assert len(list(outputs)) == 3 and len(made) == 2 * (number - 1)
         deltas = front_end.read(outputs)
         assert [len(delta.logprobs) for delta in deltas] == [1, 0, 1]

@@ -37,6 +37,14 @@ def test_a_plan_comes_back_equal():
     assert pack(back) == pack(plan)
 
 
+def test_what_a_plan_says_of_drafts_comes_back():
+    plan = busy_plan()
+    plan.decodes.drafts, plan.decodes.limits = 3, np.array([20, 9])
+    back = unpack(pack(plan)).decodes
+    assert back.drafts == 3 and back.limits is not None and back.limits.tolist() == [20, 9] and back.rows == 8
+    assert unpack(pack(busy_plan())).decodes.limits is None
+
+
 def test_an_empty_plan_comes_back_empty():
     assert unpack(pack(Plan())).expanded() == []
 

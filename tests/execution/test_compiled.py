@@ -37,9 +37,9 @@ def counted(monkeypatch) -> list[int]:
     rows: list[int] = []
     run = compiled.DecodeModel.run
 
-    def count(self, token_ids, positions, slots):
+    def count(self, token_ids, positions, slots, *before):
         rows.append(len(slots))
-        return run(self, token_ids, positions, slots)
+        return run(self, token_ids, positions, slots, *before)
 
     monkeypatch.setattr(compiled.DecodeModel, "run", count)
     return rows

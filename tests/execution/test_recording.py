@@ -12,9 +12,10 @@ from tests.phases.conftest import limits_of, tiny_model
 SHAPE = "tiny-gemma3"
 
 
-@pytest.fixture
-def config() -> EngineConfig:
-    return EngineConfig(limits_of(SHAPE), 3, page_size=4, cache_tokens=64, token_budget=9, kernels=False, graphs=False)
+@pytest.fixture(params=[{}, {"speculate": "ngram", "drafts": 2}], ids=["plain", "with drafts"])
+def config(request) -> EngineConfig:
+    settings = dict(page_size=4, cache_tokens=64, token_budget=9, kernels=False, graphs=False)
+    return EngineConfig(limits_of(SHAPE), 3, **settings, **request.param)
 
 
 @pytest.fixture

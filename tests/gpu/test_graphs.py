@@ -33,6 +33,27 @@ def test_float32_gives_the_cpus_tokens_whatever_is_switched_off(shape):
         assert run(engine, requests(shape)) == expected, switches
 
 
+@pytest.mark.parametrize("drafts", [None, 4])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_drafts_change_no_token_whatever_is_switched_off(shape, drafts):
+    expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)
+    for switches in [*SWITCHES, {"graphs": False, "kernels": False}]:
+        config = EngineConfig(limits_of(shape), max_sequences=3, speculate="ngram", drafts=drafts, **switches)
+        assert run(build(model, config), requests(shape)) == expected, switches
+
+
+@pytest.mark.parametrize("drafts", [None, 3])
+def test_a_draft_model_changes_no_token_and_a_model_that_drafts_for_itself_is_right(drafts):
+    shape = "tiny-llama"
+    expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)
+    for switches in [*SWITCHES, {"graphs": False, "kernels": False}]:
+        config = EngineConfig(limits_of(shape), max_sequences=3, speculate="draft:itself", drafts=drafts, **switches)
+        engine = build(model, config, draft=model)
+        assert run(engine, requests(shape)) == expected, switches
+        told = engine.metrics().speculation
+        assert told is not None and (drafts is None or sum(told.accepted) > 0.9 * sum(told.drafted) > 0)
+
+
 class RoundedAttention(NaiveAttention):
     """Over keys and values as 8 bits keep them."""
 

@@ -19,12 +19,14 @@ from gradus.kernels import asked_sampling, attention_work, narrowing, paged_atte
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.fuse_quantized import FUSED_ROWS
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
 from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
+from gradus.kernels.ngram import look_up_kernel
 from gradus.kernels.norm import norm_kernel, warps_of
 from gradus.kernels.quantize import quantize_kernel
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
@@ -102,9 +104,25 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     strides = dict.fromkeys(("rows", "group_stride", "slot_stride"), "i32")
     found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
+    yield from drafts()
     numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step"), "i32")
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
+
+
+def drafts() -> Iterator[tuple[str, Case]]:
+    """What a step that verifies 8 drafts begins and ends with."""
+    of_32_bits = ("slots", "limits", "barred", "history", "owners", "ends", "query_start", "lengths")
+    of_64_bits = ("known", "drafts", "tables", "tokens", "positions", "places", "inputs", "drawn", "kept", "rows")
+    pointers = {f"{name}_ptr": "*i32" for name in of_32_bits} | {f"{name}_ptr": "*i64" for name in of_64_bits}
+    numbers = dict.fromkeys(("spans", "rows", "history_stride", "group_stride", "slot_stride", "padding"), "i32")
+    for name, kernel, constants, warps in (
+        ("draft rows", draft_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
+        ("keep standing", keep_standing_kernel, {"K": 8, "BLOCK": 32}, 1),
+        ("look up", look_up_kernel, {"COUNT": 8, "COUNTS": 8, "SHORTEST": 2, "LONGEST": 4, "BLOCK": 1024}, 4),
+    ):
+        types = {each: kind for each, kind in (pointers | numbers).items() if each in kernel.arg_names}
+        yield name, Case(kernel, types, constants, {"num_warps": warps})
 
 
 def products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -242,7 +260,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
-SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2"]
+SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)

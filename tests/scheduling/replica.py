@@ -6,9 +6,12 @@ engine to compute. No torch.
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gradus.engine.plan import UNKNOWN, Plan, Sampled
+import numpy as np
+
+from gradus.engine.plan import REJECTED, UNDRAFTED, UNKNOWN, Plan, Sampled, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import SpanResult
 from tests.cache.memory import updated
@@ -34,6 +37,28 @@ def expected(request: Request, index: int = 0) -> tuple[int, ...]:
     while len(tokens) < request.longest:
         tokens.append(_number(request.seed_of(index), *tokens))
     return tuple(tokens[len(request.prompt) :])
+
+
+def oracle(seed: int, tokens: list[int], count: int) -> list[int]:
+    """Drafts that are always right."""
+    drafts: list[int] = []
+    for _ in range(count):
+        drafts.append(_number(seed, *tokens, *drafts))
+    return drafts
+
+
+def nonsense(seed: int, tokens: list[int], count: int) -> list[int]:
+    return [(token + 1) % VOCABULARY for token in oracle(seed, tokens, count)]
+
+
+def half_right(seed: int, tokens: list[int], count: int) -> list[int]:
+    """Fewer drafts than there is room for, and some of them wrong."""
+    drafts = oracle(seed, tokens, _number(seed, *tokens, 1) % (count + 1))
+    return [draft if _number(seed, *tokens, at) % 3 else 0 for at, draft in enumerate(drafts)]
+
+
+def nothing(seed: int, tokens: list[int], count: int) -> list[int]:
+    return []
 
 
 def _number(*parts: object) -> int:
@@ -63,7 +88,11 @@ class Done:
 
 @dataclass
 class Replica:
-    """Runs plans. clock: each step takes `step_s` of it. broken: ids of requests whose next logits are not finite."""
+    """Runs plans. clock: each step takes `step_s` of it. broken: ids of requests whose next logits are not finite.
+
+    guess: what it drafts, of a slot's seed, all its tokens and how many to draft. How long a sequence is it knows by
+    itself, as a device does, where the plan says how many positions may be stored.
+    """
 
     page_size: int
     clock: VirtualClock = field(default_factory=VirtualClock)
@@ -75,6 +104,8 @@ class Replica:
     owners: dict[int, Request] = field(default_factory=dict)
     seeds: dict[int, int] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)  # slot → the newest token sampled in it
+    lengths: dict[int, int] = field(default_factory=dict)  # slot → tokens, the newest included
+    guess: Callable[[int, list[int], int], list[int]] = lambda seed, tokens, count: []
     plan: Plan | None = None  # the newest
 
     def run(self, plan: Plan) -> Done:
@@ -88,17 +119,58 @@ class Replica:
         for page in plan.wiped:
             for offset in range(self.page_size):
                 self.memory.pop(page * self.page_size + offset, None)
-        spans = plan.expanded()
-        slots = [span.slot for span in spans]
+        slots = [span.slot for span in plan.expanded()]
         assert len(set(slots)) == len(slots), "two spans in one slot"
+        if plan.decodes.limits is not None:
+            return self._speculate(plan)
+        return Done(plan.tokens, Sampled.of(plan, self._run(plan.expanded())))
+
+    def _run(self, spans: list[Span]) -> list[SpanResult]:
         for span in spans:
             self.tables[span.slot] = updated(self.tables.get(span.slot, ()), span.pages)
             for position, token in enumerate(span.tokens, span.start):
                 token = self.last[span.slot] if token == UNKNOWN else token
                 for group in range(len(self.windows)):
                     self.memory[self._row(span.slot, group, position)] = token
-        results = [self._sample(span.slot, span.start + len(span.tokens), span.logits) for span in spans]
-        return Done(plan.tokens, Sampled.of(plan, results))
+        return [self._sample(span.slot, span.start + len(span.tokens), span.logits) for span in spans]
+
+    def _speculate(self, plan: Plan) -> Done:
+        width = 1 + plan.decodes.drafts
+        limits = plan.decodes.limits.tolist()
+        rows = [self._verify(span, limit, width) for span, limit in zip(plan.decodes.expanded(), limits, strict=True)]
+        for result in self._run(plan.spans):
+            rows.append([-1] if result.error else list(result.tokens))
+        tokens = np.array([token for row in rows for token in row], np.int64)
+        return Done(plan.tokens, Sampled(tokens, [span.logits for span in plan.spans], width=width))
+
+    def _verify(self, span: Span, limit: int, width: int) -> list[int]:
+        """Run the newest token and drafts as far as they are right, and store wrong ones too."""
+        slot, length = span.slot, self.lengths[span.slot]
+        self.tables[slot] = updated(self.tables.get(slot, ()), span.pages)
+        assert span.start <= length - 1 or length > limit, "it is shorter than the plan takes it for"
+        room = limit - (length - 1)
+        if room <= 0:
+            return [UNDRAFTED] * width
+        known = (
+            [self.memory[self._row(slot, len(self.windows) - 1, p)] for p in range(length - 1)]
+            if (self.windows == (None,))
+            else []
+        )  # behind a window nothing is known any more
+        drafts = self.guess(self.seeds[slot], [*known, self.last[slot]], min(width, room) - 1)
+        for position, token in enumerate([self.last[slot], *drafts], length - 1):
+            for group in range(len(self.windows)):
+                self.memory[self._row(slot, group, position)] = token
+        sampled: list[int] = []
+        for draft in [*drafts, None]:
+            result = self._sample(slot, length + len(sampled), 1)
+            if result.error:
+                break
+            sampled += result.tokens
+            if sampled[-1] != draft:
+                break
+        self.lengths[slot], self.last[slot] = length + max(1, len(sampled)), (sampled or [0])[-1]
+        rejected = [REJECTED] * (1 + len(drafts) - len(sampled))
+        return ((sampled or [-1]) + rejected + [UNDRAFTED] * width)[:width]
 
     def _row(self, slot: int, group: int, position: int) -> int:
         page = self.tables[slot][group][position // self.page_size]
@@ -113,7 +185,7 @@ class Replica:
         read = [self._read(slot, group, window, length) for group, window in enumerate(self.windows)]
         whole = max(read, key=len)
         assert all(whole[len(whole) - len(seen) :] == seen for seen in read), "two groups store different tokens"
-        self.last[slot] = _number(self.seeds[slot], *whole)
+        self.last[slot], self.lengths[slot] = _number(self.seeds[slot], *whole), length + 1
         return SpanResult((self.last[slot],))
 
     def _read(self, slot: int, group: int, window: int | None, length: int) -> list[int]:

@@ -92,8 +92,8 @@ class KeepsVictimsInThePlan(Scheduler):
 
 
 class PreemptsTheBest(Scheduler):
-    def make_room(self, sequence, end):
-        while not self.cache.reserve(sequence.id, end):
+    def make_room(self, sequence, end, start=None):
+        while not self.cache.reserve(sequence.id, end, start):
             best = min(self.running, key=BY_ORDER)
             self.preempt(best)
             if best is sequence:

@@ -12,8 +12,9 @@ from gradus.engine.request import Request
 from gradus.engine.sequence import Output, Sequence
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
-from tests.scheduling.replica import LIMITS, Done, Replica, VirtualClock, ask, expected
+from tests.scheduling.replica import LIMITS, Done, Replica, VirtualClock, ask, expected, nothing
 
 PREFIXES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [1, 2, 3, 4, 50, 60, 70, 80], []]
 
@@ -32,12 +33,14 @@ class World:
         windows: tuple[int | None, ...] = (None,),
         scheduler: Callable[..., Scheduler] = Scheduler,
         lag: int = 0,
+        drafting: DraftControl | None = None,
+        guess: Callable[[int, list[int], int], list[int]] = nothing,
     ) -> None:
         self.clock = VirtualClock()
         self.cache = PagedCache(pages, page_size, windows, PrefixIndex() if shared else None)
-        times = TimeLimits(self.clock)
-        self.scheduler = scheduler(self.cache, slots, budget, policy, times)
-        self.runner = Replica(page_size, self.clock, windows=windows)
+        times = TimeLimits(self.clock, 1 if drafting is None else 1 + drafting.most)
+        self.scheduler = scheduler(self.cache, slots, budget, policy, times, drafting)
+        self.runner = Replica(page_size, self.clock, windows=windows, guess=guess)
         self.engine = Engine(self.scheduler, self, LIMITS, lag, times)
         self.budget, self.slots = budget, slots
         self.requests: dict[str, Request] = {}
@@ -153,8 +156,15 @@ def random_request(name: str, draw: random.Random) -> Request:
     )
 
 
-def random_world(seed: int, scheduler: Callable[..., Scheduler] = Scheduler, lag: int = 0) -> None:
-    """A whole life: arrivals, cancellations and steps in random order, then the end."""
+def random_world(
+    seed: int,
+    scheduler: Callable[..., Scheduler] = Scheduler,
+    lag: int = 0,
+    drafts: int = 0,
+    guess: Callable[[int, list[int], int], list[int]] = nothing,
+    windows: tuple[int | None, ...] = (None,),
+) -> None:
+    """A whole life: arrivals, cancellations and steps in random order, then the end. drafts: 0 is no speculation."""
     draw = random.Random(seed)
     world = World(
         pages=draw.randint(4, 24),
@@ -165,6 +175,9 @@ def random_world(seed: int, scheduler: Callable[..., Scheduler] = Scheduler, lag
         shared=draw.random() < 0.5,
         scheduler=scheduler,
         lag=lag,
+        windows=windows,
+        drafting=DraftControl(drafts, 5, lag=lag, adaptive=False) if drafts else None,
+        guess=guess,
     )
     for number in range(12):
         world.add(random_request(f"r{number}", draw))

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 import torch
 
 from gradus.assembly.final import build as build_final
-from gradus.assembly.final import runnable
+from gradus.assembly.final import check_draft, runnable
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
 from gradus.execution.memory_plan import memory_plan
-from gradus.loading import Checkpoint, Progress, load_model
+from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
 from gradus.models import Model
-from gradus.models.precision import Precision
+from gradus.models.precision import Precision, resolve_precision
+from gradus.quantization.precision import quantized_as
 
 log = logging.getLogger(__name__)
 
@@ -35,27 +36,65 @@ def assemble(
     Raises ConfigError in one line where memory does not suffice.
     """
 
-    def load() -> Model:
-        return load_model(
-            checkpoint, dtype=precision.activations, device=device, linear=precision.linear, progress=progress
-        )
+    def load(which: Checkpoint, kept: Precision) -> Model:
+        return load_model(which, dtype=kept.activations, device=device, linear=kept.linear, progress=progress)
 
     if phase is not None:
         from gradus import phases
 
         build = phases.load(phase).build
         with _enough_memory(options):
-            engine = build(load(), options)
+            engine = build(load(checkpoint, precision), options)
         return engine, options
     assert isinstance(options, EngineConfig)
-    plan = memory_plan(checkpoint.config, options, device, precision)
+    draft = open_draft(checkpoint, options, device, precision)
+    plan = memory_plan(
+        checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
+    )
     config = runnable(plan.applied(options), device)
     if plan.note:
         log.warning("%s", plan.note)
     with _enough_memory(config):
-        engine = build_final(load(), config, _capturing(progress))
+        drafter = None if draft is None else load(*draft)
+        engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter)
         plan.check_room(device)
     return engine, config
+
+
+def open_draft(
+    checkpoint: Checkpoint, options: EngineConfig, device: torch.device, precision: Precision
+) -> tuple[Checkpoint, Precision] | None:
+    """The checkpoint that `speculate` names, if it names one, and what to load it with.
+
+    precision: the model's. Raises ConfigError for a draft of another vocabulary.
+    """
+    if options.draft_model is None:
+        return None
+    draft = open_checkpoint(options.draft_model)
+    check_draft(checkpoint.config, draft.config)
+    ours, theirs = checkpoint.tokenizer, draft.tokenizer
+    if ours is not None and theirs is not None and _vocabulary(ours) != _vocabulary(theirs):
+        raise ConfigError(
+            f"{draft.name} speaks other tokens than {checkpoint.name}: a draft needs the same vocabulary, choose one "
+            "of the same family"
+        )
+    if draft.config.context_length < options.limits.context_length:
+        log.warning(
+            "%s drafts up to position %d, the end of its context; the rest of a longer sequence is not drafted",
+            draft.name, draft.config.context_length,
+        )  # fmt: skip
+    return draft, draft_precision(draft, device, precision)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> list[bytes]:
+    """The bytes of tokens all over the vocabulary: enough to tell one from another."""
+    return [tokenizer.token_bytes(token) for token in range(0, tokenizer.vocab_size, 101)]
+
+
+def draft_precision(draft: Checkpoint, device: torch.device, precision: Precision) -> Precision:
+    """Its matrices as they are stored where they are quantized, else as the model's, or as what suits the device."""
+    own = precision if precision.scheme is None else resolve_precision("auto", device, draft.config)
+    return own if draft.quantized is None else quantized_as(draft.quantized, own, device, draft.config)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,12 +26,25 @@ from gradus.device.threads import use
 from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
+from gradus.errors import ConfigError
+from gradus.execution.draft_model import DraftModel
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.speculating import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
+from gradus.models.config import ModelConfig
 from gradus.sampling.sampler import Sampler
+from gradus.scheduling.drafting import MOST_ROWS, DraftControl, choices
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.drafter import Drafter
+from gradus.speculative.history import History
+from gradus.speculative.ngram import NgramDrafter
+
+if TYPE_CHECKING:
+    from gradus.attention.graph_paged import GraphPagedAttention
+    from gradus.execution.draft_passes import DraftPasses
+    from gradus.sampling.kernel_sampler import KernelSampler
 
 __all__ = ["EngineConfig", "build"]
 
@@ -42,35 +56,110 @@ Report = Callable[[int, int], None]
 """Called with (done, total) as CUDA graphs are captured, first with 0."""
 
 
-def build(model: Model, config: EngineConfig, report: Report = lambda done, total: None) -> Engine:
+def build(
+    model: Model, config: EngineConfig, report: Report = lambda done, total: None, draft: Model | None = None
+) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
+    draft: the model that drafts, where `speculate` names one.
+
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
-    limits are as short. Raises ConfigError where no room is left for one, and for a kv_dtype that the GPU cannot read.
+    limits are as short. Raises ConfigError where no room is left for one, for a kv_dtype that the GPU cannot read, and
+    for a draft that does not go with the model.
     """
+    if draft is not None:
+        check_draft(model.config, draft.config)
     check_kv_dtype(config.kv_dtype, model.device, config.kernels)
-    config = runnable(sized(model, config), model.device)
+    config = runnable(sized(model, config, draft), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
     windows = [group.window for group in layer_groups(model.config.windows)]
     pages = config.cache_blocks * len(windows)
     kind = Fp8Storage if config.kv_dtype == "fp8" else PagedStorage
     storage = kind(model.config, pages, page_size, model.dtype, device)
-    latest = LatestTokens(count, device) if config.overlap or config.graphs else None
+    latest = LatestTokens(count, device) if (config.overlap or config.graphs) and not config.speculate else None
     if config.kernels and device.type == "cuda":
         with current(device):
-            runner: Runner = kernel_runner(model, storage, latest, config, report)
-            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type)
+            runner: Runner = kernel_runner(model, storage, latest, config, report, draft)
+            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, drafting(config, runner))
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         sampler = Sampler(model.config.vocab_size, device, count)
         if config.kernels:
-            runner = compiled_runner(model, attention, sampler, latest, config.threads)
+            eager = compiled_runner(model, attention, sampler, latest, config.threads)
         else:
-            runner = ModelRunner(model, attention, sampler, latest)
+            eager = ModelRunner(model, attention, sampler, latest)
+        runner = eager
+        if config.speculate:
+            drafter: Drafter = NgramDrafter()
+            if draft is not None:
+                drafter = draft_drafter(draft, attention, sampler, config)
+            runner = SpeculatingRunner(eager, attention, drafter, history(config, device))
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    times = TimeLimits()
-    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times)
-    return Engine(scheduler, runner, config.limits, lag=1 if config.overlap else 0, times=times)
+    times, drafts = TimeLimits(fastest=1 + config.most_drafts), drafting(config, runner)
+    scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafts)
+    told = None if drafts is None else drafts.stats
+    return Engine(scheduler, runner, config.limits, lag(config), times, told)
+
+
+def lag(config: EngineConfig) -> int:
+    return 1 if config.overlap else 0
+
+
+def drafting(config: EngineConfig, runner: Runner) -> DraftControl | None:
+    """How many drafts are verified, where there are any: in steps of no more rows than the runner is quick with."""
+    if not config.speculate:
+        return None
+    rows = runner.runner.quick_rows if isinstance(runner, SpeculatingRunner) else MOST_ROWS
+    adaptive = config.drafts is None
+    return DraftControl(config.most_drafts, config.max_sequences, lag=lag(config), adaptive=adaptive, rows=rows)
+
+
+def history(config: EngineConfig, device: torch.device) -> History:
+    return History(config.max_sequences, config.limits.context_length, device)
+
+
+def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, config: EngineConfig) -> DraftModel:
+    """attention, sampler: the model's."""
+    storage = attention.storage
+    kind, pages = type(storage), storage.keys.shape[1] - 1
+    own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
+    own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
+    eager = compiled_runner(draft, own, sampler, None, config.threads) if config.kernels else None
+    return DraftModel(eager or ModelRunner(draft, own, sampler), sampler)
+
+
+def draft_passes(
+    draft: Model, attention: "GraphPagedAttention", sampler: "KernelSampler", config: EngineConfig
+) -> tuple["DraftPasses", Callable[[], None]]:
+    """The same on a GPU's kernels, and what warms them up."""
+    from gradus.attention.graph_paged import GraphPagedAttention
+    from gradus.execution.draft_passes import CHUNK, DraftPasses
+    from gradus.execution.warm_up import warm_up
+    from gradus.kernels.fuse import fused
+
+    storage, count = attention.storage, config.max_sequences
+    kind, pages = type(storage), storage.keys.shape[1] - 1
+    own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
+    own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
+    own.tables = attention.tables[:1]
+    view = fused(draft)
+    most = min(CHUNK, draft.config.context_length, config.limits.context_length)
+    warm = partial(warm_up, view, own, sampler, padding=count, most=most, crowd=count)
+    return DraftPasses(view, own, sampler), warm
+
+
+def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
+    """Raises ConfigError for a draft that does not go with the model."""
+    if config.vocab_size != draft.vocab_size:
+        raise ConfigError(
+            f"the draft has a vocabulary of {draft.vocab_size} tokens, the model one of {config.vocab_size}: choose a "
+            "draft of the same family"
+        )
+    if len(layer_groups(draft.windows)) > 1 or layer_groups(config.windows)[0].window is not None:
+        raise ConfigError(
+            "a draft reads the pages of layers that see everything: the model must have such layers, and the draft no "
+            "mixture of sliding windows; use speculate=ngram"
+        )
 
 
 def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
@@ -86,10 +175,17 @@ def runnable(config: EngineConfig, device: torch.device) -> EngineConfig:
 
 
 def kernel_runner(
-    model: Model, storage: PagedStorage, latest: LatestTokens | None, config: EngineConfig, report: Report
+    model: Model,
+    storage: PagedStorage,
+    latest: LatestTokens | None,
+    config: EngineConfig,
+    report: Report,
+    draft: Model | None = None,
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
+    from gradus.execution.draft_graphs import DraftGraphs
+    from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.execution.warm_up import warm_up
     from gradus.kernels.compiling import compiled_together
@@ -105,18 +201,34 @@ def kernel_runner(
         warm_up, view, attention, sampler,
         padding=count, most=min(config.budget(model.device.type) or context, context), crowd=count,
     )  # fmt: skip
-    eager = ModelRunner(view, attention, sampler, latest)
-    graphs = DecodeGraphs(view, attention, sampler, latest, count) if config.graphs and latest is not None else None
+    graphs: DecodeGraphs | DraftGraphs | None = None
+    warming: list[Callable[[], None]] = [warm]
+    if config.speculate:
+        drafter: Drafter = NgramDrafter(kernel=True)
+        if draft is not None:
+            drafter, warm_draft = draft_passes(draft, attention, sampler, config)
+            warming.append(warm_draft)
+        step = DraftStep(view, attention, sampler, drafter, history(config, model.device))
+        most, adaptive = config.most_drafts, config.drafts is None
+        graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
+        runner: Runner = DraftRunner(step, graphs)
+    else:
+        eager = ModelRunner(view, attention, sampler, latest)
+        runner = eager
+        if config.graphs and latest is not None:
+            graphs = DecodeGraphs(view, attention, sampler, latest, count)
+            runner = GraphRunner(eager, graphs)
     with compiled_together():
-        warm()
+        for each in warming:
+            each()
         if graphs is not None:
             graphs.rehearse()
-    warm()
-    if graphs is None:
-        return eager
-    report(0, len(graphs.sizes))
-    graphs.capture(report, length=min(USUAL_LENGTH, context))
-    return GraphRunner(eager, graphs)
+    for each in warming:
+        each()
+    if graphs is not None:
+        report(0, graphs.count)
+        graphs.capture(report, length=min(USUAL_LENGTH, context))
+    return runner
 
 
 def compiled_runner(

@@ -9,17 +9,23 @@ from gradus.cache.paged import PagedCache
 from gradus.config.options import EngineConfig
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.request import Request, SamplingParams
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
 
 ROUNDS = 2
 ANSWER = 4  # tokens of each request: prompts, then prompts beside decodes, then decodes alone
 
 
-def rehearse(runner: Runner, config: EngineConfig, cache: PagedCache, device: str) -> None:
-    """Serve crowds of every size up to `max_sequences`. cache: empty, and of no use afterwards."""
+def rehearse(
+    runner: Runner, config: EngineConfig, cache: PagedCache, device: str, drafting: DraftControl | None = None
+) -> None:
+    """Serve crowds of every size up to `max_sequences`. cache, drafting: new, and of no use afterwards."""
     budget, context = config.budget(device), config.limits.context_length
     engine = Engine(
-        Scheduler(cache, config.max_sequences, budget), runner, config.limits, lag=1 if config.overlap else 0
+        Scheduler(cache, config.max_sequences, budget, drafting=drafting),
+        runner,
+        config.limits,
+        lag=1 if config.overlap else 0,
     )
     for crowd in sorted({1 << power for power in range(config.max_sequences.bit_length())} | {config.max_sequences}):
         prompt = max(1, min((budget or context) // crowd, context - ANSWER, cache.longest(budget, context) - ANSWER))

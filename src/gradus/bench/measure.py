@@ -79,12 +79,15 @@ class Run:
     def sample(self, goal: Goal | None = None) -> dict[str, Any]:
         """What is kept of it, as JSON. Latencies count from a request's arrival.
 
-        ttft: until the first token. itl: every gap between two tokens of a request. tpot: a request's mean gap. e2e:
-        until the last token. seconds: from the first arrival to the last token. decode_s, decode_tokens: the time when
-        every request had its first token, and the tokens that came then.
+        ttft: until the first token. itl: every gap between two times at which tokens of a request came, and
+        tokens_at_once how many came at a time on average, where it was more than one. tpot: a request's mean time per
+        token after the first. e2e: until the last token. seconds: from the first arrival to the last token. decode_s,
+        decode_tokens: the time when every request had its first token, and the tokens that came then.
         """
         requests = list(zip(self.arrivals, self.token_times, strict=True))
-        gaps = [later - earlier for times in self.token_times for earlier, later in pairwise(times)]
+        moments = [sorted(set(times)) for times in self.token_times]
+        gaps = [later - earlier for times in moments for earlier, later in pairwise(times)]
+        at_once = sum(map(len, self.token_times)) / max(1, sum(map(len, moments)))
         tpots = [_mean_gap(times) for times in self.token_times if len(times) > 1]
         sample: dict[str, Any] = {
             "seconds": significant(max(times[-1] for times in self.token_times) - min(a.at for a in self.arrivals), 5),
@@ -104,6 +107,7 @@ class Run:
             "ttft_ms": distribution(1e3 * (times[0] - arrival.at) for arrival, times in requests),
             "tpot_ms": distribution(1e3 * tpot for tpot in tpots),
             "itl_ms": distribution(1e3 * gap for gap in gaps),
+            "tokens_at_once": significant(at_once) if at_once > 1 else None,
             "e2e_ms": distribution(1e3 * (times[-1] - arrival.at) for arrival, times in requests),
         }
         sample |= self._decode_alone()

@@ -47,6 +47,10 @@ def _hit(sample: Sample) -> float | None:
     return 100 * sample.get("cached_tokens", 0) / sample["prompt_tokens"] if sample.get("prompt_tokens") else None
 
 
+def _sequence_rate(sample: Sample) -> float | None:
+    return 1e3 * sample.get("tokens_at_once", 1) / sample["itl_ms"]["p50"] if sample.get("itl_ms") else None
+
+
 METRICS: dict[str, Metric] = {
     "output_tok_s": Metric(
         "tok/s",
@@ -75,12 +79,13 @@ METRICS: dict[str, Metric] = {
     ),
     "itl_ms_p95": Metric("ITL p95 ms", _quantile("itl_ms", "p95")),
     "itl_ms_p99": Metric("ITL p99 ms", _quantile("itl_ms", "p99")),
+    "tokens_at_once": Metric("tokens at once", lambda sample: sample.get("tokens_at_once", 1), True),
     "tpot_ms": Metric("TPOT ms", _quantile("tpot_ms", "p50")),
     "e2e_ms": Metric("latency ms", _quantile("e2e_ms", "p50"), floor=lambda prediction: 1e3 * prediction["e2e_p50"]),
     "e2e_ms_p99": Metric("latency p99 ms", _quantile("e2e_ms", "p99")),
     "sequence_tok_s": Metric(
         "tok/s per sequence",
-        lambda sample: 1e3 / sample["itl_ms"]["p50"] if sample.get("itl_ms") else None,
+        _sequence_rate,
         True,
         floor=lambda prediction: None if prediction["itl_p50"] is None else 1 / prediction["itl_p50"],
     ),

@@ -123,17 +123,17 @@ class PagedCache:
         resident = self.residents.get(id)
         return 0 if resident is None else resident.stored
 
-    def reserve(self, id: Hashable, end: int) -> bool:
+    def reserve(self, id: Hashable, end: int, start: int | None = None) -> bool:
         """Make room for positions [stored, end), and count them as stored: all of them, or none and False.
 
         Before a page is taken, window pages that no query from the span's start on can see are given back, and idle
-        pages are evicted if too few are free.
+        pages are evicted if too few are free. start: the span's, where it may begin before what is stored.
         """
         resident = self.residents.get(id)
         if resident is None:
             resident = self._newcomer()
         if end > resident.room:
-            if not self._extend([resident], -(-(end - resident.room) // self.page_size)):
+            if not self._extend([resident], -(-(end - resident.room) // self.page_size), start):
                 return False
             self.residents[id] = resident
         resident.stored = end
@@ -148,11 +148,11 @@ class PagedCache:
             resident.stored = resident.room
         return True
 
-    def _extend(self, residents: Sequence[Resident], count: int) -> bool:
+    def _extend(self, residents: Sequence[Resident], count: int, start: int | None = None) -> bool:
         """Lengthen every table of each by so many pages. False, and no page more, if there is no room for all."""
         if self.sliding:
             for resident in residents:
-                self._give_back(resident)
+                self._give_back(resident, resident.stored if start is None else start)
         wanted = len(residents) * count * len(self.windows)
         if wanted > self.available:
             self.refusals += 1
@@ -164,10 +164,11 @@ class PagedCache:
             resident.room += count * self.page_size
         return True
 
-    def _give_back(self, resident: Resident) -> None:
+    def _give_back(self, resident: Resident, start: int) -> None:
         """Drop the window pages before what the next span's first query sees: its later ones see no further back."""
         for group, window in self.sliding:
-            first, seen = resident.first[group], first_page(resident.stored, window, self.page_size)
+            first = resident.first[group]
+            seen = max(first, first_page(start, window, self.page_size))
             table = resident.tables[group]
             if first < seen:
                 resident.told = min(resident.told, first)

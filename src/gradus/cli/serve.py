@@ -74,7 +74,8 @@ def _plan(settings: ServerConfig, json: bool) -> None:
 
 
 def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "MemoryPlan":
-    from gradus.config.options import resolve_context
+    from gradus.assembly.checkpoint import open_draft
+    from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
     from gradus.execution.memory_plan import memory_plan
     from gradus.loading import as_asked
@@ -86,4 +87,6 @@ def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "MemoryPlan":
     limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
     options = settings.options(limits, device.type)
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
-    return memory_plan(config, options, device, precision, phase=settings.phase)
+    draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
+    drafting = None if draft is None else (draft[0].config, draft[1])
+    return memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)

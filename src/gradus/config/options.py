@@ -11,8 +11,14 @@ FINAL = "final"  # what the final engine is called where a phase would be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
 KvDtype = Literal["auto", "fp8"]
+NGRAM, DRAFT = "ngram", "draft:"
 
 DEFAULT_PAGE_SIZE = 16
+
+MOST_DRAFTS = 16
+"""Per step: beyond, even a copied text seldom agrees, and a step's rows cost more than they bring."""
+USUAL_DRAFTS = 8
+"""The most that are chosen where no number is given."""
 
 _LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"
 
@@ -113,6 +119,23 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
+    speculate: str | None = setting(
+        None,
+        "Verify several tokens per step, the same that come without, drafted by ngram (from the text itself) or by "
+        "draft:MODEL (a smaller model of the same vocabulary).",
+        unset="one token per step",
+        heeded="final",
+        panel=_CACHE,
+    )
+    drafts: int | None = setting(
+        None,
+        "How many tokens are drafted per step, with speculate.",
+        unset=f"up to {USUAL_DRAFTS}, as many as make it faster",
+        least=1,
+        most=MOST_DRAFTS,
+        heeded="final",
+        panel=_CACHE,
+    )
     prefix_cache: bool = setting(True, "Requests that begin alike share pages.", heeded="final")
     chunked: bool = setting(True, "Prompts are cut to the token budget; without, a prompt is one step.", heeded="final")
     kernels: bool = setting(
@@ -132,6 +155,10 @@ class EngineConfig(EngineOptions):
         EngineOptions.__post_init__(self)
         if self.graphs and not self.kernels:
             raise ConfigError("graphs need kernels: switch both on, or graphs off")
+        if self.speculate not in (None, NGRAM) and not self.draft_model:
+            raise ConfigError(f"speculate must be {NGRAM} or {DRAFT}MODEL, got {self.speculate!r}")
+        if self.drafts is not None and self.speculate is None:
+            raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
 
     @classmethod
     def of(cls, options: EngineOptions, **switches: bool) -> "EngineConfig":
@@ -142,6 +169,17 @@ class EngineConfig(EngineOptions):
     def budget(self, device: str) -> int | None:
         """Most tokens per step on this kind of device ("cpu", "cuda"); None where prompts are not cut."""
         return (self.token_budget or SETTINGS["token_budget"].suits[device]) if self.chunked else None
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of the model that drafts, if one does."""
+        drafts = self.speculate is not None and self.speculate.startswith(DRAFT)
+        return (self.speculate or "").removeprefix(DRAFT) if drafts else None
+
+    @property
+    def most_drafts(self) -> int:
+        """Per step and sequence; 0 without speculation."""
+        return (self.drafts or USUAL_DRAFTS) if self.speculate else 0
 
     @property
     def sized(self) -> bool:

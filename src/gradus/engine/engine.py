@@ -1,14 +1,14 @@
 """The loop: schedule, run, commit. It is the same from the first phase to the server; its parts are swapped."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from typing import Protocol
 
 from gradus.cache import CacheManager
 from gradus.cache.usage import CacheUsage
-from gradus.engine.metrics import Metrics
+from gradus.engine.metrics import Metrics, Speculation
 from gradus.engine.outputs import endings
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import ModelLimits, Request
@@ -76,16 +76,24 @@ class Engine:
     scheduled and launched while the device works on it, so that the device never waits for the host. It takes a
     scheduler that plans with tokens which only the device knows yet, and a runner that fills them in.
     times: the home of timeouts and deadlines. The loop ends what it names, in every phase.
+    speculation: tells what drafts have come to, where there are any.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, limits: ModelLimits, lag: int = 0, times: TimeLimits | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        limits: ModelLimits,
+        lag: int = 0,
+        times: TimeLimits | None = None,
+        speculation: Callable[[], Speculation] | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.limits = limits
         self.lag = lag
         self.times = TimeLimits() if times is None else times
+        self.speculation = speculation
         self.in_flight: deque[tuple[Plan, Result]] = deque()  # launched and not committed, in their order
         self._totals = Metrics()
 
@@ -150,6 +158,7 @@ class Engine:
             preemptions=scheduler.preemptions,
             cached_tokens=scheduler.cached_tokens,
             cache=scheduler.usage(),
+            speculation=None if self.speculation is None else self.speculation(),
         )
 
     def check(self) -> None:

@@ -10,6 +10,31 @@ from gradus.engine.plan import Plan
 from gradus.engine.sequence import Output
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What drafts have come to. drafts: of the newest step; why: so many.
+
+    steps: of each sequence, summed. tokens: that these brought. By position among a step's drafts: drafted, accepted.
+    """
+
+    drafts: int
+    why: str
+    steps: int
+    tokens: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """By position: how many of the drafts stood."""
+        pairs = zip(self.accepted, self.drafted, strict=True)
+        return tuple(accepted / drafted if drafted else 0.0 for accepted, drafted in pairs)
+
+
 @dataclass(slots=True)
 class Metrics:
     """Totals since the engine was built, and its queue now. A request's n samples count one each.
@@ -20,7 +45,7 @@ class Metrics:
     cached_tokens: prompt positions that were not computed, because the prefix cache had them.
     batch_total, max_batch: sequences advanced, summed over all steps, and the most in one.
     rows, padding_rows: what the model computed, and how much of it was padding.
-    cache: how full the pages are, in engines that have pages.
+    cache: how full the pages are, in engines that have pages. speculation: in engines that speculate.
     """
 
     completed: int = 0
@@ -39,6 +64,7 @@ class Metrics:
     waiting: int = 0
     active: int = 0
     cache: CacheUsage | None = None
+    speculation: Speculation | None = None
 
     @property
     def average_batch(self) -> float:
@@ -50,7 +76,7 @@ class Metrics:
         self.batch_total += plan.size
         self.max_batch = max(self.max_batch, plan.size)
         self.rows += rows
-        self.padding_rows += rows - plan.tokens
+        self.padding_rows += max(0, rows - plan.tokens)  # a step may have found fewer drafts than its plan allows
         self.generated_tokens += token_count(outputs)
         self.count_endings(endings(outputs))
 

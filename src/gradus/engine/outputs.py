@@ -15,15 +15,15 @@ from gradus.engine.sequence import Output
 
 @dataclass(slots=True, eq=False)
 class Outputs(Ordered[Output]):
-    """One token for each decoding sequence, in columns, and an `Output` for all that is more. Reads like a list.
+    """The tokens of decoding sequences, in columns, and an `Output` for all that is more. Reads like a list.
 
-    owners, tokens: of the decodes of a plan. exceptional: the rows that did not just sample a plain token, ascending;
-    what they did is in others. logprobs: as in Sampled.
+    owners, tokens [B, width]: of the decodes of a plan, as in Sampled. exceptional: those that did not just sample
+    plain tokens, ascending; what they did is in others. logprobs: as in Sampled.
     others: endings, first tokens, and tokens of sequences that have left their slot.
     """
 
     owners: NDArray[np.object_] = field(default_factory=lambda: np.empty(0, object))
-    tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
+    tokens: Column = field(default_factory=lambda: np.empty((0, 1), np.int64))
     exceptional: list[int] = field(default_factory=list)
     logprobs: Ordered[bytes] = ()
     others: list[Output] = field(default_factory=list)
@@ -33,14 +33,22 @@ class Outputs(Ordered[Output]):
 
     @property
     def plain(self) -> int:
-        """How many rows sampled a plain token."""
+        """How many sequences sampled plain tokens."""
         return len(self.owners) - len(self.exceptional)
 
+    @property
+    def plain_tokens(self) -> int:
+        """How many tokens those are."""
+        if self.tokens.shape[1] == 1:
+            return self.plain
+        return int(np.count_nonzero(np.delete(self.tokens, self.exceptional, axis=0) >= 0))
+
     def __iter__(self) -> Iterator[Output]:
-        rows = np.delete(np.arange(len(self.owners)), self.exceptional)
-        for row, owner, token in zip(rows.tolist(), self.owners[rows], self.tokens[rows].tolist(), strict=True):
-            packed = self.logprobs[row] if self.logprobs else b""
-            yield Output(owner.request_id, owner.index, (token,), Logprobs((packed,)) if packed else NO_LOGPROBS)
+        rows, width = np.delete(np.arange(len(self.owners)), self.exceptional), self.tokens.shape[1]
+        for row, owner, sampled in zip(rows.tolist(), self.owners[rows], self.tokens[rows].tolist(), strict=True):
+            tokens = tuple([token for token in sampled if token >= 0])
+            packed = tuple(self.logprobs[row * width : row * width + len(tokens)])
+            yield Output(owner.request_id, owner.index, tokens, Logprobs(packed) if any(packed) else NO_LOGPROBS)
         yield from self.others
 
     @overload
@@ -64,5 +72,5 @@ def endings(outputs: Ordered[Output]) -> list[str]:
 
 def token_count(outputs: Ordered[Output]) -> int:
     if isinstance(outputs, Outputs):
-        return outputs.plain + sum([len(output.tokens) for output in outputs.others])
+        return outputs.plain_tokens + sum([len(output.tokens) for output in outputs.others])
     return sum([len(output.tokens) for output in outputs])

@@ -24,6 +24,12 @@ from gradus.engine.sequence import Sequence, SpanResult
 UNKNOWN = -1
 """Stands for a token id that is only on the device yet."""
 
+REJECTED = -2
+"""Stands where a step sampled no token that counts: a draft, it or one before it, was wrong."""
+
+UNDRAFTED = -3
+"""Stands where a step had room for a draft and there was none."""
+
 Column = NDArray[np.int64]
 
 
@@ -54,6 +60,10 @@ class Decodes:
 
     pages: (slot, change) of the slots whose block tables have changed.
 
+    In an engine that speculates, a decode may verify drafts, and only the device knows how many of the last ones stood:
+    drafts: how many each verifies at most, in as many rows after its first. limits: how many positions each may store;
+    rows beyond are padding. starts are then the least that the positions can be, and the tokens UNKNOWN.
+
     For commit alone; an unpacked plan has none of them:
     owners: the sequences. departures: how many had left their slots before. last: whether a sequence is planned to its
     end with this step. See `gradus.scheduling.columns`.
@@ -63,6 +73,8 @@ class Decodes:
     starts: Column = field(default_factory=lambda: np.empty(0, np.int64))
     tokens: Column = field(default_factory=lambda: np.empty(0, np.int64))
     pages: Ordered[tuple[int, TableChange]] = ()
+    drafts: int = 0
+    limits: Column | None = None
     owners: NDArray[np.object_] | None = None
     departures: int = 0
     last: bool = False
@@ -70,8 +82,13 @@ class Decodes:
     def __len__(self) -> int:
         return len(self.slots)
 
+    @property
+    def rows(self) -> int:
+        """How many tokens they run, the drafts included."""
+        return len(self.slots) * (1 + self.drafts)
+
     def expanded(self) -> Iterator[Span]:
-        """The same as spans, for readers that want those."""
+        """The same as spans of one token, for readers that want those. Drafts are not known, and left out."""
         changes = dict(self.pages)
         owners = [None] * len(self) if self.owners is None else self.owners
         rows = zip(owners, self.slots.tolist(), self.starts.tolist(), self.tokens.tolist(), strict=True)
@@ -126,8 +143,8 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """How many tokens it runs."""
-        return len(self.decodes) + sum([len(span.tokens) for span in self.spans])
+        """How many tokens it runs, drafts included."""
+        return self.decodes.rows + sum([len(span.tokens) for span in self.spans])
 
     def expanded(self) -> list[Span]:
         """All of it as spans, in the order of the flat batch: for readers that do not mind the cost."""
@@ -155,6 +172,10 @@ class Sampled:
 
     tokens: int64 [R], negative where there is none. counts: the rows of each span outside the columns.
     logprobs: of each row, packed as in gradus.engine.logprobs, b"" where the request asks for none; () if none does.
+    width: rows of each decode in the columns: 1, and one for each draft that the step had room for, which may be fewer
+    than its plan allows. Those that stand come first,
+    the others are REJECTED or UNDRAFTED.
+    seconds: how long the step took, where its runner measures that; else 0.
 
     Iterating gives a SpanResult per span outside the columns, as `zip(plan.spans, result.get())` wants them.
     """
@@ -162,6 +183,8 @@ class Sampled:
     tokens: Column
     counts: Ordered[int]
     logprobs: Ordered[bytes] = ()
+    width: int = 1
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":
@@ -173,19 +196,23 @@ class Sampled:
 
     @property
     def decoded(self) -> Column:
-        """The tokens of the decodes in columns."""
-        return self.tokens[: len(self.tokens) - sum(self.counts)]
+        """The tokens of the decodes in columns, [B, width]."""
+        return self.tokens[: len(self.tokens) - sum(self.counts)].reshape(-1, self.width)
+
+    def decode(self, row: int) -> SpanResult:
+        """What one of the decodes in columns sampled."""
+        return self.result(row * self.width, self.width)
 
     def result(self, first: int, count: int = 1) -> SpanResult:
-        """What a span with these rows sampled; one without a token makes an error of all."""
-        tokens = tuple(self.tokens[first : first + count].tolist())
+        """What a span with these rows sampled; one without a finite logit makes an error of all."""
+        tokens = tuple([token for token in self.tokens[first : first + count].tolist() if token > REJECTED])
         if tokens and min(tokens) < 0:
             return SpanResult(error=NOT_FINITE)
-        packed = tuple(self.logprobs[first : first + count])
+        packed = tuple(self.logprobs[first : first + len(tokens)])
         return SpanResult(tokens, Logprobs(packed)) if any(packed) else SpanResult(tokens)
 
     def __iter__(self) -> Iterator[SpanResult]:
-        row = len(self.decoded)
+        row = len(self.tokens) - sum(self.counts)
         for count in self.counts:
             yield self.result(row, count)
             row += count

@@ -62,10 +62,14 @@ class StepTime:
 
 
 class TimeLimits:
-    """The sequences that have a timeout or a deadline. clock: seconds, never going back."""
+    """The sequences that have a timeout or a deadline. clock: seconds, never going back.
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    fastest: the most tokens that a step brings a sequence: more than 1 where the engine speculates.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, fastest: int = 1) -> None:
         self.clock = clock
+        self.fastest = fastest
         self.step_time = StepTime()
         self._expiries = SequenceHeap()
         self._given_up: list[Sequence] = []
@@ -96,7 +100,7 @@ class TimeLimits:
         if sequence.due == math.inf:
             return False
         now = self.clock()
-        steps = steps_ahead + sequence.longest - len(sequence.tokens)
+        steps = steps_ahead + (sequence.longest - len(sequence.tokens)) / self.fastest
         return now + steps * self.step_time.seconds(now) > sequence.due
 
     def late(self, candidates: Iterable[Sequence], under_way: int) -> Iterator[tuple[Sequence, str]]:

@@ -1,4 +1,4 @@
-"""Decode steps on a CPU through compiled kernels; all other steps through torch.
+"""Decode steps on a CPU through compiled kernels, those that verify drafts too; all other steps through torch.
 
 A step of a few decodes is a few hundred operations of some ten microseconds each, and in torch every one of them starts
 and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call. Prompts, chunks, and steps of more rows
@@ -7,9 +7,10 @@ than that takes have work enough for torch's products.
 
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +18,10 @@ from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.engine.plan import Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
-from gradus.execution.step import StepResult
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.models import Model
-from gradus.sampling.sampler import Sampler
+from gradus.sampling.sampler import Drawn, Rows, Sampler
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class CompiledRunner(ModelRunner):
     """threads: that share a decode step. Raises Unsupported for a model that there are no kernels for."""
 
     attention: PagedAttention
+    quick_rows = MOST_ROWS
 
     def __init__(
         self,
@@ -55,18 +56,22 @@ class CompiledRunner(ModelRunner):
         with announced():
             self._warm_up()
 
-    def _run(self, plan: Plan) -> StepResult:
-        spans = len(plan.decodes) + len(plan.spans)
-        tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
-        with alone() if takes(tokens, spans) else nullcontext():
-            return super()._run(plan)
+    def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
+        with quiet(plan):
+            return super().draw(plan)
+
+    def answer(self, plan: Plan) -> Tensor:
+        with quiet(plan):
+            return super().answer(plan)
 
     def logits(self, batch: Batch) -> Tensor:
-        """As above; where every span is one token and they are few, through the kernels."""
-        if not takes(len(batch.positions), len(batch.slots)):
+        """As above; a step of a few decodes and verifications through the kernels."""
+        if not takes(batch.counts, np.bincount(batch.row_spans, minlength=len(batch.counts)).tolist()):
             return super().logits(batch)
         self.attention.update_pages(batch)
-        logits = self.decode.run(batch.token_ids, batch.positions, batch.slots)
+        slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
+        before = [number for count in batch.counts for number in range(count)]
+        logits = self.decode.run(batch.token_ids, batch.positions, slots, before)
         return logits if len(batch.row_spans) == len(logits) else logits[batch.logits_rows]
 
     @torch.inference_mode()
@@ -76,9 +81,18 @@ class CompiledRunner(ModelRunner):
         self.decode.run(nothing, nothing, [0])
 
 
-def takes(tokens: int, spans: int) -> bool:
-    """Whether the kernels take a step of so many: every span is one token, and they are few."""
-    return 0 < spans == tokens <= MOST_ROWS
+def takes(counts: Sequence[int], logits: Sequence[int]) -> bool:
+    """Whether the kernels take a step of spans with so many tokens, and so many logits: they are few, and each span is
+    one token or verifies drafts, which takes logits of every row."""
+    few = 0 < sum(counts) <= MOST_ROWS
+    return few and all(count in (1, wanted) for count, wanted in zip(counts, logits, strict=True))
+
+
+def quiet(plan: Plan) -> AbstractContextManager[None]:
+    """Torch alone where the kernels take the plan."""
+    ones = [1] * len(plan.decodes)
+    counts = ones + [len(span.tokens) for span in plan.spans]
+    return alone() if takes(counts, ones + [span.logits for span in plan.spans]) else nullcontext()
 
 
 @contextmanager

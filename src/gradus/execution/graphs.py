@@ -16,7 +16,7 @@ length 0.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -60,14 +60,21 @@ class GraphAttention(AttentionBackend, Protocol):
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph and where it leaves what it draws. early: whether its launches start early.
-
-    Not the logits: kept for each size, they would be most of the graphs' memory.
-    """
+    """A graph of a step of so many rows. early: whether its launches start early."""
 
     graph: torch.cuda.CUDAGraph
-    draw: SlotDraw
+    rows: int
     early: bool
+
+
+Graph = TypeVar("Graph", bound=Captured)
+
+
+@dataclass(frozen=True)
+class CapturedDecodes(Captured):
+    """draw: where it leaves what it draws. Not the logits: kept for each size, they would be most of the memory."""
+
+    draw: SlotDraw
 
 
 class GraphRunner:
@@ -115,13 +122,18 @@ class DecodeGraphs:
         self.attention, self.sampler, self.latest = attention, sampler, latest
         self.padding = slots
         self.sizes = batch_sizes(slots)
-        self.captured: dict[tuple[int, bool], Captured] = {}  # by size, and whether a row asks for more
+        self.captured: dict[tuple[int, bool], CapturedDecodes] = {}  # by size, and whether a row asks for more
         self.captured_bytes = 0
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
         self.inputs = torch.zeros(3, slots, dtype=torch.int32, device=self.device)  # slots, lengths, token ids
         self.buffers = [torch.zeros(3, slots, dtype=torch.int32, pin_memory=True) for _ in range(BUFFERS)]
         self.arrivals: list[Arrival | None] = [None] * BUFFERS
         self.turn = 0
+
+    @property
+    def count(self) -> int:
+        """How many sizes there are to capture."""
+        return len(self.sizes)
 
     # -- once, at the start --------------------------------------------------------------------------------------------
 
@@ -157,13 +169,13 @@ class DecodeGraphs:
         """Whether launches start early: for small steps both ways are tried, where the device can."""
         return (False, True) if size <= EARLY and capability(self.device).starts_early else (False,)
 
-    def _capture(self, size: int, early: bool, asked: bool) -> Captured:
+    def _capture(self, size: int, early: bool, asked: bool) -> CapturedDecodes:
         self._step(size, early, asked)  # compiles kernels and sets them up, none of which a graph could record
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             draw = self._step(size, early, asked)
-        return Captured(graph, draw, early)
+        return CapturedDecodes(graph, size, early, draw)
 
     def _step(self, size: int, early: bool, asked: bool) -> SlotDraw:
         """One decode step of `size` rows, all of it on the device."""
@@ -221,7 +233,7 @@ class DecodeGraphs:
         self.arrivals[turn] = Arrival(self.device)
 
 
-def fastest(candidates: Sequence[Captured]) -> Captured:
+def fastest(candidates: Sequence[Graph]) -> Graph:
     """The graph that replays in the least time: starting launches early pays for most sizes of most models.
 
     Measured and not derived, since it turns on how the programs of neighboring launches fit beside each other (on an
@@ -231,7 +243,7 @@ def fastest(candidates: Sequence[Captured]) -> Captured:
         return candidates[0]
     times = [[_replay_ms(captured.graph) for captured in candidates] for _ in range(ROUNDS)]
     best = [min(column) for column in zip(*times, strict=True)]
-    log.debug("%d rows: %.3f ms, with early launches %.3f", len(candidates[0].draw.tokens), *best)
+    log.debug("%d rows: %.3f ms, with early launches %.3f", candidates[0].rows, *best)
     return candidates[best.index(min(best))]
 
 

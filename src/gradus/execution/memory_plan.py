@@ -32,6 +32,8 @@ from gradus.models.precision import Precision
 from gradus.quantization.fp8 import E4M3
 from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
+from gradus.scheduling.drafting import MOST_ROWS, choices
+from gradus.speculative.history import history_bytes
 
 PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
 # What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
@@ -236,10 +238,12 @@ def memory_plan(
     *,
     phase: str | None = None,
     memory: DeviceMemory | None = None,
+    draft: tuple[ModelConfig, Precision] | None = None,
 ) -> MemoryPlan:
     """For a model that is known by its configuration alone, run by `phase`, or by the final engine.
 
-    options: an EngineConfig for the final engine. memory: measured when None.
+    options: an EngineConfig for the final engine. memory: measured when None. draft: the model that
+    drafts, if one does.
     Raises ConfigError for a kv_dtype that the device's kernels cannot read.
     """
     model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
@@ -249,17 +253,22 @@ def memory_plan(
     else:
         assert isinstance(options, EngineConfig)
         check_kv_dtype(options.kv_dtype, device, options.kernels)
-        plan = _final(at, options)
+        plan = _final(at, options, None if draft is None else _draft(*draft))
     return replace(plan, dtype=precision.title)
 
 
-def sized(model: Model, options: EngineConfig) -> EngineConfig:
+def _draft(config: ModelConfig, precision: Precision) -> Model:
+    return create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+
+
+def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> EngineConfig:
     """The options with a cache for what is free now, the model being loaded, if they leave its size to memory."""
     if not options.sized:
         return options
     now = DeviceMemory.of(model.device)
-    before = replace(now, free=now.free + weight_bytes(model))
-    return _final(_At(model, model.device, model.dtype, before), options).applied(options)
+    loaded = weight_bytes(model) + (0 if draft is None else weight_bytes(draft))
+    before = replace(now, free=now.free + loaded)
+    return _final(_At(model, model.device, model.dtype, before), options, draft).applied(options)
 
 
 def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
@@ -277,26 +286,34 @@ def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
     )
 
 
-def _final(at: "_At", options: EngineConfig) -> MemoryPlan:
-    """The final engine's cache: what is left beside the rest, or what was asked for."""
+def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> MemoryPlan:
+    """The final engine's cache: what is left beside the rest, or what was asked for.
+
+    draft: its weights count as weights, and its keys and values as the cache's: each page has some of both models.
+    """
     config, kind, itemsize = at.config, at.device.type, at.itemsize
     count, wanted, budget = options.max_sequences, options.limits.context_length, options.budget(kind)
     tokens = max(budget or wanted, count)  # without a budget a step is a whole prompt at least
     kernels = options.kernels and not missing(kind)
-    step = step_bytes(config, tokens, count, itemsize) + (at.scratch(tokens, count) if kernels else 0)
-    graphs = graph_bytes(config, count, itemsize) + at.scratch(count, count) if options.graphs and kernels else 0
+    rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # of decodes, with their drafts
+    step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
+    graphs = graph_bytes(config, options, rows, itemsize) + at.scratch(rows, rows) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
+    if options.speculate:
+        tables += history_bytes(count, wanted)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
-    left = usable - at.weights - step - graphs - tables
-    filled = _filling(config, options, itemsize, left) if options.sized else options
+    weights = at.weights + (0 if draft is None else weight_bytes(draft))
+    left = usable - weights - step - graphs - tables
+    beside = 0 if draft is None else draft_page_bytes(draft, options)
+    filled = _filling(config, options, itemsize, left, beside) if options.sized else options
     context = _longest(config, filled, budget)
     pages = PagePlan.of(config, replace(filled, limits=replace(options.limits, context_length=context)), itemsize)
     return MemoryPlan(
-        **at.facts(options),
+        **at.facts(options) | {"weight_bytes": weights},
         memory_fraction=fraction,
         usable_bytes=usable,
-        cache_bytes=pages.bytes,
+        cache_bytes=pages.bytes + beside * (pages.count + 1),
         max_sequences=count,
         context_length=context,
         step_tokens=tokens,
@@ -365,13 +382,20 @@ def _in_fp8(options: EngineOptions) -> bool:
     return isinstance(options, EngineConfig) and options.kv_dtype == "fp8"
 
 
-def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int) -> EngineConfig:
+def draft_page_bytes(draft: Model, options: EngineConfig) -> int:
+    """What a page has of a draft model's keys and values."""
+    return options.page_size * kv_bytes_per_token(draft.config, *kv_bytes(options, draft.dtype.itemsize))
+
+
+def _filling(config: ModelConfig, options: EngineConfig, itemsize: int, room: int, beside: int = 0) -> EngineConfig:
     """With the cache that `room` bytes hold: a block at least, and no more than what all sequences can fill.
+
+    beside: bytes of each page that are another model's.
 
     Nor more than MOST_PAGES: beyond those, ask for larger pages, or for cache_tokens.
     """
     block = PagePlan.of(config, replace(options, cache_tokens=options.page_size), itemsize)
-    page = block.bytes // (block.count + 1)  # page 0 is allocated too
+    page = block.bytes // (block.count + 1) + beside  # page 0 is allocated too
     blocks = min((room - page) // (block.count * page), options.cache_blocks, MOST_PAGES // block.count)
     return replace(options, cache_tokens=max(1, blocks) * options.page_size)
 
@@ -401,14 +425,16 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
 
 
-def graph_bytes(config: ModelConfig, slots: int, itemsize: int) -> int:
+def graph_bytes(config: ModelConfig, options: EngineConfig, rows: int, itemsize: int) -> int:
     """What captured decodes keep at most: the memory of the largest one, which all share, and each graph's own."""
-    from gradus.execution.graphs import batch_sizes  # here, since it needs Triton, which is not everywhere
+    from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
+    from gradus.execution.graphs import batch_sizes
 
-    sizes = batch_sizes(slots)
-    logits = slots * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
+    slots, most = options.max_sequences, options.most_drafts
+    sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
+    logits = rows * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
     own = 2 * len(sizes) * GRAPH_BYTES  # two graphs per size
-    return step_bytes(config, slots, 0, itemsize) + logits + own
+    return step_bytes(config, rows, 0, itemsize) + logits + own
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,14 +12,21 @@ from gradus.device.transfer import current, upload
 from gradus.engine.plan import UNKNOWN, Column, Plan
 from gradus.execution.step import StepResult
 from gradus.models import Model
-from gradus.sampling.sampler import Rows, Sampler
+from gradus.sampling.sampler import Drawn, Rows, Sampler
+from gradus.scheduling.drafting import MOST_ROWS
 
 
 class ModelRunner:
     """One model on one device, run eagerly. Knows no policy: the plan says what to run.
 
     latest: what every slot sampled last, for plans that are made while only the device knows that.
+    quick_rows: beyond so many rows, a step of decodes takes a slower way.
+    verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and whoever made
+    the plan compares it with its drafts.
     """
+
+    quick_rows: int = MOST_ROWS
+    verifies: bool = False
 
     def __init__(
         self, model: Model, attention: AttentionBackend, sampler: Sampler, latest: "LatestTokens | None" = None
@@ -35,16 +42,25 @@ class ModelRunner:
             return self._run(plan)
 
     def _run(self, plan: Plan) -> StepResult:
+        batch, _, drawn = self.draw(plan)
+        return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
+
+    def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
+        """Run the plan; also tells what each row of the draw is."""
         self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         if self.latest is not None:
             self.latest.fill_in(batch)
         logits = self.logits(batch)
-        rows = sampled_rows(batch)
+        rows = sampled_rows(batch, self.verifies)
         drawn = self.sampler.sample(logits, rows)
         if self.latest is not None and len(rows):
             self.latest.record(rows.slots, drawn.tokens)
-        return StepResult(plan, len(batch.token_ids), drawn, self.model.device)
+        return batch, rows, drawn
+
+    def answer(self, plan: Plan) -> Tensor:
+        """The model's answer to a plan whose tokens are all known, and nothing drawn from it."""
+        return self.logits(self.prepare(plan))
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""
@@ -118,10 +134,14 @@ def _positions(starts: list[int], counts: list[int]) -> list[int]:
     return [position for start, count in spans for position in range(start, start + count)]
 
 
-def sampled_rows(batch: Batch) -> Rows:
-    """Of each row with logits: its slot, the position of the token that follows it, and the drafts before it."""
+def sampled_rows(batch: Batch, verifies: bool = False) -> Rows:
+    """Of each row with logits: its slot, the position of the token that follows it, and the drafts before it.
+
+    verifies: also which tokens the drafts are, where there are any.
+    """
     spans = np.array(batch.row_spans, np.int64)  # in their order: the rows of a span stand together
     counts = np.bincount(spans, minlength=len(batch.slots))
     drafts = np.arange(len(spans)) - (counts.cumsum() - counts)[spans]
     positions = np.array(batch.lengths)[spans] - counts[spans] + 1 + drafts
-    return Rows(np.array(batch.slots)[spans], positions, drafts)
+    inputs = batch.token_ids[batch.logits_rows].numpy(force=True) if verifies and drafts.any() else None
+    return Rows(np.array(batch.slots)[spans], positions, drafts, inputs)

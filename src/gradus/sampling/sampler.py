@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradus.device.transfer import to_host, upload, upload_parts
-from gradus.engine.plan import Admission, Column
+from gradus.engine.plan import REJECTED, Admission, Column
 from gradus.kernels.noise import exponential
 from gradus.kernels.seen_words import COUNT, IN_PROMPT
 from gradus.sampling.slots import SlotTable
@@ -41,12 +41,16 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Of each row of logits: the slot it samples for, the position that the new token will have, and how many drafts of
-    the same span come before it (None: none, as everywhere but in a verification). int64 [R]."""
+    """Of each row of logits: the slot it samples for, and the position that the new token will have. int64 [R].
+
+    drafts: how many drafts of the same span come up to it, in the rows right before and its own; None: none, as
+    everywhere but in a verification. inputs: the token that each row runs, where drafts are to be compared.
+    """
 
     slots: Column
     positions: Column
     drafts: Column | None = None
+    inputs: Column | None = None
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -76,7 +80,8 @@ class DrawnLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Rows sampled together. tokens: int64 [R] on the device, -1 where there is none. logprobs: None if no row asks."""
+    """Rows sampled together. tokens: int64 [R] on the device, -1 where there is none, REJECTED where a draft up to that
+    row was wrong. logprobs: None if no row asks."""
 
     tokens: Tensor
     logprobs: DrawnLogprobs | None = None
@@ -99,35 +104,53 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
         """Draw one token for each row of `logits`, float32 [R, V], which stays as it is.
 
+        Rows that verify drafts are drawn as if all drafts up to them were right; then those for which that is so stand.
+
         Rows of one kind are computed together. What a kind is, the host knows; so nothing here waits for the device.
         """
+        tokens = self._draw(logits, rows)
+        if rows.inputs is not None and rows.drafts is not None:
+            inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
+            tokens = standing(tokens, inputs, drafts)
+        if (adjusting := self.table.adjusting[rows.slots]).any():
+            self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
+        return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
+
+    def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
+        """What these slots would draw at these positions if the logits were the model's: int64 [R]. Nothing counts."""
+        return self._draw(logits, Rows(slots, positions))
+
+    def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
         adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]
-        reporting = self.table.reporting[rows.slots]
-        if self.device.type == "cpu" and not (adjusting.any() or drawing.any() or (reporting >= 0).any()):
-            return Drawn(greedy(logits))
+        if self.device.type == "cpu" and not (adjusting.any() or drawing.any()):
+            return greedy(logits)
         slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
         adjusted = logits
         if adjusting.any():
             some, adjusted = self._where(adjusting), logits.clone()
-            adjusted[some] = self.adjust(logits[some], slots[some], positions[some])
+            adjusted[some] = self.adjust(logits[some], slots[some], positions[some], drafted(rows, adjusting))
         best, tokens = adjusted.max(dim=-1)  # NaN anywhere in a row makes its maximum NaN
         if drawing.any():
             some = self._where(drawing)
             scaled = self._scale(adjusted[some], best[some], slots[some], rows.slots[drawing])
             tokens[some] = race(scaled, self.table.seeds[slots[some]], positions[some])
-        tokens = torch.where(best.isfinite(), tokens, -1)
-        if adjusting.any():
-            some = self._where(adjusting)
-            self.table.record(slots[some], tokens[some])
-        return Drawn(tokens, self._report(logits, tokens, reporting))
+        return torch.where(best.isfinite(), tokens, -1)
 
-    def adjust(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """Penalties, bias, and the ban of early stops: logits [R, V] of these slots and positions [R], made anew."""
+    def adjust(
+        self, logits: Tensor, slots: Tensor, positions: Tensor, drafts: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """Penalties, bias, and the ban of early stops: logits [R, V] of these slots and positions [R], made anew.
+
+        drafts: pairs of a row and a token that it takes for sampled already.
+        """
         table = self.table
         repetition, frequency, presence = (
             column[slots].unsqueeze(1) for column in (table.repetition, table.frequency, table.presence)
         )
         seen = table.allocate()[slots]
+        if drafts:
+            ones = torch.ones(len(drafts), dtype=seen.dtype, device=self.device)
+            seen.index_put_(tuple(upload_parts(list(zip(*drafts, strict=True)), torch.int64, self.device)), ones, True)
         count = seen & COUNT
         known = (seen & (COUNT | IN_PROMPT)) != 0
         logits = torch.where(known, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
@@ -171,6 +194,26 @@ class Sampler:
     def _where(self, rows: Mask) -> Tensor | slice:
         """An index of these rows; of all of them one that copies nothing."""
         return slice(None) if rows.all() else upload(np.flatnonzero(rows), torch.int64, self.device)
+
+
+def drafted(rows: Rows, some: Mask) -> list[tuple[int, int]]:
+    """(row, token) of each draft up to each row; rows are counted among `some`, bool [R]."""
+    if rows.drafts is None or rows.inputs is None:
+        return []
+    pairs = enumerate(np.flatnonzero(some))
+    return [(row, int(token)) for row, at in pairs for token in rows.inputs[at - rows.drafts[at] + 1 : at + 1]]
+
+
+def standing(tokens: Tensor, inputs: Tensor, drafts: Tensor) -> Tensor:
+    """The tokens drawn, with REJECTED in rows up to which a draft was wrong: all int64 [R], as in `Rows`.
+
+    A draft is right if it is what the row before drew. A later row without a finite logit is not taken either: if it is
+    the sequence's to have, the next step finds it first.
+    """
+    wrong = ((tokens.roll(1) != inputs) | (tokens < 0)) & (drafts > 0)
+    count = wrong.cumsum(0)
+    first = torch.arange(len(tokens), device=tokens.device) - drafts
+    return torch.where(count > count[first], REJECTED, tokens)
 
 
 def greedy(logits: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from gradus.engine.plan import UNKNOWN, Column, Decodes
 from gradus.engine.sequence import Sequence
 
 RECENT = 64  # steps whose tokens are kept before the sequences' lists take them over
-NO_TOKEN = -2  # pads rows of stop tokens: no token, and not what stands for a missing one
+NO_TOKEN = -4  # pads rows of stop tokens: no token, and none of what stands for a missing one
 NO_STEP = -1
 NEVER = sys.maxsize
 
@@ -128,6 +128,14 @@ class Columns:
         full = going.turns == (self.planned + 1) % self.page_size
         return going.owners[full].tolist() if count_nonzero(full) else []
 
+    def needed(self, sequence: Sequence) -> tuple[int, int]:
+        """Of one at its pages' end: how many positions it needs for its next token, and the first that this runs."""
+        position = self.stored_ahead(sequence)
+        return position + self.page_size, position
+
+    def entered(self, sequence: Sequence, end: int) -> None:
+        """It has pages for that many positions now: here that follows from its position."""
+
     def advance(self, *, known: bool) -> Decodes:
         """A token for each that has one to run. known: no step is under way, so the newest tokens are here."""
         slots, owners, offsets, _, until = self.going()
@@ -135,16 +143,18 @@ class Columns:
             return Decodes()
         self.planned += 1
         tokens = self._recent[self.recorded % RECENT][slots] if known else np.full(len(slots), UNKNOWN)
-        return Decodes(slots, offsets + self.planned, tokens, (), owners, self.departures, until == self.planned)
+        last = until == self.planned
+        return Decodes(slots, offsets + self.planned, tokens, owners=owners, departures=self.departures, last=last)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def exceptions(self, decodes: Decodes, tokens: Column) -> list[int]:
         """The rows of the step that is done that need a decision.
 
-        The token ends the sequence, there is none, or the sequence has left its slot.
+        The token ends the sequence, there is none, or the sequence has left its slot. tokens: [B, 1].
         """
-        found, slots = tokens < 0, decodes.slots
+        tokens, slots = tokens[:, 0], decodes.slots
+        found = tokens < 0
         if decodes.last:
             found |= self._last[slots] == self.recorded + 1
         for stops in self._stops:
@@ -156,7 +166,7 @@ class Columns:
     def record(self, decodes: Decodes, tokens: Column) -> None:
         """Take in what the step sampled. Sequences that it ended have left; in their slots nothing is read of it."""
         self.recorded += 1
-        self._recent[self.recorded % RECENT][decodes.slots] = tokens  # quicker than with two indices
+        self._recent[self.recorded % RECENT][decodes.slots] = tokens[:, 0]  # quicker than with two indices
         if self.recorded % RECENT == RECENT - 1:
             for owner in self.members():
                 owner.tokens  # noqa: B018  # makes room
@@ -183,9 +193,13 @@ class Columns:
         """How many of its positions are stored once every step planned so far has run."""
         return min(int(self._offset[sequence.slot]) + self.planned + 1, sequence.longest - 1)
 
+    def room(self, sequence: Sequence) -> int:
+        """Positions that it has pages for."""
+        return -(-self.stored_ahead(sequence) // self.page_size) * self.page_size
+
     def reserved_ahead(self) -> int:
         """Positions that are reserved and not planned yet: the unfilled ends of last pages."""
-        return sum(-self.stored_ahead(sequence) % self.page_size for sequence in self.members())
+        return sum(self.room(sequence) - self.stored_ahead(sequence) for sequence in self.members())
 
     def check(self, under_way: int) -> None:
         """Rows belong to their owners, and no sequence is planned further than its steps go."""

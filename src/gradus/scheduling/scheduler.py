@@ -27,11 +27,13 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.usage import CacheUsage, Snapshot
 from gradus.config.options import Policy
 from gradus.engine.outputs import Outputs
-from gradus.engine.plan import Plan, Result, Sampled, Span, admit
+from gradus.engine.plan import Decodes, Plan, Result, Sampled, Span, admit
 from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
+from gradus.scheduling.bounds import BoundedColumns
 from gradus.scheduling.columns import Columns
+from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.queue import RANKS, Siblings, WaitingQueue
 
 BY_ORDER = attrgetter("order")
@@ -60,6 +62,7 @@ class Scheduler:
     policy: what goes first (see queue.RANKS). Under "priority" a newcomer may also take the place of a running sequence
     with a larger number; otherwise it never does, and no sequence overtakes the head of the queue.
     times: the engine's. It judges whether a deadline can still be met; the engine ends what cannot.
+    drafting: chooses how many drafts a step verifies, in an engine that speculates.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Scheduler:
         token_budget: int | None = None,
         policy: Policy = "fcfs",
         times: TimeLimits | None = None,
+        drafting: DraftControl | None = None,
     ) -> None:
         self.cache = cache
         self.max_sequences = max_sequences
@@ -78,7 +82,9 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.siblings = Siblings()
         self.prefilling: list[Sequence] = []  # running, with prompts that are not planned to their end
-        self.columns = Columns(max_sequences, cache.page_size)  # running, and decoding
+        self.drafting = drafting
+        self.bounded = BoundedColumns(max_sequences, cache.page_size, drafting.most) if drafting else None
+        self.columns = self.bounded or Columns(max_sequences, cache.page_size)  # running, and decoding
         self.free_slots = list(range(max_sequences))  # a heap: attention may read up to the highest slot in use
         self.requests: dict[str, dict[int, Sequence]] = {}  # request id → its samples that have not ended
         self.plan = Plan()  # being made
@@ -113,20 +119,27 @@ class Scheduler:
         self.siblings.hold(first.request.id, sequences[at_once:])
 
     def _steps_ahead(self, rank: float) -> float:
-        return self.waiting.steps_ahead(rank, self.max_sequences)
+        return self.waiting.steps_ahead(rank, self.max_sequences) / self.times.fastest
 
     def _refuse_impossible(self, sequence: Sequence) -> None:
         request, longest = sequence.request, sequence.longest
         if request.id in self.requests:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
-        if not self.cache.fits(longest, min(longest, self.token_budget or longest)):
+        if not self.cache.fits(longest, min(longest, self._longest_span or longest)):
             raise RequestError(
                 f"{longest} tokens are more than the cache can ever hold (prompt {len(request.prompt)}, max_tokens "
                 f"{request.max_tokens})",
                 param="max_tokens",
-                limit=f"at most {self.cache.longest(self.token_budget, longest)} tokens, with the prompt's",
+                limit=f"at most {self.cache.longest(self._longest_span, longest)} tokens, with the prompt's",
                 got=longest,
             )
+
+    @property
+    def _longest_span(self) -> int | None:
+        """Positions of one sequence that a step may need at once; None where that has no bound."""
+        if self.token_budget is None or self.drafting is None:
+            return self.token_budget
+        return max(self.token_budget, self.drafting.ahead)
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
@@ -139,7 +152,7 @@ class Scheduler:
             self.continue_prompt(sequence)
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
-        self.plan.decodes = self.columns.advance(known=self.issued == self.committed)
+        self.plan.decodes = self._advance()
         self.plan.decodes.pages = self._changes()
         if not self.plan.size:
             return None
@@ -153,16 +166,35 @@ class Scheduler:
         """Have a page for the next tokens of each: for all at once, or one by one at the cost of worse sequences."""
         if not sequences:
             return
-        if self.cache.add_pages([sequence.id for sequence in sequences]):
+        if self.bounded is None and self.cache.add_pages([sequence.id for sequence in sequences]):
             entered = sequences
         else:
             entered = [sequence for sequence in sequences if self.enter_page(sequence)]
         self._moved += entered
 
     def enter_page(self, sequence: Sequence) -> bool:
-        """Have a page for one of them. False if it had to give way, now or for one before it."""
-        end = self.cache.stored(sequence.id) + self.cache.page_size
-        return self.columns.holds(sequence) and self.make_room(sequence, end)
+        """Have pages for one of them. False if it had to give way, now or for one before it."""
+        if not self.columns.holds(sequence):
+            return False
+        end, start = self.columns.needed(sequence)
+        if not self.make_room(sequence, end, start):
+            return False
+        self.columns.entered(sequence, end)
+        return True
+
+    def _advance(self) -> Decodes:
+        """A token for each decoding sequence, and drafts with what the prompts have left of the budget."""
+        known = self.issued == self.committed
+        if self.bounded is None or self.drafting is None:
+            return self.columns.advance(known=known)
+        slots = self.bounded.going().slots
+        drafts = self.drafting.choose(slots, self.left) if len(slots) else 0
+        for sequence, (end, start) in self.bounded.wanted(drafts):
+            # for drafts no sequence gives way, and none loses the page that it will grow into
+            if self._spare > 0 and self.cache.reserve(sequence.id, end, start):
+                self.bounded.entered(sequence, end)
+                self._moved.append(sequence)
+        return self.bounded.advance(known=known, drafts=drafts)
 
     def continue_prompt(self, sequence: Sequence) -> None:
         """The next chunk of a prompt under way, as far as the budget goes."""
@@ -195,6 +227,8 @@ class Scheduler:
             assert fits, "the rest of its last page is its own"
             self.prefilling.remove(sequence)
             self.columns.join(sequence)
+            if self.drafting is not None:
+                self.drafting.begin(sequence.slot)
 
     def _changes(self) -> list[tuple[int, TableChange]]:
         """What the plan has to tell of decodes' block tables. Those that have left meanwhile have none."""
@@ -204,12 +238,12 @@ class Scheduler:
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
-    def make_room(self, sequence: Sequence, end: int) -> bool:
+    def make_room(self, sequence: Sequence, end: int, start: int | None = None) -> bool:
         """Have [0, end) of a running sequence stored, at the cost of worse ones. False: it was the worst, and is out.
 
-        The best can take all other sequences' pages, so it always finds room.
+        The best can take all other sequences' pages, so it always finds room. start: as in `PagedCache.reserve`.
         """
-        while not self.cache.reserve(sequence.id, end):
+        while not self.cache.reserve(sequence.id, end, start):
             worst = max(self.running, key=BY_ORDER)
             self.preempt(worst)
             if worst is sequence:
@@ -340,19 +374,27 @@ class Scheduler:
             return Outputs()
         assert decodes.owners is not None
         exceptional = self.columns.exceptions(decodes, tokens)
+        if self.drafting is not None:
+            self._learn(plan, sampled, exceptional)
         outputs = Outputs(decodes.owners, tokens, exceptional, sampled.logprobs)
         for row in exceptional:
-            outputs.others += self.commit_exception(decodes.owners[row], sampled.result(row))
+            outputs.others += self.commit_exception(decodes.owners[row], sampled.decode(row))
         self.columns.record(decodes, tokens)
         return outputs
 
+    def _learn(self, plan: Plan, sampled: Sampled, ended: list[int]) -> None:
+        assert self.drafting is not None
+        self.drafting.learn(plan.decodes, sampled.decoded, ended)
+        if sampled.seconds and not plan.spans:
+            self.drafting.took(len(plan.decodes), sampled.width - 1, sampled.seconds)
+
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
-        """A decode that ends with this token, or that has lost its slot while the step was under way."""
+        """A decode that ends with this step, or that has lost its slot while the step was under way."""
         if sequence.finish_reason is not None:
             return []
         output = sequence.accept(sampled)
         if sequence.slot < 0:
-            self.waiting.learn(sequence, len(sampled.tokens))
+            self.waiting.learn(sequence, len(output.tokens))
         if sequence.finish_reason is not None:
             self.retire(sequence, poisoned=sampled.error is not None)
         return [output]
@@ -450,8 +492,6 @@ class Scheduler:
         for sequence in running:
             stored = self.cache.stored(sequence.id)
             if self.columns.holds(sequence):
-                size = self.cache.page_size
-                room = -(-self.columns.stored_ahead(sequence) // size) * size
-                assert stored == room, "cache and columns disagree on the room"
+                assert stored == self.columns.room(sequence), "cache and columns disagree on the room"
             else:
                 assert 1 <= stored < len(sequence.tokens), "its prompt is not stored to the end, and it does not run"

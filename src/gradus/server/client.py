@@ -28,7 +28,7 @@ from gradus.errors import GradusError, RequestError
 from gradus.server.config import ServerConfig
 from gradus.server.engine_loop import loader
 from gradus.server.engine_thread import EngineThread
-from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats
+from gradus.server.measures import Counts, ServiceRate, Watch, cache_stats, speculation_stats
 from gradus.server.messages import (
     Cancel,
     Command,
@@ -168,6 +168,7 @@ class EngineClient:
             **(self.info.stats() if self.info else {"model": self.config.model}),
             **metrics,
             "cache": cache_stats(self.metrics.cache),
+            "speculation": speculation_stats(self.metrics.speculation),
             "waiting": self.waiting,
             "average_batch": round(steps_spans / self.metrics.steps, 3) if self.metrics.steps else 0.0,
             **dataclasses.asdict(self.counts),

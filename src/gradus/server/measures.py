@@ -2,8 +2,10 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from gradus.cache.usage import CacheUsage
+from gradus.engine.metrics import Speculation
 from gradus.server.messages import Report
 
 
@@ -63,6 +65,20 @@ class Watch:
     def reported(self, report: Report, now: float) -> None:
         waited_for = report.busy or self._commands_sent > report.commands_taken
         self.silent_since = now if waited_for else None
+
+
+def speculation_stats(told: Speculation | None) -> dict[str, Any] | None:
+    """What drafts have come to; None without speculation. By position: how many were drafted, and how many stood."""
+    if told is None:
+        return None
+    return {
+        "drafts": told.drafts,
+        "why": told.why,
+        "tokens_per_step": round(told.tokens_per_step, 3),
+        "drafted": list(told.drafted),
+        "accepted": list(told.accepted),
+        "acceptance": [round(part, 4) for part in told.acceptance],
+    }
 
 
 def cache_stats(usage: CacheUsage | None) -> dict[str, int | float] | None:

@@ -24,9 +24,9 @@ f32 = np.float32
 LONGEST = 512
 """Positions of a span at most."""
 
-SPAN = np.dtype([("row", np.int64), ("position", np.int64), ("low", np.int64), ("high", np.int64), ("table", np.int64)])
-"""Positions low to high - 1 of a row's sequence, `position` being the row's own. table: the address of its block table,
-int64."""
+SPAN = np.dtype([(name, np.int64) for name in ("row", "position", "before", "low", "high", "table")])
+"""Positions low to high - 1 of a row's sequence, `position` being the row's own, and `before` how many rows of the same
+sequence come right before it in the step. table: the address of its block table, int64."""
 
 LAYER = np.dtype(
     [
@@ -68,7 +68,7 @@ def make_scratch(heads: int, head_dim: int) -> Scratch:
 
 @njit(**FLAGS)
 def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any) -> None:
-    """One span. qkv: float32 [(Hq + 2 Hkv) Dh], of its row. partial: float32 [Hq, Dh + 2]: values, largest, sum."""
+    """One span. qkv: float32 [R, (Hq + 2 Hkv) Dh], of all rows. partial: float32 [Hq, Dh + 2]: values, largest, sum."""
     rows = (shape.cache_rows, shape.kv_heads, shape.head_dim)
     if shape.halves:
         _attend(shape, layer, span, qkv, scratch, partial, halves(layer.keys, rows), halves(layer.values, rows))
@@ -80,11 +80,14 @@ def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: A
 def _attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any, keys: Any, values: Any) -> None:
     width, position = shape.head_dim, span.position
     table = longs(span.table, (position // shape.page_size + 1,))
-    if span.high > position:  # the row's own key and value are this span's to store
-        _store(shape, layer, table, position, qkv, scratch.key, keys, values)
+    # Keys and values that the step itself brings are stored by every span that reads them, since no span waits for
+    # another: rows that verify drafts read those of the rows before them. What two store is the same to the last bit.
+    for new in range(max(span.low, position - span.before), span.high):
+        _store(shape, layer, table, new, qkv[span.row - (position - new)], scratch.key, keys, values)
     for head in range(shape.heads):
         query = scratch.queries[head]
-        _turn(shape, layer.q_norm, layer.rotation, position, qkv[head * width : (head + 1) * width], query)
+        own = qkv[span.row, head * width : (head + 1) * width]
+        _turn(shape, layer.q_norm, layer.rotation, position, own, query)
         for j in range(width):
             query[j] *= shape.scale
     _walk(0, shape, table, span, scratch, partial, keys)

@@ -61,7 +61,7 @@ SHAPE = np.dtype(
 
 
 class Step(NamedTuple):
-    """All that a step works on. Buffers are float32 [32, …], a row for each sequence.
+    """All that a step works on. Buffers are float32 [32, …], a row for each new token.
 
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
     chunks: int64 [S], how many each stage has in this step.
@@ -101,7 +101,7 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
     if stage.kind == ATTEND:
         layer = step.layers[stage.layer]
         span = step.spans[layer.group, chunk]
-        attend(step.heads[0], layer, span, step.qkv[span.row], worker.scratch, step.partials[chunk])
+        attend(step.heads[0], layer, span, step.qkv, worker.scratch, step.partials[chunk])
         return
     if stage.kind == ADD_NORMALIZED:
         _add_normalized(step, stage, worker)

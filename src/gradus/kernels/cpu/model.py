@@ -119,15 +119,19 @@ class DecodeModel:
         self.team = Team(threads, self._work)
         finalize(self, self.team.close)
 
-    def run(self, token_ids: Tensor, positions: Tensor, slots: Sequence[int]) -> Tensor:
+    def run(
+        self, token_ids: Tensor, positions: Tensor, slots: Sequence[int], before: Sequence[int] | None = None
+    ) -> Tensor:
         """One decode step: a new token of each of these slots, at its position, int64 [R].
 
+        A slot may have several, at successive positions in successive rows: before says how many rows of the same slot
+        come right before each; None: none.
         Its keys and values go to the pages that the tables name. Returns logits, float32 [R, V], until the next call.
         """
         rows = len(slots)
         self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
         self.step.shape["rows"] = rows
-        self._divide(slots, positions.tolist())
+        self._divide(slots, positions.tolist(), before or [0] * rows)
         self.team.run()
         return self.logits[:rows]
 
@@ -135,7 +139,7 @@ class DecodeModel:
         opened = 0 if thread else len(self.step.stages)  # by the caller
         run(self.address, self.step, self.workers[thread], opened, patience)
 
-    def _divide(self, slots: Sequence[int], positions: Sequence[int]) -> None:
+    def _divide(self, slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> None:
         """Each row's context into spans, for every group of layers."""
         _, count, longest = self.tables.shape
         start = self.tables.data_ptr()
@@ -144,10 +148,10 @@ class DecodeModel:
             total = sum(position + 1 - first for position, first in zip(positions, oldest, strict=True))
             length = min(LONGEST, max(FEWEST_KEYS, -(-total // (2 * self.threads))))
             spans, starts = [], [0]
-            for row, (slot, position, first) in enumerate(zip(slots, positions, oldest, strict=True)):
+            for row, (slot, position, first, new) in enumerate(zip(slots, positions, oldest, before, strict=True)):
                 table = start + 8 * (group * count + slot) * longest
                 lows = range(first, position + 1, length)
-                spans += [(row, position, low, min(low + length, position + 1), table) for low in lows]
+                spans += [(row, position, new, low, min(low + length, position + 1), table) for low in lows]
                 starts.append(len(spans))
             self.step.spans[group, : len(spans)] = spans
             self.step.span_starts[group, : len(starts)] = starts

@@ -1,0 +1,237 @@
+"""Steps that verify drafts, all of it on a GPU: the host sends two numbers per sequence, and learns the rest at commit.
+
+`speculating.py` does the same with a look at the device's numbers, which a GPU's host must not wait for. Here a step of
+decodes has as many rows as its drafts could take, and those that there are not are padding. So it can be replayed from
+a CUDA graph, one for each number of sequences and of drafts; and the next step sees what was accepted before the host
+does.
+
+A step with prompts beside decodes is launched eagerly, and verifies no drafts: the prompts' tokens use what the GPU can
+compute anyway.
+"""
+
+import time
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.attention.backend import AttentionBackend
+from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.device.transfer import Arrival, current, to_host, upload_parts
+from gradus.engine.plan import Column, Decodes, Plan, Sampled
+from gradus.execution.runner import lay_out, sampled_rows
+from gradus.execution.step import packed
+from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
+from gradus.kernels.overlap import early_launches
+from gradus.models import Model
+from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
+from gradus.sampling.sampler import DrawnLogprobs, Rows
+from gradus.speculative.drafter import Drafter
+from gradus.speculative.history import History
+
+
+class Verified(NamedTuple):
+    """What a step of B decodes drew. tokens: int64 [B, 1 + drafts], as in `Sampled`. pairs: of each of these as in
+    DrawnLogprobs, where rows may ask for them."""
+
+    tokens: Tensor
+    pairs: Tensor | None
+
+
+class DraftStep:
+    """A step of decodes on the device. attention and sampler have room for one slot more, which is padding's."""
+
+    def __init__(
+        self,
+        model: Model,
+        attention: GraphPagedAttention,
+        sampler: KernelSampler,
+        drafter: Drafter,
+        history: History,
+    ) -> None:
+        self.model, self.attention, self.sampler = model, attention, sampler
+        self.drafter, self.history = drafter, history
+
+    def run(self, slots: Tensor, limits: Tensor, drafts: int, *, early: bool = False, asked: bool) -> Verified:
+        """slots, limits: int32 [B], the limits being the positions that each may store: 0 for padding."""
+        rows = self.rows(slots, limits, drafts)
+        draw = self.draw(slots, rows, drafts, early, asked)
+        return self.keep(slots, rows, draw)
+
+    @torch.inference_mode()
+    def rehearse(self, slots: Tensor, limits: Tensor, drafts: int, early: bool) -> None:
+        """Go through the launches of `run` where they only compile: their results are never looked up."""
+        rows = self.rows(slots, limits, drafts)
+        nothing = torch.zeros_like(rows.tokens)
+        for asked in (False, True):
+            draw = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
+            keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+
+    def rows(self, slots: Tensor, limits: Tensor, drafts: int) -> DraftRows:
+        history, attention = self.history, self.attention
+        if drafts:
+            proposed = self.drafter.propose(history, slots, drafts, limits)
+        else:
+            proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
+        # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
+        return draft_rows(
+            slots, limits, self.sampler.table.adjusts, history.tokens, history.lengths, proposed, attention.tables,
+            attention.storage.page_size,
+        )  # fmt: skip
+
+    def draw(self, slots: Tensor, rows: DraftRows, drafts: int, early: bool, asked: bool) -> SlotDraw:
+        model, attention = self.model, self.attention
+        if drafts:
+            attention.prepare_drafts(slots, rows, 1 + drafts)
+        else:
+            attention.prepare_decodes(rows.slots, rows.ends)
+        with early_launches(early):
+            hidden = model(rows.tokens, rows.positions, attention)
+        # the kernel widens each logit as it reads it: no second matrix of them
+        logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
+        with early_launches(early):
+            return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked)
+
+    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw) -> Verified:
+        kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+        return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
+
+
+class Replays(Protocol):
+    """Captured steps: `gradus.execution.draft_graphs.DraftGraphs`."""
+
+    def replay(self, decodes: Decodes, asked: bool) -> Verified: ...
+
+
+class DraftRunner:
+    """Runs plans of an engine that speculates. graphs: of `step`, where there are some."""
+
+    def __init__(self, step: DraftStep, graphs: Replays | None = None) -> None:
+        self.step, self.graphs = step, graphs
+        self.device = step.model.device
+        self.arrived = 0.0  # when the host saw the newest step
+
+    @property
+    def attention(self) -> AttentionBackend:
+        return self.step.attention
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> "DraftResult":
+        with current(self.device):
+            self.step.history.admit(plan.admissions)
+            self.step.sampler.admit(plan.admissions)
+            for admission in plan.admissions:
+                self.step.drafter.keep(admission.slot, 0)
+            return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
+
+    def _run_decodes(self, plan: Plan) -> "DraftResult":
+        step, decodes = self.step, plan.decodes
+        step.attention.wipe(plan.wiped)
+        self._update_pages(decodes)
+        step.drafter.catch_up(step.history, decodes)
+        asked = step.sampler.asked(decodes.slots)
+        verified = self.verify(decodes, asked)
+        return self.result(plan, verified.tokens.numel(), verified, self.reports(decodes.slots, asked), None)
+
+    def _update_pages(self, decodes: Decodes) -> None:
+        attention = self.step.attention
+        if decodes.pages:
+            attention.update_tables(*zip(*decodes.pages, strict=True))
+        for slot, change in decodes.pages:
+            self.step.drafter.keep(slot, change.kept * attention.storage.page_size)
+
+    def verify(self, decodes: Decodes, asked: bool) -> Verified:
+        if self.graphs is not None:
+            return self.graphs.replay(decodes, asked)
+        return self.step.run(*self.numbers(decodes), decodes.drafts, asked=asked)
+
+    def numbers(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
+        """Slots and limits on the device."""
+        assert decodes.limits is not None, "a plan of an engine that does not speculate"
+        parts = decodes.slots.tolist(), decodes.limits.tolist()
+        slots, limits = upload_parts(parts, torch.int32, self.device)
+        return slots, limits
+
+    def reports(self, slots: Column, asked: bool) -> Column:
+        """How many likeliest tokens each slot has reported; -1: nothing."""
+        counts = self.step.sampler.table.reporting[slots]
+        return counts if asked else np.full_like(counts, -1)
+
+    def _run_prompts(self, plan: Plan) -> "DraftResult":
+        """A step with prompts: a row for each decode, then theirs."""
+        step, decodes, history = self.step, plan.decodes, self.step.history
+        prompts = lay_out(Plan(plan.spans, wiped=plan.wiped), self.device)
+        step.attention.update_pages(prompts)
+        wanted, count = sampled_rows(prompts), len(decodes)
+        token_ids, positions, picked = prompts.token_ids, prompts.positions, prompts.logits_rows
+        slots, ends = upload_parts([wanted.slots.tolist(), wanted.positions.tolist()], torch.int64, self.device)
+        if not count:
+            step.attention.prepare(prompts)
+        else:
+            self._update_pages(decodes)
+            step.drafter.catch_up(step.history, replace(decodes, drafts=0))
+            mine, limits = self.numbers(decodes)
+            rows = step.rows(mine, limits, 0)
+            step.attention.prepare_beside(rows, prompts)
+            token_ids = torch.cat([rows.tokens, token_ids])
+            positions = torch.cat([rows.positions, positions])
+            picked = torch.cat([torch.arange(count, device=self.device), picked + count])
+            slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
+        asked = step.sampler.asked(np.concatenate([decodes.slots, wanted.slots]))
+        hidden = step.model(token_ids, positions, step.attention)
+        draw = step.sampler.draw_slots(step.model.logits(hidden[picked]), slots, ends, asked=asked)
+        history.record(slots[count:].long(), ends[count:].long(), draw.tokens[count:])
+        verified = None
+        if count:
+            decoded = SlotDraw(draw.tokens[:count], None if draw.pairs is None else draw.pairs[:count])
+            verified = step.keep(mine, rows, decoded)
+        told = None if draw.pairs is None else draw.pairs[count:]
+        reports = self.reports(np.concatenate([decodes.slots, wanted.slots]), asked)
+        return self.result(plan, len(token_ids), verified, reports, (wanted, draw.tokens[count:], told))
+
+    def result(
+        self,
+        plan: Plan,
+        rows: int,
+        verified: Verified | None,
+        reports: Column,
+        prompts: tuple[Rows, Tensor, Tensor | None] | None,
+    ) -> "DraftResult":
+        """prompts: what their rows are, drew, and report. reports: of each decode, then of each prompt's row."""
+        tokens = [] if verified is None else [verified.tokens[: len(plan.decodes)]]
+        pairs = [] if verified is None or verified.pairs is None else [verified.pairs]
+        width = tokens[0].shape[1] if tokens else 1
+        if pairs:
+            pairs = [pairs[0][: len(plan.decodes) * width]]
+        if prompts is not None:
+            tokens.append(prompts[1])
+            pairs += [] if prompts[2] is None else [prompts[2]]
+        counts = np.concatenate([np.repeat(reports[: len(plan.decodes)], width), reports[len(plan.decodes) :]])
+        logprobs = DrawnLogprobs(torch.cat(pairs), counts) if pairs and (counts >= 0).any() else None
+        return DraftResult(self, plan, rows, torch.cat([each.flatten() for each in tokens]), width, logprobs)
+
+
+class DraftResult:
+    """A step on its way to the host until `get`. width: rows of each decode that it drew; its plan may allow more."""
+
+    def __init__(
+        self, runner: DraftRunner, plan: Plan, rows: int, tokens: Tensor, width: int, logprobs: DrawnLogprobs | None
+    ) -> None:
+        self.rows = rows
+        self._runner, self._launched, self._width = runner, time.perf_counter(), width
+        self._steady = runner.step.drafter.steady
+        self._counts = [span.logits for span in plan.spans]
+        self._tokens = to_host(tokens)
+        self._logprobs = None if logprobs is None else logprobs.to_host()
+        self._arrival = Arrival(runner.device)
+
+    def get(self) -> Sampled:
+        """Wait until it is there, and for nothing that comes later."""
+        self._arrival.wait()
+        now, before = time.perf_counter(), self._runner.arrived
+        seconds = now - max(self._launched, before) if self._steady else 0.0
+        self._runner.arrived = now
+        told = () if self._logprobs is None else packed(self._logprobs)
+        return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)

@@ -1,0 +1,131 @@
+"""Steps that verify drafts, laid out on the host: a decode with k drafts becomes a span of k + 1 tokens with logits.
+
+The plan says how many drafts each decode verifies at most, and how many positions it may store; the drafter says which
+they are, and the history how long the sequence is. Where all of it is in the host's memory, as on a CPU, a step has
+exactly the rows that there are drafts for. Everything below (layout, attention, model, sampler) takes spans, and
+knows nothing of drafts.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradus.attention.backend import AttentionBackend
+from gradus.attention.paged import PagedAttention
+from gradus.cache import TableChange
+from gradus.device.transfer import current, upload, upload_parts
+from gradus.engine.plan import UNDRAFTED, Column, Decodes, Plan, Sampled, Span
+from gradus.execution.runner import ModelRunner
+from gradus.execution.step import packed
+from gradus.sampling.sampler import Drawn, Rows
+from gradus.speculative.drafter import Drafter
+from gradus.speculative.history import History
+
+
+class SpeculatingRunner:
+    """Runs plans of an engine that speculates.
+
+    runner: runs the spans; it needs no latest tokens. pages: its attention. drafter, history: of its device.
+    """
+
+    def __init__(self, runner: ModelRunner, pages: PagedAttention, drafter: Drafter, history: History) -> None:
+        self.runner, self.pages, self.drafter, self.history = runner, pages, drafter, history
+        self.device = runner.model.device
+        runner.verifies = True
+
+    @property
+    def attention(self) -> AttentionBackend:
+        return self.runner.attention
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> "SpeculatedResult":
+        with current(self.device):
+            return self._run(plan)
+
+    def _run(self, plan: Plan) -> "SpeculatedResult":
+        began = time.perf_counter()
+        self.history.admit(plan.admissions)
+        for admission in plan.admissions:
+            self.drafter.keep(admission.slot, 0)
+        self.update_pages(plan.decodes.pages)
+        verified = self.spans(plan.decodes)
+        spans = [*verified.values(), *plan.spans]
+        result = SpeculatedResult(plan, verified)
+        if spans:
+            batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions, plan.wiped))
+            self.record(rows, drawn.tokens)
+            usual = self.drafter.steady or not plan.decodes.drafts
+            result.draw(drawn, len(batch.token_ids), time.perf_counter() - began if usual else 0.0)
+        return result
+
+    def spans(self, decodes: Decodes) -> dict[int, Span]:
+        """The decodes as spans, by their rows in the columns; none for a sequence that has reached its end."""
+        if not len(decodes):
+            return {}
+        assert decodes.limits is not None, "a plan of an engine that does not speculate"
+        slots = upload(decodes.slots, torch.int64, self.device)
+        lengths = self.history.lengths[slots]
+        newest = self.history.tokens[slots, lengths - 1]
+        drafts: list[list[int]] = [[] for _ in range(len(decodes))]
+        if decodes.drafts:
+            limits = upload(decodes.limits, torch.int64, self.device)
+            drafts = self.drafter.propose(self.history, slots, decodes.drafts, limits).tolist()
+        columns = decodes.slots.tolist(), lengths.tolist(), decodes.limits.tolist(), newest.tolist(), drafts
+        spans = {}
+        for row, (slot, length, limit, token, proposed) in enumerate(zip(*columns, strict=True)):
+            tokens = [token, *upto_missing(proposed)][: max(0, limit - (length - 1))]
+            if tokens:
+                spans[row] = Span(None, slot, length - 1, tokens, len(tokens))
+        return spans
+
+    def update_pages(self, changes: Sequence[tuple[int, TableChange]]) -> None:
+        """Before anything runs: a drafter may read the decodes' block tables."""
+        if changes:
+            self.pages.update_tables(*zip(*changes, strict=True))
+        for slot, change in changes:
+            self.drafter.keep(slot, change.kept * self.pages.storage.page_size)
+
+    def record(self, rows: Rows, tokens: Tensor) -> None:
+        if len(rows):
+            slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
+            self.history.record(slots, positions, tokens)
+
+
+def upto_missing(drafts: Iterable[int]) -> list[int]:
+    """The drafts up to the first that is none."""
+    found = []
+    for draft in drafts:
+        if draft < 0:
+            break
+        found.append(draft)
+    return found
+
+
+class SpeculatedResult:
+    """A step of `plan`, in which the decodes by row were the spans `verified`."""
+
+    def __init__(self, plan: Plan, verified: dict[int, Span]) -> None:
+        self.rows = 0
+        decodes = plan.decodes
+        self._width, self._counts = 1 + decodes.drafts, [span.logits for span in plan.spans]
+        self._tokens = np.full(decodes.rows + sum(self._counts), UNDRAFTED)
+        self._logprobs: list[bytes] = []
+        self._seconds = 0.0
+        places = [range(row * self._width, row * self._width + span.logits) for row, span in verified.items()]
+        places.append(range(decodes.rows, len(self._tokens)))
+        self._places: Column = np.array([place for span in places for place in span], np.int64)
+
+    def draw(self, drawn: Drawn, rows: int, seconds: float) -> None:
+        """Take in what was drawn, on a model's so many rows."""
+        self.rows, self._seconds = rows, seconds
+        self._tokens[self._places] = drawn.tokens.numpy(force=True)
+        if drawn.logprobs is not None:
+            self._logprobs = [b""] * len(self._tokens)
+            for place, told in zip(self._places.tolist(), packed(drawn.logprobs.to_host()), strict=True):
+                self._logprobs[place] = told
+
+    def get(self) -> Sampled:
+        return Sampled(self._tokens, self._counts, self._logprobs, self._width, self._seconds)

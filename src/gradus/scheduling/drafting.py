@@ -1,0 +1,176 @@
+"""How many drafts a step verifies: as many as bring the most tokens per second, by what was measured. No torch here.
+
+A draft is a row more in a step. It pays if it is accepted often enough for what a longer step costs:
+
+    tokens per step = sum over sequences of 1 + P(1st draft stands) + P(1st and 2nd stand) + …
+
+over the time of a step with so many sequences and drafts. Both are moving averages of what steps have shown. One number
+serves all sequences of a step, so those whose drafts are accepted and those whose drafts are not share a step fairly:
+it is the sum that counts. Where no number of drafts gains anything, there are none; then a probe, rarer the longer it
+finds nothing, tells when they would pay again.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradus.engine.metrics import Speculation
+from gradus.engine.plan import UNDRAFTED, Column, Decodes
+
+CHOICES = (0, 1, 2, 4, 8)
+MOST_ROWS = 256
+"""Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
+
+PRIOR = 0.5  # that a draft of a request stands, before there is any of its own
+NEW = 1 / 8  # how much of a new observation an average takes over
+SLOW = 1 / 64  # the same for positions that were not tried, towards what those before them suggest
+LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
+GUESS = 0.03  # what a draft adds to a step's time, until that is measured
+MARGIN = 1.02  # what drafts must gain to be worth it
+PROBE = 2  # drafts of a probe
+RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
+PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
+
+
+def choices(most: int, *, adaptive: bool) -> list[int]:
+    """How many drafts a step may verify, where there is room."""
+    return [*(each for each in CHOICES if each < most), most] if adaptive else [0, most]
+
+
+class DraftControl:
+    """Chooses, for up to `slots` sequences. most: drafts per step; adaptive: 0 to `most`, else always `most`.
+
+    lag: steps under way when the next one is planned. rows: of a step that verifies drafts, at most.
+    """
+
+    def __init__(self, most: int, slots: int, *, lag: int, adaptive: bool, rows: int = MOST_ROWS) -> None:
+        self.most, self.lag, self.adaptive, self.rows = most, lag, adaptive, rows
+        self.choices = choices(most, adaptive=adaptive)
+        prior = PRIOR ** np.arange(1, most + 1)
+        self._shared = prior  # of all requests
+        self._prior = prior
+        self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
+        self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
+        self._patience = self._left = PATIENCE
+        self._run = 0  # steps that the probe under way may still take
+        self._now, self._why = 0, "nothing has run yet"
+        self._steps = self._tokens = 0
+        self._drafted, self._accepted = np.zeros((2, most), np.int64)
+
+    @property
+    def ahead(self) -> int:
+        """Positions from the first that a step may run to the last that it must have room for."""
+        return self.lag * self.most + 1
+
+    def begin(self, slot: int) -> None:
+        """The slot has a new owner: it may be what other requests are, or better."""
+        self._agree[slot] = np.maximum(self._shared, self._prior)
+
+    # -- a step is planned ---------------------------------------------------------------------------------------------
+
+    def choose(self, slots: Column, left: int) -> int:
+        """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs."""
+        most = min(self.most, left // len(slots), max(0, self.rows // len(slots) - 1))
+        if not self.adaptive:
+            return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
+        size = len(slots).bit_length()
+        if (size, 0) not in self._seconds:
+            return self._decide(0, "the time of a step without drafts is not known yet")
+        tokens = np.concatenate([[0], self._agree[slots].sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
+        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= most}
+        best = max(rates, key=rates.__getitem__)
+        gain = rates[best] / rates[0]
+        if gain > MARGIN:
+            self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
+            return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
+        if self._probes(size) and most:
+            return self._decide(min(PROBE, most), "a probe")
+        nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
+        share = rates[nearest] / rates[0]
+        return self._decide(0, f"{nearest} drafts would bring {share:.2f} times the tokens per second")
+
+    def _probes(self, size: int) -> bool:
+        """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
+
+        It measures its own number of drafts. What larger numbers took is forgotten, or one slow step would bar them.
+        """
+        if self._run:
+            self._run -= 1
+            return True
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._left, self._run = self._patience, RUN - 1
+        for drafts in self.choices:
+            if drafts > PROBE:
+                self._seconds.pop((size, drafts), None)
+        return True
+
+    def _decide(self, drafts: int, why: str) -> int:
+        self._now, self._why = drafts, why
+        return drafts
+
+    def _cost(self, size: int, drafts: int) -> float:
+        """Seconds of a step: measured, or guessed from the nearest number of drafts below that was."""
+        if (size, drafts) in self._seconds:
+            return self._seconds[size, drafts]
+        below = max(each for each in self.choices if each < drafts and (size, each) in self._seconds)
+        return self._seconds[size, below] * (1 + GUESS * (drafts - below))
+
+    # -- a step is done ------------------------------------------------------------------------------------------------
+
+    def learn(self, decodes: Decodes, tokens: Column, ended: list[int]) -> None:
+        """Take in what a step's drafts came to. tokens: as in `Sampled.decoded`; the step may have verified fewer than
+        its plan allowed. ended: rows that say nothing.
+        """
+        rows = np.ones(len(tokens), np.bool_)
+        rows[ended] = False
+        tokens, slots, drafts = tokens[rows], decodes.slots[rows], tokens.shape[1] - 1
+        stood = tokens >= 0
+        self._steps += len(tokens)
+        self._tokens += int(np.count_nonzero(stood))
+        if not drafts or not len(tokens):
+            return
+        self._drafted[:drafts] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
+        self._accepted[:drafts] += np.count_nonzero(stood[:, 1:], axis=0)
+        agreed = stood[:, 1:].astype(np.float64)
+        self._agree[slots] = _moved(self._agree[slots], agreed)
+        self._shared = _moved(self._shared[None], agreed.mean(axis=0, keepdims=True))[0]
+        if agreed[:, 0].mean() < PRIOR:
+            self._run = 0  # a probe has seen enough
+
+    def took(self, sequences: int, drafts: int, seconds: float) -> None:
+        """A step of nothing but so many decodes, with so many drafts each, took so long."""
+        key = sequences.bit_length(), drafts
+        known = self._seconds.get(key, seconds)
+        self._seconds[key] = known + NEW * (min(seconds, LARGEST_RISE * known) - known)
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> Speculation:
+        return Speculation(
+            drafts=self._now,
+            why=self._why,
+            steps=self._steps,
+            tokens=self._tokens,
+            drafted=tuple(self._drafted.tolist()),
+            accepted=tuple(self._accepted.tolist()),
+        )
+
+
+def _moved(averages: NDArray[Any], agreed: NDArray[Any]) -> NDArray[Any]:
+    """Averages [B, most] after an observation of their first positions, [B, drafts].
+
+    Positions beyond move slowly to what follows if each draft agrees as often as those tried did on average: else a
+    text that begins to repeat itself would never be drafted further than it was tried.
+    """
+    drafts = agreed.shape[1]
+    averages = averages.copy()
+    averages[:, :drafts] += NEW * (agreed - averages[:, :drafts])
+    beyond = np.arange(drafts + 1, averages.shape[1] + 1)
+    suggested = averages[:, drafts - 1 : drafts] ** (beyond / drafts)
+    averages[:, drafts:] += SLOW * (suggested - averages[:, drafts:])
+    averages[:, drafts:] = np.minimum(averages[:, drafts:], averages[:, drafts - 1 : drafts])
+    return averages

@@ -1,0 +1,90 @@
+"""Run by test_drafts.py in a process of its own, where Triton interprets: drafts looked up, laid out, and kept."""
+
+import pytest
+import torch
+
+from gradus.kernels.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
+from gradus.kernels.ngram import look_up_slots
+from gradus.kernels.ngram_reference import look_up
+
+SLOTS, CONTEXT, PAGE = 6, 64, 4
+
+
+@pytest.fixture(autouse=True)
+def _poisoned():
+    torch.use_deterministic_algorithms(True)  # torch.empty then gives the largest number
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def state(seed: int, vocabulary: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and lengths by slot, the last slot being padding's; few different tokens, so that they repeat."""
+    generator = torch.Generator().manual_seed(seed)
+    history = torch.randint(0, vocabulary, (SLOTS + 1, CONTEXT), generator=generator, dtype=torch.int32)
+    known = torch.randint(1, CONTEXT - 10, (SLOTS + 1,), generator=generator)
+    known[SLOTS] = 1
+    return history, known
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_are_what_followed_the_longest_and_newest_match(seed, count):
+    history, known = state(seed, 2 + 3 * seed)
+    slots = torch.arange(SLOTS + 1, dtype=torch.int32)
+    found = look_up_slots(slots, history, known, count)
+    assert torch.equal(found, look_up(history, known, count))
+    for slot in range(SLOTS):
+        assert found[slot].tolist() == by_hand(history[slot, : known[slot]].tolist(), count)
+
+
+def by_hand(said: list[int], count: int) -> list[int]:
+    def agreed(place: int) -> int:
+        both = zip(reversed(said[: place + 1]), reversed(said), strict=False)
+        return min(4, next((n for n, (a, b) in enumerate(both) if a != b), place + 1))
+
+    best = max(range(len(said) - 1), key=lambda place: (agreed(place), place), default=None)
+    if best is None or agreed(best) < 2:
+        return [-1] * count
+    following = said[best + 1 :]
+    return [following[n % len(following)] for n in range(count)]
+
+
+def step(seed: int, drafts: int):
+    generator = torch.Generator().manual_seed(seed)
+    history, known = state(seed)
+    slots = torch.tensor([4, 0, 2, SLOTS, 5], dtype=torch.int32)
+    proposed = torch.randint(-1, 3, (5, drafts), generator=generator)
+    room = torch.tensor([drafts + 1, 2, 0, 0, drafts + 9])
+    limits = (known[slots.long()] - 1 + room).int()
+    limits[3] = 0  # padding
+    barred = torch.zeros(SLOTS + 1, dtype=torch.int32)
+    barred[5] = seed % 2
+    tables = torch.randint(1, 50, (2, SLOTS + 1, CONTEXT // PAGE), generator=generator)
+    tables[:, SLOTS] = 0
+    return slots, limits, barred, history, known, proposed, tables, PAGE
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
+    arguments = step(seed, drafts)
+    found, expected = draft_rows(*arguments), draft_rows_reference(*arguments)
+    for name, mine, theirs in zip(found._fields, found, expected, strict=True):
+        assert torch.equal(mine, theirs), name
+    count = int(found.query_start[-1])
+    assert (
+        (found.slots[count:] == SLOTS).all() and not found.ends[count:].any() and (found.places[:, count:] < PAGE).all()
+    )
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts):
+    arguments = step(seed, drafts)
+    rows = draft_rows_reference(*arguments)
+    drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=torch.Generator().manual_seed(seed))
+    states = [(arguments[3].clone(), arguments[4].clone()) for _ in range(2)]
+    found = keep_standing(arguments[0], rows, drawn, *states[0])
+    expected = keep_standing_reference(arguments[0], rows, drawn, *states[1])
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(*states, strict=True))

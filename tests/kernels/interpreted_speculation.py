@@ -1,0 +1,118 @@
+"""Run by test_drafts.py in a process of its own, where Triton interprets: engines that speculate on a GPU's kernels."""
+
+import pytest
+import torch
+
+from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.attention.paged import PagedAttention
+from gradus.attention.storage import PagedStorage
+from gradus.cache.paged import PagedCache
+from gradus.cache.radix import PrefixIndex
+from gradus.engine.engine import Engine
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.execution.draft_passes import DraftPasses
+from gradus.execution.draft_steps import DraftRunner, DraftStep
+from gradus.execution.runner import ModelRunner
+from gradus.kernels.fuse import fused
+from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.sampling.sampler import Sampler
+from gradus.scheduling.drafting import DraftControl
+from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.history import History
+from gradus.speculative.ngram import NgramDrafter
+from tests.kernels.interpreted_fused_model import small
+from tests.phases.drive import run
+
+LIMITS = ModelLimits(320, 64)
+SLOTS = 2
+
+
+class Known:
+    """Drafts what sequences are known to say, but every fifth token wrong, and none after every seventh."""
+
+    steady = True
+
+    def catch_up(self, history, decodes):
+        pass
+
+    def keep(self, slot, positions):
+        pass
+
+    def __init__(self, said: list[tuple[int, ...]]) -> None:
+        self.said = said
+
+    def propose(self, history, slots, count, limits):
+        drafts = torch.full((len(slots), count), -1)
+        for row, slot in enumerate(slots.tolist()):
+            known = tuple(history.tokens[slot, : history.lengths[slot]].tolist())
+            whole = next((each for each in self.said if each[: len(known)] == known), ())
+            for number, place in enumerate(range(len(known), min(len(known) + count, len(whole)))):
+                if place % 7 == 0:
+                    break
+                drafts[row, number] = 0 if place % 5 == 0 else whole[place]
+        return drafts
+
+
+def requests() -> list[Request]:
+    """Repeating, with penalties, with log-probabilities, and one that is there later than the others."""
+    asked = [
+        ([7, 8, 9, 7, 8, 9, 7, 8], dict(max_tokens=7)),
+        ([5], dict(max_tokens=5, presence_penalty=0.7, repetition_penalty=1.2)),
+        ([4, 5, 4, 5], dict(max_tokens=6, logprobs=2, temperature=0.7, seed=4)),
+    ]
+    return [
+        Request.create(f"r{number}", prompt, SamplingParams(ignore_eos=True, **params), LIMITS)
+        for number, (prompt, params) in enumerate(asked)
+    ]
+
+
+def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
+    """drafter: None is an engine in torch that does not speculate."""
+    model = small(shape)
+    storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
+    cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
+    if drafter is None:
+        runner = ModelRunner(model, PagedAttention(model.config, storage, SLOTS), Sampler(320, model.device, SLOTS))
+        return Engine(Scheduler(cache, SLOTS, 6), runner, LIMITS)
+    attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
+    history = History(SLOTS, 64, model.device)
+    if drafter == "itself":
+        own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
+        own.tables = attention.tables
+        drafter = DraftPasses(fused(model), own, sampler)
+    step = DraftStep(fused(model), attention, sampler, drafter, history)
+    control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
+    return Engine(Scheduler(cache, SLOTS, 6, drafting=control), DraftRunner(step), LIMITS, 1)
+
+
+def answers(engine: Engine) -> tuple[dict, list]:
+    """Tokens, and log-probabilities to four places."""
+    told = []
+    step = engine.step
+
+    def listening():
+        outputs = step()
+        told.extend((o.request_id, each.token_id, round(each.logprob, 3)) for o in outputs for each in o.logprobs)
+        return outputs
+
+    engine.step = listening
+    return run(engine, requests()), told
+
+
+@pytest.mark.parametrize("kind", ["ngram", "known"])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gemma3"])
+def test_no_token_and_no_log_probability_changes(shape, kind):
+    expected = answers(engine(shape))
+    said = [(*request.prompt, *expected[0][request.id, 0].tokens) for request in requests()]
+    speculating = engine(shape, NgramDrafter(kernel=True) if kind == "ngram" else Known(said))
+    assert answers(speculating) == expected
+    told = speculating.scheduler.drafting.stats()
+    assert kind == "ngram" or sum(told.drafted) > sum(told.accepted) > 3
+
+
+def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
+    """It catches up with prompts, steps that drafted nothing, and prefixes that the model found in its cache."""
+    speculating = engine("tiny-llama", "itself")
+    assert answers(speculating) == answers(engine("tiny-llama"))
+    told = speculating.scheduler.drafting.stats()
+    assert told.accepted == told.drafted and sum(told.accepted) > 3

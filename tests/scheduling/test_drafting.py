@@ -1,0 +1,125 @@
+"""How many drafts a step verifies: as many as pay, by what was measured."""
+
+import numpy as np
+import pytest
+
+from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes
+from gradus.scheduling.drafting import DraftControl
+
+
+class Device:
+    """A device whose steps take `cost(sequences, drafts)` seconds, and on which drafts agree with `chance`."""
+
+    def __init__(self, control: DraftControl, cost, sequences: int = 1) -> None:
+        self.control, self.cost, self.slots = control, cost, np.arange(sequences)
+        self.draw = np.random.default_rng(0)
+        self.seconds, self.tokens = 0.0, 0
+        for slot in self.slots:
+            control.begin(slot)
+
+    def step(self, chance) -> int:
+        """Returns how many drafts were verified. chance: of each slot."""
+        drafts = self.control.choose(self.slots, 10_000)
+        count = len(self.slots)
+        agrees = self.draw.random((count, drafts)) < np.broadcast_to(np.asarray(chance)[..., None], (count, drafts))
+        stood = np.concatenate([np.ones((count, 1), bool), agrees.cumprod(axis=1, dtype=bool)], axis=1)
+        seconds = self.cost(count, drafts)
+        self.control.learn(Decodes(slots=self.slots), np.where(stood, 7, REJECTED), [])
+        self.control.took(count, drafts, seconds)
+        self.seconds, self.tokens = self.seconds + seconds, self.tokens + int(stood.sum())
+        return drafts
+
+    def run(self, chance, steps: int) -> list[int]:
+        return [self.step(chance) for _ in range(steps)]
+
+
+def adaptive(slots: int = 1, most: int = 8) -> DraftControl:
+    return DraftControl(most, slots, lag=1, adaptive=True)
+
+
+def memory_bound(count: int, drafts: int) -> float:
+    return 1e-3 * (1 + 0.01 * count * drafts)
+
+
+def compute_bound(count: int, drafts: int) -> float:
+    return 1e-3 * count * (1 + drafts)
+
+
+def test_drafts_that_agree_are_verified_as_many_as_there_may_be():
+    device = Device(adaptive(), memory_bound)
+    assert set(device.run(0.98, 200)[-50:]) == {8}
+
+
+def test_drafts_that_never_agree_are_given_up_and_cost_next_to_nothing():
+    device = Device(adaptive(), memory_bound)
+    device.run(0.0, 2000)
+    assert device.tokens / device.seconds > 0.99 / 1e-3
+    assert sum(drafts > 0 for drafts in device.run(0.0, 1000)) <= 4
+
+
+def test_where_a_row_costs_a_step_only_sure_drafts_pay():
+    device = Device(adaptive(4), compute_bound, 4)
+    device.run(0.7, 3000)
+    assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
+def test_a_probe_finds_out_when_drafts_pay_again():
+    device = Device(adaptive(), memory_bound)
+    device.run(0.0, 500)
+    again = device.run(1.0, 600)
+    first = next(number for number, drafts in enumerate(again) if drafts)
+    assert all(again[first + 20 :]) and max(again[first : first + 100]) == 8
+
+
+def test_one_sequence_that_copies_does_not_slow_the_others_down():
+    """15 of 16 say nothing that could be drafted, and a row costs what it costs: it is the sum that counts."""
+    chance = np.array([1.0] + [0.0] * 15)
+    device = Device(adaptive(16), lambda count, drafts: 1e-3 * (1 + 0.05 * count * drafts), 16)
+    device.run(chance, 2000)
+    assert device.tokens / device.seconds > 0.98 * 16 / 1e-3
+
+
+def test_a_number_that_was_asked_for_is_used_as_far_as_there_is_room():
+    control = DraftControl(5, 4, lag=1, adaptive=False, rows=12)
+    slots = np.arange(4)
+    assert control.choose(slots[:1], 100) == 5
+    assert control.choose(slots[:1], 3) == 3
+    assert control.choose(slots, 100) == 2  # of 12 rows
+
+
+def test_what_was_drafted_and_accepted_is_counted_by_position():
+    control = DraftControl(3, 2, lag=1, adaptive=False)
+    control.choose(np.arange(2), 100)
+    tokens = np.array([[5, 6, REJECTED, UNDRAFTED], [5, REJECTED, REJECTED, REJECTED]])
+    control.learn(Decodes(slots=np.arange(2)), tokens, [])
+    told = control.stats()
+    assert (told.drafted, told.accepted) == ((2, 2, 1), (1, 0, 0))
+    assert told.tokens_per_step == 1.5 and told.acceptance == (0.5, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
+def test_ten_thousand_requests_do_not_wear_it_out(chance):
+    """Slots are used again and again; what is expected of drafts follows the newest, and does not decay."""
+    device = Device(adaptive(), memory_bound)
+    device.run(chance, 2000)
+    before = device.tokens / device.seconds
+    for _ in range(10_000):
+        device.control.begin(0)
+        device.step(chance)
+    device.seconds = device.tokens = 0
+    device.run(chance, 2000)
+    assert device.tokens / device.seconds > 0.95 * before
+
+
+def test_one_slow_step_does_not_bar_drafts_for_good():
+    """The first step of each number of drafts takes fifty times as long, as where something is compiled."""
+    seen = set()
+
+    def cost(count: int, drafts: int) -> float:
+        first = drafts not in seen
+        seen.add(drafts)
+        return memory_bound(count, drafts) * (50 if first and drafts else 1)
+
+    device = Device(adaptive(), cost)
+    device.run(1.0, 3000)
+    assert set(device.run(1.0, 100)) == {8}

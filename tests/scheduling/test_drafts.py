@@ -1,0 +1,151 @@
+"""Plans with drafts: lengths that only the device knows, from bounds. Pages of 4 positions unless said otherwise."""
+
+import pytest
+
+from gradus.scheduling.bounds import BoundedColumns
+from gradus.scheduling.drafting import DraftControl
+from gradus.scheduling.scheduler import Scheduler
+from tests.scheduling.replica import ask, expected, half_right, nonsense, nothing, oracle
+from tests.scheduling.world import World, random_world
+
+DRAFTERS = [oracle, nonsense, half_right, nothing]
+
+
+def speculating(drafts: int = 3, guess=oracle, lag: int = 1, **settings) -> World:
+    control = DraftControl(drafts, settings.get("slots", 4), lag=lag, adaptive=False)
+    return World(**{"pages": 64, "lag": lag, "drafting": control, "guess": guess, **settings})
+
+
+@pytest.mark.parametrize("guess", DRAFTERS)
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_whatever_is_drafted_the_tokens_are_those_without_drafts(lag, guess):
+    """`World.take` compares every token; `drain` demands that every sequence ends, and every page comes back."""
+    for seed in range(40):
+        random_world(seed, lag=lag, drafts=1 + seed % 5, guess=guess)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_windows_lose_no_page_that_a_rejected_draft_must_be_run_again_from(lag):
+    for seed in range(30):
+        random_world(seed, lag=lag, drafts=1 + seed % 4, guess=nothing, windows=(5, None))
+
+
+@pytest.mark.parametrize(("guess", "steps"), [(oracle, 1 + 3), (nonsense, 1 + 12), (nothing, 1 + 12)])
+def test_right_drafts_save_steps_and_wrong_ones_cost_none(guess, steps):
+    """13 tokens: the prompt's step brings one, the others 12, by 4 or one by one."""
+    world = speculating(guess=guess, lag=0)
+    world.add(ask("a", 3, 13))
+    world.drain()
+    assert world.tokens["a", 0] == expected(world.requests["a"])
+    assert world.engine.metrics().steps == steps
+
+
+def test_a_step_made_ahead_of_an_ending_runs_in_vain_at_most_once_per_step_under_way():
+    world = speculating(guess=oracle, lag=1)
+    world.add(ask("a", 3, 13))
+    world.drain()
+    assert world.engine.metrics().steps == 1 + 3 + 1
+
+
+def test_drafts_take_only_what_prompts_leave_of_the_budget():
+    world = speculating(budget=12, slots=2)
+    world.add(ask("a", 3, 30))
+    for _ in range(3):
+        world.step()
+    assert world.runner.plan.decodes.drafts == 3
+    world.add(ask("b", 30, 3))
+    world.step()
+    plan = world.runner.plan
+    assert plan.decodes.drafts == 0 and len(plan.spans[0].tokens) == 11
+    world.drain()
+
+
+def test_for_drafts_no_sequence_gives_way():
+    """Two sequences fill the pool exactly: with drafts reserved ahead, one would have to go."""
+    world = speculating(pages=8, slots=2, guess=nonsense, lag=1)
+    world.add(ask("a", 6, 10))
+    world.add(ask("b", 6, 10))
+    world.drain()
+    assert world.engine.metrics().preemptions == 0
+
+
+def test_only_what_was_accepted_enters_the_prefix_index():
+    world = speculating(shared=True, guess=nonsense)
+    first = ask("a", 3, 14)
+    world.add(first)
+    for _ in range(8):
+        world.step()
+        world.add(ask(f"same-{world.engine.metrics().steps}", [*first.prompt, *expected(first)], 2))
+    world.drain()
+    assert world.engine.metrics().cached_tokens > 0
+
+
+def test_a_stop_token_among_accepted_drafts_ends_the_output_there():
+    request = ask("a", 3, 20)
+    tokens = expected(request)
+    object.__setattr__(request, "stop_ids", frozenset({tokens[6]}))
+    assert tokens[6] not in tokens[:6]
+    world = speculating()
+    world.add(request)
+    world.drain()
+    assert world.tokens["a", 0] == tokens[:7] and world.reasons["a", 0] == "stop"
+
+
+def test_a_row_without_a_finite_logit_ends_its_sequence_alone():
+    world = speculating()
+    for name in ("a", "b"):
+        world.add(ask(name, 5, 12))
+    for _ in range(3):
+        world.step()
+    world.runner.broken.add("a")
+    world.drain()
+    assert world.reasons == {("a", 0): "error", ("b", 0): "length"}
+
+
+# -- broken ones -------------------------------------------------------------------------------------------------------
+
+
+def forgets_steps_under_way(self):
+    self._least[:] = self._most[:] = self._known
+
+
+def takes_the_lower_bound_for_the_length(self, slots, drafts, reach=BoundedColumns._reach):
+    self._most[slots] = self._least[slots]
+    return reach(self, slots, drafts)
+
+
+def counts_rejected_drafts(self, decodes, tokens, record=BoundedColumns.record):
+    record(self, decodes, tokens)
+    self._known[decodes.slots] += (tokens == -2).sum(axis=1)
+
+
+def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=BoundedColumns.exceptions):
+    decodes.departures = self.departures
+    return exceptions(self, decodes, tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("_close_bounds", forgets_steps_under_way),
+        ("_reach", takes_the_lower_bound_for_the_length),
+        ("record", counts_rejected_drafts),
+        ("exceptions", gives_a_late_token_to_the_next_owner),
+    ],
+)
+def test_broken_columns_are_noticed(monkeypatch, name, broken):
+    monkeypatch.setattr(BoundedColumns, name, broken)
+    with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
+        for seed in range(60):
+            random_world(seed, lag=seed % 3, drafts=3, guess=half_right)
+
+
+class GivesBackByTheUpperBound(Scheduler):
+    def make_room(self, sequence, end, start=None):
+        return super().make_room(sequence, end)
+
+
+def test_a_scheduler_that_gives_back_pages_by_the_upper_bound_is_noticed():
+    with pytest.raises((AssertionError, KeyError)):
+        for seed in range(60):
+            random_world(seed, GivesBackByTheUpperBound, lag=1, drafts=4, guess=nothing, windows=(3, None))

@@ -1,0 +1,146 @@
+"""Speculation through `LLM`: texts, stop strings, log-probabilities and limits are those without, and it says so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradus import LLM, SamplingParams
+from gradus.config.settings import Settings
+from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
+from gradus.execution.memory import DeviceMemory
+from gradus.execution.memory_plan import memory_plan
+from gradus.models.precision import resolve_precision
+from gradus.models.shapes import SHAPES
+
+TEXT = "one two three four five six seven. one two three four five six"
+
+
+def tiny(**settings) -> LLM:
+    return LLM("random:tiny-llama", device="cpu", dtype="float32", **settings)
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[LLM, LLM]:
+    return tiny(), tiny(speculate="ngram", drafts=4)
+
+
+def test_it_is_in_the_settings(both):
+    assert [llm.settings["speculate"] for llm in both] == [None, "ngram"]
+    assert [llm.settings["drafts"] for llm in both] == [None, 4]
+    assert both[0].metrics().speculation is None
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        dict(max_tokens=60, ignore_eos=True),
+        dict(max_tokens=60, ignore_eos=True, logprobs=3),
+        dict(max_tokens=60, temperature=0.2, seed=3, n=3, logprobs=0),
+        dict(max_tokens=1),
+        dict(max_tokens=60, repetition_penalty=1.1, frequency_penalty=0.2, min_tokens=20),
+    ],
+)
+def test_completions_are_the_same(both, params):
+    plain, speculating = (llm.generate([TEXT, "a"], SamplingParams(**params)) for llm in both)
+    for mine, theirs in zip(speculating, plain, strict=True):
+        assert (mine.token_ids, mine.text, mine.finish_reason) == (theirs.token_ids, theirs.text, theirs.finish_reason)
+        if theirs.logprobs is not None:
+            for one, other in zip(mine.logprobs, theirs.logprobs, strict=True):
+                assert one.token_id == other.token_id and one.logprob == pytest.approx(other.logprob, abs=1e-4)
+                assert [token for token, _ in one.top] == [token for token, _ in other.top]
+
+
+def test_drafts_were_verified(both):
+    told = both[1].metrics().speculation
+    assert sum(told.accepted) > 0 and told.tokens_per_step > 1
+
+
+def test_a_stop_string_cuts_the_tokens_that_came_with_it(both):
+    whole = both[0].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))[0].text
+    stop = whole[10:13]
+    plain, speculating = (
+        llm.generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True, stop=[stop]))[0] for llm in both
+    )
+    assert (speculating.text, speculating.finish_reason) == (plain.text, "stop")
+    assert speculating.token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"quantize": "int4-g32"}, {"kv_dtype": "fp8"}])
+def test_quantized_models_and_caches_give_their_own_tokens_too(settings):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    plain, speculating = (
+        tiny(**settings, **speculate).generate([TEXT, "a"], params)
+        for speculate in ({}, {"speculate": "draft:random:tiny-llama", "drafts": 3})
+    )
+    assert [one.token_ids for one in speculating] == [one.token_ids for one in plain]
+
+
+def test_bad_settings_are_one_line():
+    with pytest.raises(ConfigError, match="drafts must be a whole number between 1 and 16, got 0"):
+        tiny(speculate="ngram", drafts=0)
+
+
+# -- a draft model -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drafted() -> LLM:
+    """Drafted by the model itself, as a model of its own: loaded again, with the same random weights."""
+    return tiny(speculate="draft:random:tiny-llama", drafts=3)
+
+
+def test_a_model_drafts_and_completions_are_the_same(both, drafted):
+    for params in (dict(max_tokens=40, ignore_eos=True), dict(max_tokens=40, temperature=1.0, seed=3, n=2)):
+        plain, speculating = (llm.generate([TEXT, "a"], SamplingParams(**params)) for llm in (both[0], drafted))
+        assert [one.token_ids for one in speculating] == [one.token_ids for one in plain]
+    told = drafted.metrics().speculation
+    assert told.accepted == told.drafted and told.tokens_per_step > 3
+
+
+def test_a_long_prompt_is_caught_up_with_in_pieces(both, drafted):
+    prompt = [(7 * i) % 250 for i in range(400)]
+    plain, speculating = (llm.generate([prompt], SamplingParams(max_tokens=9)) for llm in (both[0], drafted))
+    assert speculating[0].token_ids == plain[0].token_ids
+    told = drafted.metrics().speculation
+    assert told.accepted == told.drafted
+
+
+def test_beyond_its_context_a_draft_drafts_nothing(both, monkeypatch, caplog):
+    monkeypatch.setitem(SHAPES, "short", replace(SHAPES["tiny-llama"], context_length=48))
+    llm = tiny(speculate="draft:random:short", drafts=3)
+    assert "random:short drafts up to position 48" in caplog.text
+    plain, speculating = (
+        one.generate([[5] * 40], SamplingParams(max_tokens=30, ignore_eos=True)) for one in (both[0], llm)
+    )
+    assert speculating[0].token_ids == plain[0].token_ids
+    assert 0 < sum(llm.metrics().speculation.drafted) <= 3 * (48 - 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("random:llama-3.2-1b", "the draft has a vocabulary of 128256 tokens, the model one of 320: choose a draft of"),
+        ("random:tiny-gemma3", "a draft reads the pages of layers that see everything"),
+        ("nothing-of-that-name", "nothing-of-that-name"),
+    ],
+)
+def test_a_draft_that_does_not_go_with_the_model_is_one_line(name, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        tiny(speculate=f"draft:{name}")
+    assert "\n" not in str(raised.value)
+
+
+def test_memory_counts_the_draft():
+    config, cpu = SHAPES["tiny-llama"], torch.device("cpu")
+    precision, memory = resolve_precision("float32", cpu, config), DeviceMemory(10**10, None)
+
+    def plan(**settings):
+        options = Settings(memory_fraction=0.1, **settings).options(ModelLimits(320, 512), "cpu")
+        draft = (config, precision) if "draft:" in settings.get("speculate", "") else None
+        return memory_plan(config, options, cpu, precision, memory=memory, draft=draft)
+
+    alone, both = plan(), plan(speculate="draft:x", cache_tokens=512)
+    assert both.weight_bytes == 2 * alone.weight_bytes
+    assert both.cache_bytes == 2 * plan(cache_tokens=512, speculate="ngram", drafts=1).cache_bytes

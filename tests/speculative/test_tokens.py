@@ -1,0 +1,194 @@
+"""Speculation changes no token: greedy and sampled, whatever is drafted, in random schedules with tiny pools."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradus.assembly.final import build
+from gradus.config.options import FINAL, EngineConfig
+from gradus.engine.engine import Engine
+from gradus.engine.request import Request
+from gradus.models.shapes import SHAPES
+from gradus.speculative.drafter import NO_DRAFT
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
+from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step
+from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
+
+
+class Stateless:
+    steady = True
+
+    def keep(self, slot, positions):
+        pass
+
+
+class Right(Stateless):
+    """Drafts what each sequence is known to say; what it never says, it guesses."""
+
+    def __init__(self, answers: list[tuple[int, ...]]) -> None:
+        self.answers = answers
+
+    def propose(self, history, slots, count, limits):
+        drafts = torch.full((len(slots), count), NO_DRAFT)
+        for row, slot in enumerate(slots.tolist()):
+            said = tuple(history.tokens[slot, : history.lengths[slot]].tolist())
+            following = next((whole[len(said) :] for whole in self.answers if whole[: len(said)] == said), ())
+            drafts[row, : len(following)] = torch.tensor(following[:count], dtype=torch.int64)[:count]
+        return drafts
+
+
+class Nonsense(Stateless):
+    def propose(self, history, slots, count, limits):
+        return (history.lengths[slots].unsqueeze(1) * 7 + torch.arange(count) * 3) % 50
+
+
+class Nothing(Stateless):
+    def propose(self, history, slots, count, limits):
+        return torch.full((len(slots), count), NO_DRAFT)
+
+
+def speculating(shape: str = SHAPE, drafter=None, lag: int | None = None, drafts: int = 3, **options) -> Engine:
+    engine = build_engine(FINAL, shape, speculate="ngram", drafts=drafts, **options)
+    if drafter is not None:
+        engine.runner.drafter = drafter
+    if lag is not None:
+        engine.lag = engine.scheduler.drafting.lag = lag
+    return engine
+
+
+def plain(shape: str, asked: dict[str, Request]) -> dict[tuple[str, int], Ending]:
+    """What the same engine says without speculation, in a pool without a shortage."""
+    return run(build_engine(FINAL, shape), asked.values())
+
+
+def answers(asked: dict[str, Request], expected: dict[tuple[str, int], Ending]) -> list[tuple[int, ...]]:
+    """Prompt and output of every sample."""
+    return [(*asked[name].prompt, *ending.tokens) for (name, _), ending in expected.items()]
+
+
+def compare(asked, done: dict[tuple[str, int], Ending], expected: dict[tuple[str, int], Ending]) -> None:
+    for sample, ending in done.items():
+        whole = expected[sample]
+        if ending.finish_reason == "cancelled":
+            assert whole.tokens[: len(ending.tokens)] == ending.tokens
+        else:
+            assert ending == whole, parting(asked[sample[0]].prompt, ending.tokens, whole.tokens)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("drafter", ["ngram", "right", "nonsense", "nothing"])
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
+    """Chunks, hits, preemptions, temperatures, penalties, log-probabilities, several samples; repeating prompts."""
+    asked = {
+        "greedy": ask("greedy", (*range(40, 46), *range(40, 46), 1), shape, max_tokens=14),
+        "samples": ask("samples", (*range(40, 52), 2), shape, max_tokens=9, n=2, temperature=0.3, seed=3),
+        "penalty": ask("penalty", (4, 5), shape, max_tokens=12, presence_penalty=1.0, repetition_penalty=1.3),
+        "bias": ask("bias", (4, 5, 4), shape, max_tokens=9, logit_bias={4: 3.0}, frequency_penalty=0.5, min_tokens=4),
+        "cut": ask("cut", (7, 8, 9), shape, max_tokens=9, temperature=1.0, top_k=5, top_p=0.9, seed=5),
+    }
+    expected = plain(shape, asked)
+    made = {"right": Right(answers(asked, expected)), "nonsense": Nonsense(), "nothing": Nothing(), "ngram": None}
+    engine = speculating(
+        shape, made[drafter], page_size=4, cache_tokens=32, token_budget=9, kernels=kernels, graphs=False
+    )
+    compare(asked, run(engine, asked.values()), expected)
+    told = engine.metrics().speculation
+    assert engine.metrics().preemptions > 0
+    assert (sum(told.accepted) > 0) >= (drafter == "right") and (sum(told.drafted) == 0) >= (drafter == "nothing")
+    nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize("drafts", [1, 2, 5, 16])
+def test_right_drafts_take_fewer_steps_at_any_number_and_lag(lag, drafts):
+    asked = crowd()
+    alone = build_engine(FINAL, SHAPE)
+    expected = run(alone, asked.values())
+    engine = speculating(drafter=Right(answers(asked, expected)), lag=lag, drafts=drafts)
+    compare(asked, run(engine, crowd().values()), expected)
+    assert engine.metrics().steps < alone.metrics().steps
+    nothing_is_left(engine)
+
+
+@settings(max_examples=25)
+@given(data=st.data(), shape=st.sampled_from(FAMILIES), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
+def test_whatever_the_schedule_drafts_change_no_token(data, shape, pool, drafts, lag):
+    plan = data.draw(requests(min(pool["cache_tokens"], 60)))
+    asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
+    arrivals = sorted((item["arrives"], item["name"]) for item in plan)
+    expected = plain(shape, asked)
+    drafter = data.draw(st.sampled_from([None, Nonsense(), Nothing(), Right(answers(asked, expected))]))
+    engine, done, tick = speculating(shape, drafter, lag, drafts, **pool), {}, 0
+    while arrivals or engine.has_work:
+        while arrivals and arrivals[0][0] <= tick:
+            engine.submit(asked[arrivals.pop(0)[1]])
+        record(done, step(engine))
+        for item in plan:
+            if item["cancelled"] == tick:
+                record(done, engine.cancel(item["name"]))
+        tick += 1
+        assert tick < 2500, "livelock"
+    compare(asked, done, expected)
+    nothing_is_left(engine)
+
+
+def test_an_adaptive_engine_changes_no_token_either():
+    asked = crowd()
+    engine = build_engine(FINAL, SHAPE, speculate="ngram", page_size=4, cache_tokens=28, token_budget=5)
+    compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
+    nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("shape", [shape for shape in FAMILIES if set(SHAPES[shape].windows) == {None}])
+def test_a_model_that_drafts_for_itself_is_always_right(shape, kernels):
+    """Where the draft is the model, every draft stands: whatever was preempted, shared, rejected or not drafted."""
+    asked = {
+        "greedy": ask("greedy", (*range(40, 52), 1), shape, max_tokens=14),
+        "samples": ask("samples", (*range(40, 52), 2), shape, max_tokens=9, n=2, temperature=1.0, seed=3),
+        "cut": ask("cut", (7, 8, 9), shape, max_tokens=9, temperature=1.0, top_k=5, top_p=0.9, seed=5),
+    }
+    engine = drafting_for_itself(shape, kernels=kernels, page_size=4, cache_tokens=32, token_budget=9)
+    compare(asked, run(engine, asked.values()), plain(shape, asked))
+    told = engine.metrics().speculation
+    assert engine.metrics().preemptions > 0
+    assert told.accepted == told.drafted and sum(told.accepted) > 0
+    nothing_is_left(engine)
+
+
+@settings(max_examples=15)
+@given(data=st.data(), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
+def test_whatever_the_schedule_a_draft_model_has_what_it_needs(data, pool, drafts, lag):
+    plan = data.draw(requests(min(pool["cache_tokens"], 60)))
+    asked = {item["name"]: ask(item["name"], item["prompt"], SHAPE, item["salt"], **item["params"]) for item in plan}
+    engine = drafting_for_itself(SHAPE, drafts=drafts, **pool)
+    engine.lag = engine.scheduler.drafting.lag = lag
+    compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
+    told = engine.metrics().speculation
+    penalized = any(item["params"]["presence_penalty"] for item in plan)
+    assert penalized or told.accepted == told.drafted
+    nothing_is_left(engine)
+
+
+def drafting_for_itself(shape: str, drafts: int = 3, **options) -> Engine:
+    model, limits = tiny_model(shape), limits_of(shape)
+    options = {"max_sequences": 3, "graphs": False, **options}
+    return build(model, EngineConfig(limits, speculate="draft:itself", drafts=drafts, **options), draft=model)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
+def test_acceptance_does_not_decay_with_slots_and_pages_that_are_used_again(count):
+    """Prompts begin alike, pages are shared, exchanged and evicted, sequences preempted: every draft still stands."""
+    engine, done = drafting_for_itself(SHAPE, page_size=4, cache_tokens=36, token_budget=16, kernels=False), {}
+    for number in range(count):
+        prompt = (*range(40, 40 + 4 * (number % 4)), number % 7, number % 11)
+        engine.submit(ask(f"r{number}", prompt, max_tokens=8 + number % 9))
+        if number % 4 == 3:
+            while engine.has_work:
+                record(done, engine.step())
+    told = engine.metrics().speculation
+    assert len(done) == count and engine.metrics().preemptions > 0 and engine.metrics().cached_tokens > 0
+    assert told.accepted == told.drafted and told.tokens_per_step > 2
+    nothing_is_left(engine)
