@@ -22,6 +22,7 @@ TWINS = {"int4": FusedInt4, "int8": FusedInt8, "fp8": FusedFp8, "fp8-block": Fus
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu():
+    torch.manual_seed(0)
     with rounded_to_nearest():
         yield
 
@@ -84,7 +85,7 @@ def test_a_norm_before_and_an_activation_or_a_sum_behind(scheme, rows, dtype):
     for then in (None, Gated("silu"), Activation("gelu_tanh")):
         found, expected = twin.after(before, x, then), linear.after(norm, x, then)
         assert found.shape == expected.shape and found.dtype == expected.dtype
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-2)
+        torch.testing.assert_close(found, expected, rtol=4e-3, atol=2e-2)  # float16 rounds gate and up apart
     stream = torch.randn(rows, 40).to(dtype)
     expected = linear.onto(stream.clone(), x)
     found = twin.onto(stream, x)
