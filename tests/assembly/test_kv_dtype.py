@@ -19,7 +19,7 @@ from gradus.engine.engine import Engine
 from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
 from tests.phases.conftest import FAMILIES, limits_of, tiny_model
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step
+from tests.phases.drive import Ending, nothing_is_left, parting, record, run, run_schedule, step
 from tests.phases.test_paged_schedules import ask, crowd, pools, requests
 
 SWITCHES = [{}, {"overlap": False}, {"prefix_cache": False}, {"chunked": False}]
@@ -94,17 +94,8 @@ def test_chunks_and_prefix_hits_of_any_size_change_no_token(shape, budget, page_
 def test_whatever_the_schedule_each_request_gets_its_own_tokens(data, shape, pool):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
-    arrivals = sorted((item["arrives"], item["name"]) for item in plan)
-    engine, done, tick = engine_of(shape, **pool), {}, 0
-    while arrivals or engine.has_work:
-        while arrivals and arrivals[0][0] <= tick:
-            engine.submit(asked[arrivals.pop(0)[1]])
-        record(done, step(engine))
-        for item in plan:
-            if item["cancelled"] == tick:
-                record(done, engine.cancel(item["name"]))
-        tick += 1
-        assert tick < 2500, "livelock"
+    engine = engine_of(shape, **pool)
+    done = run_schedule(engine, plan, asked)
     compare(shape, asked, done)
     nothing_is_left(engine)
 

@@ -1,8 +1,10 @@
 """Drive an engine by hand, checking its books after every step."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from gradus.course.probe import EngineProbe, Step, plan_spans
 from gradus.engine.engine import Engine
@@ -26,6 +28,37 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[tuple[str, int], En
     endings: dict[tuple[str, int], Ending] = {}
     while engine.has_work:
         record(endings, step(engine))
+    return endings
+
+
+def run_schedule(
+    engine: Engine, schedule: Sequence[dict[str, Any]], requests: Mapping[str, Request]
+) -> dict[tuple[str, int], Ending]:
+    """Submit and cancel at the steps that a drawn schedule says: "arrives" and "cancelled" of each "name"."""
+    arrivals = sorted((item["arrives"], item["name"]) for item in schedule)
+    coming = [(arrives, requests[name]) for arrives, name in arrivals]
+    return served(engine, coming, {item["name"]: item["cancelled"] for item in schedule}, most=2500)
+
+
+def served(
+    engine: Engine,
+    coming: Iterable[tuple[int, Request]],
+    cancelled: Mapping[str, int | None] = MappingProxyType({}),
+    most: int = 1000,
+) -> dict[tuple[str, int], Ending]:
+    """Step until all has ended. coming: requests in the order of the steps before which they come. cancelled: after
+    which step, by request. most: more steps are a livelock."""
+    endings: dict[tuple[str, int], Ending] = {}
+    waiting, tick = list(coming), 0
+    while waiting or engine.has_work:
+        while waiting and waiting[0][0] <= tick:
+            engine.submit(waiting.pop(0)[1])
+        record(endings, step(engine))
+        for name, after in cancelled.items():
+            if after == tick:
+                record(endings, engine.cancel(name))
+        tick += 1
+        assert tick < most, "livelock"
     return endings
 
 

@@ -13,7 +13,7 @@ from gradus.config.options import FINAL
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.phases.conftest import build_engine, limits_of, of
-from tests.phases.drive import Ending, nothing_is_left, record, step
+from tests.phases.drive import nothing_is_left, served
 
 TWINS = {  # the phase, and what the final engine leaves out to be its twin
     "p04": {"prefix_cache": False, "chunked": False, "overlap": False},
@@ -47,19 +47,6 @@ def arrivals(shape: str, seed: int) -> Arrivals:
     return sorted(made, key=lambda arrival: arrival[0])
 
 
-def served(engine: Engine, coming: Arrivals) -> dict[tuple[str, int], Ending]:
-    done: dict[tuple[str, int], Ending] = {}
-    coming, tick = list(coming), 0
-    while coming or engine.has_work:
-        while coming and coming[0][0] <= tick:
-            engine.submit(coming.pop(0)[1])
-        record(done, step(engine))
-        tick += 1
-        assert tick < 1000, "livelock"
-    nothing_is_left(engine)
-    return done
-
-
 def twins(phase: str, shape: str) -> tuple[Engine, Engine]:
     settings = {"max_sequences": 4, "page_size": PAGE, "cache_tokens": PAGE * PAGES}
     if phase == "p06":
@@ -76,6 +63,8 @@ def test_a_phase_and_its_part_of_the_final_engine_give_the_same_tokens(phase, sh
         lesson, part = twins(phase, shape)
         coming = arrivals(shape, seed)
         assert served(lesson, coming) == served(part, coming), f"seed {seed}: the twins part"
+        nothing_is_left(lesson)
+        nothing_is_left(part)
         preemptions += lesson.metrics().preemptions
         cached += lesson.metrics().cached_tokens
     assert preemptions > 0, "no sequence was preempted: the case is not the one that is meant"

@@ -8,7 +8,7 @@ from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from tests.phases.conftest import FAMILIES, build_engine, limits_of
-from tests.phases.drive import nothing_is_left, record, run, step
+from tests.phases.drive import nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, compare, crowd, pools, requests
 
 SWITCHES = [
@@ -56,17 +56,8 @@ def test_plans_made_ahead_change_no_token(shape, lag):
 def test_whatever_the_schedule_plans_made_two_ahead_change_no_token(data, shape, pool):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
-    arrivals = sorted((item["arrives"], item["name"]) for item in plan)
-    engine, done, tick = final(shape, 2, **pool), {}, 0
-    while arrivals or engine.has_work:
-        while arrivals and arrivals[0][0] <= tick:
-            engine.submit(asked[arrivals.pop(0)[1]])
-        record(done, step(engine))
-        for item in plan:
-            if item["cancelled"] == tick:
-                record(done, engine.cancel(item["name"]))
-        tick += 1
-        assert tick < 2500, "livelock"
+    engine = final(shape, 2, **pool)
+    done = run_schedule(engine, plan, asked)
     compare(shape, asked, done)
     nothing_is_left(engine)
 

@@ -22,7 +22,7 @@ from phases.p08_speculation.draft_model import ModelDrafter
 from phases.p08_speculation.drafting import Drafter, NGramDrafter
 from phases.p08_speculation.engine import speculative_engine
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, of, tiny_model
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step, submit
+from tests.phases.drive import Ending, nothing_is_left, parting, record, run, served, step, submit
 from tests.phases.test_differential import LONGEST, arrivals
 
 SHAPE, DRAFTS = "tiny-llama", 4
@@ -198,18 +198,6 @@ def test_whatever_the_schedule_and_the_drafts_each_request_gets_its_own_tokens(
     )
     assert_same(served(engine, coming), wanted, requests)
     nothing_is_left(engine)
-
-
-def served(engine: Engine, coming: list[tuple[int, Request]]) -> Answers:
-    done: Answers = {}
-    waiting, tick = list(coming), 0
-    while waiting or engine.has_work:
-        while waiting and waiting[0][0] <= tick:
-            engine.submit(waiting.pop(0)[1])
-        record(done, step(engine))
-        tick += 1
-        assert tick < 1000, "livelock"
-    return done
 
 
 @of("p08")

@@ -12,7 +12,7 @@ from gradus.engine.request import Request
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step
+from tests.phases.drive import Ending, nothing_is_left, parting, record, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
 
 
@@ -117,19 +117,10 @@ def test_right_drafts_take_fewer_steps_at_any_number_and_lag(lag, drafts):
 def test_whatever_the_schedule_drafts_change_no_token(data, shape, pool, drafts, lag):
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     asked = {item["name"]: ask(item["name"], item["prompt"], shape, item["salt"], **item["params"]) for item in plan}
-    arrivals = sorted((item["arrives"], item["name"]) for item in plan)
     expected = plain(shape, asked)
     drafter = data.draw(st.sampled_from([None, Nonsense(), Nothing(), Right(answers(asked, expected))]))
-    engine, done, tick = speculating(shape, drafter, lag, drafts, **pool), {}, 0
-    while arrivals or engine.has_work:
-        while arrivals and arrivals[0][0] <= tick:
-            engine.submit(asked[arrivals.pop(0)[1]])
-        record(done, step(engine))
-        for item in plan:
-            if item["cancelled"] == tick:
-                record(done, engine.cancel(item["name"]))
-        tick += 1
-        assert tick < 2500, "livelock"
+    engine = speculating(shape, drafter, lag, drafts, **pool)
+    done = run_schedule(engine, plan, asked)
     compare(asked, done, expected)
     nothing_is_left(engine)
 

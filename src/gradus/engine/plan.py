@@ -173,8 +173,7 @@ class Sampled:
     tokens: int64 [R], negative where there is none. counts: the rows of each span outside the columns.
     logprobs: of each row, packed as in gradus.engine.logprobs, b"" where the request asks for none; () if none does.
     width: rows of each decode in the columns: 1, and one for each draft that the step had room for, which may be fewer
-    than its plan allows. Those that stand come first,
-    the others are REJECTED or UNDRAFTED.
+    than its plan allows. Those that stand come first, the others are REJECTED or UNDRAFTED.
     seconds: how long the step took, where its runner measures that; else 0.
 
     Iterating gives a SpanResult per span outside the columns, as `zip(plan.spans, result.get())` wants them.

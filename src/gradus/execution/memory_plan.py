@@ -242,8 +242,8 @@ def memory_plan(
 ) -> MemoryPlan:
     """For a model that is known by its configuration alone, run by `phase`, or by the final engine.
 
-    options: an EngineConfig for the final engine. memory: measured when None. draft: the model that
-    drafts, if one does.
+    options: an EngineConfig for the final engine. memory: measured when None. draft: the model that drafts,
+    if one does.
     Raises ConfigError for a kv_dtype that the device's kernels cannot read.
     """
     model = create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)

@@ -21,8 +21,8 @@ class ModelRunner:
 
     latest: what every slot sampled last, for plans that are made while only the device knows that.
     quick_rows: beyond so many rows, a step of decodes takes a slower way.
-    verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and whoever made
-    the plan compares it with its drafts.
+    verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and the
+    scheduler compares that with the drafts of its plan.
     """
 
     quick_rows: int = MOST_ROWS
