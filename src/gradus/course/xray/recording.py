@@ -1,0 +1,171 @@
+"""An engine driven through a scene, and each of its steps as plain dicts: what the page draws.
+
+A frame is one call of `Engine.step`: the plan that it made, and the plan whose result it recorded. They are the same
+one unless the engine plans ahead. The state (tables, pages, tree) is the probe's, from when the plan had been made. The
+rows come from the timeline. The same run gives the same frames, byte for byte: no clock is in them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from gradus.cache.inspection import TreeNode
+from gradus.course.probe import EngineProbe, Id, SpanView, Step
+from gradus.course.xray.events import Teller
+from gradus.engine.engine import Engine
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.execution.timeline import Timeline
+
+MOST_STEPS = 200
+"""A longer run is cut there: the page would grow past what a browser shows with ease."""
+
+Frame = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request with its prompt's token ids. at, cancelled: the steps before which it arrives, and is given up."""
+
+    name: str
+    prompt: tuple[int, ...]
+    output: int
+    at: int = 0
+    cancelled: int | None = None
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """title: what ran. about: what to look at. settings: the engine's, by name. context: positions that a sequence
+    may have. words: the text of each token id. cut: whether the run went on after its last frame.
+    """
+
+    title: str
+    about: str
+    model: str
+    settings: Mapping[str, Any]
+    context: int
+    sequences: Sequence[Mapping[str, Any]]
+    frames: Sequence[Frame]
+    words: Mapping[int, str]
+    cut: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def record(engine: Engine, arrivals: Sequence[Arrival], limits: ModelLimits, most: int = MOST_STEPS) -> list[Frame]:
+    """Run the requests to their ends, or for `most` steps. Raises RequestError for one that the engine refuses."""
+    probe = EngineProbe(engine, kept=most + 1)
+    timeline = Timeline(torch.device("cpu"), kept=most + 1)  # the host's clock alone: a GPU is not waited for
+    probe.record()
+    timeline.watch(engine)
+    try:
+        frames = _Run(engine, probe, limits).frames(arrivals, most)
+    finally:
+        timeline.leave(engine)
+        probe.stop()
+    rows = {record.number: record.rows for record in timeline.records}
+    for frame in frames:
+        frame["rows"] = rows.get(frame["plan"])
+    if len(frames) < most:
+        frames.append(_after(probe, len(frames)))
+    told = Teller(arrivals)
+    for frame in frames:
+        frame["events"] = told.of(frame)
+    return frames
+
+
+class _Run:
+    """The loop over a scene's steps."""
+
+    def __init__(self, engine: Engine, probe: EngineProbe, limits: ModelLimits) -> None:
+        self.engine, self.probe, self.limits = engine, probe, limits
+        self.queue: list[str] = []  # has arrived and not ended
+        self.in_flight: list[int] = []
+
+    def frames(self, arrivals: Sequence[Arrival], most: int) -> list[Frame]:
+        coming = sorted(arrivals, key=lambda arrival: arrival.at)
+        frames: list[Frame] = []
+        while (coming or self.engine.has_work) and len(frames) < most:
+            tick = len(frames)
+            while coming and (coming[0].at <= tick or not self.engine.has_work):
+                arrival = coming.pop(0)
+                self.engine.submit(request(arrival, self.limits))
+                self.queue.append(arrival.name)
+            frames.append(self.frame(arrivals, tick))
+        return frames
+
+    def frame(self, arrivals: Sequence[Arrival], tick: int) -> Frame:
+        ended: dict[str, str] = {}
+        for arrival in arrivals:
+            if arrival.cancelled == tick:
+                ended |= {out.request_id: out.finish_reason or "" for out in self.engine.cancel(arrival.name)}
+        made = self.probe.steps[-1].number if self.probe.steps else -1
+        outputs = self.engine.step()
+        step = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number > made else None
+        if step is not None:
+            self.in_flight.append(step.number)
+        committed = self.in_flight.pop(0) if len(self.in_flight) > len(self.engine.in_flight) else None
+        ended |= {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
+        frame = _state(self.probe, step) | {
+            "number": tick,
+            "plan": None if step is None else step.number,
+            "committed": committed,
+            "in_flight": list(self.in_flight),
+            "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
+            "ended": ended,
+        }
+        frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
+        self.queue = [name for name in self.queue if name not in ended]
+        return frame
+
+
+def request(arrival: Arrival, limits: ModelLimits) -> Request:
+    params = SamplingParams(max_tokens=arrival.output, ignore_eos=arrival.ignore_eos)
+    return Request.create(arrival.name, arrival.prompt, params, limits)
+
+
+def _state(probe: EngineProbe, step: Step | None) -> Frame:
+    """What the engine held when the plan had been made; without a plan, what it holds now."""
+    running = probe.running() if step is None else step.running
+    tables = {id: probe.tables(*id) for id in running} if step is None else step.tables
+    pages, tree = (probe.pages(), probe.tree()) if step is None else (step.pages, step.tree)
+    return {
+        "spans": [] if step is None else [_span(span) for span in step.spans],
+        "admitted": [] if step is None else list(map(name_of, step.admitted)),
+        "preempted": [] if step is None else list(map(name_of, step.preempted)),
+        "running": list(map(name_of, running)),
+        "tables": {name_of(id): list(map(list, table)) for id, table in tables.items()},
+        "pages": None if pages is None else pages._asdict(),
+        "tree": None if tree is None else list(map(_node, tree)),
+    }
+
+
+def _after(probe: EngineProbe, number: int) -> Frame:
+    """The last frame: nothing runs, and what is left in the cache."""
+    nothing = {"plan": None, "committed": None, "in_flight": [], "outputs": {}, "ended": {}, "waiting": [], "rows": None}
+    return _state(probe, None) | nothing | {"number": number}
+
+
+def name_of(id: Id) -> str:
+    """A sequence's name: its request's, with its index if it is not the request's first sample."""
+    name, index = id
+    return f"{name}.{index}" if index else name
+
+
+def _span(span: SpanView) -> dict[str, Any]:
+    return {
+        "id": name_of(span.id),
+        "slot": span.slot,
+        "start": span.start,
+        "tokens": list(span.tokens),
+        "logits": span.logits,
+    }
+
+
+def _node(node: TreeNode) -> dict[str, Any]:
+    pages = [page for group in node.pages for page in group if page]
+    return {"tokens": list(node.tokens), "pages": pages, "children": list(map(_node, node.children))}
