@@ -7,6 +7,7 @@ Read in this order:
     check.py        the phase's own tests against the student's file, and one sentence about what is wrong
     substitute.py   the student's file in a module's place
     probe.py        what tests and drawings may know of an engine
+    xray/           a run recorded through the probe, as a page to step through
     reading.py      the order in which a lesson reads its files
     difference.py   what a phase changed
     flat.py         a phase as one file

@@ -10,6 +10,7 @@ const KINDS = [ // of events, in the order of their buttons: kind, name, key
 ];
 const NAMES = Object.fromEntries(KINDS);
 const SHOWN_TOKENS = 14; // of one span in the plan
+const LONGEST = Math.max(...recordings.map((recording) => recording.frames.length));
 let now = 0;
 
 // -- small helpers ----------------------------------------------------------------------------------------------------
@@ -23,6 +24,7 @@ function draw(tag, attributes = {}, ...children) {
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "of") element.style.setProperty("--of", value);
+    else if (name === "wide") element.style.width = value;
     else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value);
   }
@@ -71,20 +73,19 @@ class Run {
     const part = (tag, attributes) => make(tag, attributes);
     this.parts = {
       events: part("div"), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
-      slots: part("div", { class: "slots" }), pool: part("div"), tables: part("div"), tree: part("div", { class: "scroll" }),
+      slots: part("div", { class: this.paged ? "slots" : "slots metered" }), pool: part("div"), tables: part("div"), tree: part("div", { class: "scroll" }),
       timeline: part("div", { class: "scroll" }),
     };
     const { parts } = this;
-    const toggle = make("button", { type: "button", "aria-pressed": "false", onclick: () => this.turn(toggle) }, "rows are slots");
+    const toggle = make("button", { type: "button", "aria-pressed": "false", onclick: () => this.turn(toggle) }, "by slot");
     const settings = Object.entries(this.recording.settings).map(([name, value]) => make("span", {}, `${name} ${value}`));
     this.element = make("article", { class: "run" },
       make("div", {},
         make("h2", {}, this.recording.title),
-        make("p", {}, this.recording.about),
         make("div", { class: "facts" }, make("span", {}, `model ${this.recording.model}`), ...settings,
           this.recording.cut ? make("span", {}, `the first ${plural(this.frames.length, "step")}; the run went on`) : null)),
       make("section", { class: "card" },
-        make("div", { class: "row" }, make("h3", { style: "margin:0" }, "Timeline"), toggle), parts.timeline, this.legend()),
+        make("div", { class: "row heading" }, make("h3", {}, "Timeline"), toggle), parts.timeline, this.legend()),
       make("div", { class: "panels" },
         make("div", {}, card("In this step", parts.events), card("Sequences", parts.sequences), card("Plan", parts.plan)),
         make("div", {}, card("Rows of the batch", parts.batch), card("Slots", parts.slots),
@@ -102,7 +103,7 @@ class Run {
     return text === undefined ? `#${token}` : text;
   }
   text(tokens) {
-    return tokens.map((token) => this.word(token)).join(this.hasWords ? "" : " ");
+    return tokens.map((token) => this.word(token)).join(this.hasWords ? "" : " ").replaceAll("\n", "⏎");
   }
   get hasWords() { return Object.keys(this.recording.words).length > 0; }
   chip(id) { return make("span", { class: "chip", of: this.color[id] || "#ccc" }, id); }
@@ -191,6 +192,8 @@ class Run {
     const tokens = tokensOf(frame), padding = Math.max(0, (frame.rows || 0) - tokens);
     const said = frame.rows === null ? "Nothing runs." : `${plural(frame.rows, "row")}: ${plural(tokens, "token")}` +
       (this.padded ? ` and ${padding} of padding` : "");
+    const lines = this.padded ? this.slotCount : Math.ceil(Math.max(...this.frames.map((one) => one.rows || 0)) / 20);
+    this.parts.batch.style.minHeight = `${lines * 23 + 30}px`; // so that what is below stays in its place
     this.parts.batch.replaceChildren(...(this.padded ? this.rectangle(frame) : [this.strip(frame, padding)]),
       make("p", { class: "quiet" }, said));
   }
@@ -218,8 +221,8 @@ class Run {
     const bySlot = this.slotsAt(frame), room = this.recording.context;
     this.parts.slots.replaceChildren(...Array.from({ length: this.slotCount }, (_, slot) => {
       const id = bySlot[slot], stored = id ? state.stored[id] : 0;
-      const share = this.paged ? null : make("i", { of: id ? this.color[id] : "none", style: `width:${(100 * stored) / room}%` });
-      const meter = this.paged ? make("span") : make("span", { class: "meter", title: `${stored} of ${room} positions` }, share);
+      const share = this.paged ? null : make("i", { of: id ? this.color[id] : "none", wide: `${(100 * stored) / room}%` });
+      const meter = this.paged ? null : make("span", { class: "meter", title: `${stored} of ${room} positions` }, share);
       const said = id ? plural(stored, "position") : "";
       return make("div", { class: "slot" }, make("span", { class: "quiet" }, `slot ${slot}`),
         id ? this.chip(id) : make("span", { class: "chip plain" }, "–"), meter, make("span", { class: "quiet" }, id ? said : "free"));
@@ -282,7 +285,7 @@ class Run {
   leaves(node, held, indexed) { // each page of the node, with the text of its tokens
     const size = node.tokens.length / node.pages.length;
     return node.pages.map((page, i) => make("span", { class: "leaf" }, this.pageBox(page, held, indexed, false, true),
-      this.text(node.tokens.slice(i * size, (i + 1) * size)).replaceAll("\n", "⏎")));
+      this.text(node.tokens.slice(i * size, (i + 1) * size))));
   }
 
   // -- the timeline
@@ -295,7 +298,8 @@ class Run {
   }
 
   drawTimeline() {
-    const W = 24, H = 24, LEFT = 46, TOP = 18, BARS = 46;
+    const H = 24, LEFT = 46, TOP = 18, BARS = 46;
+    const W = Math.max(22, Math.min(44, Math.floor((recordings.length > 1 ? 540 : 1180) / LONGEST))); // the same in both
     const names = this.bySlot ? Array.from({ length: this.slotCount }, (_, i) => `slot ${i}`) : this.recording.sequences.map(({ id }) => id);
     const low = TOP + names.length * H, height = low + 8 + BARS + 4, width = LEFT + this.frames.length * W + 4;
     const x = (step) => LEFT + step * W;
@@ -318,6 +322,9 @@ class Run {
   column(frame, x, top, W, H) {
     const row = (id, slot) => top + H * (this.bySlot ? slot : this.recording.sequences.findIndex((one) => one.id === id));
     const shapes = [];
+    const end = (y) => draw("rect", { class: "end", x: x + W - 5, y: y + 2, width: 4, height: H - 4 });
+    if (!this.bySlot) for (const id of Object.keys(frame.ended))
+      if (!frame.spans.some((span) => span.id === id)) shapes.push(end(row(id)));
     if (!this.bySlot) for (const id of frame.waiting) {
       const y = row(id) + H / 2;
       shapes.push(draw("line", { class: "wait", x1: x + 2, x2: x + W - 2, y1: y, y2: y }));
@@ -329,7 +336,7 @@ class Run {
         draw("title", {}, `step ${frame.number}, ${span.id}: ${span.kind}, ${plural(span.tokens.length, "token")} from position ${span.start}`)));
       const said = this.bySlot ? span.id : small ? "" : String(span.tokens.length);
       if (said) shapes.push(draw("text", { class: "inside", x: x + W / 2, y: y + H / 2 + 4 }, said));
-      if (span.id in frame.ended) shapes.push(draw("rect", { class: "end", x: x + W - 5, y: y + 2, width: 4, height: H - 4 }));
+      if (span.id in frame.ended) shapes.push(end(y));
     }
     return shapes;
   }
@@ -364,7 +371,7 @@ class Run {
 // -- both together ----------------------------------------------------------------------------------------------------
 
 const runs = recordings.map((recording) => new Run(recording));
-const last = Math.max(...runs.map((run) => run.frames.length)) - 1;
+const last = LONGEST - 1;
 const byId = (id) => document.getElementById(id);
 
 function go(step) {
@@ -387,6 +394,7 @@ function jump(kind, direction) {
   if (step !== null) go(step);
 }
 
+byId("about").textContent = recordings[0].about;
 byId("runs").append(...runs.map((run) => run.element));
 byId("runs").classList.toggle("pair", runs.length > 1);
 byId("slider").max = last;

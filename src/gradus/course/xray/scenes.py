@@ -61,7 +61,7 @@ SKY = "The night sky is full of stars, and the brightest of them all is called"
 TEA = "How to make a cup of tea: first boil some water, then put the leaves into the pot and wait"
 SEA = "A calm sea in the morning. A small boat left the harbor with three people on board, and"
 LIST = "Red, orange, yellow, green, blue, indigo, violet. Monday, Tuesday, Wednesday, Thursday, Friday,"
-SYSTEM = "You are a patient teacher. You answer in one short sentence, with plain words and one example."
+SYSTEM = "You are a patient teacher. Answer in one short sentence."
 STORY = (
     "Once upon a time there was a lighthouse keeper who wrote down everything that passed: the ships, the storms, the "
     "birds on their way south, and the price of lamp oil, which rose every winter and never quite came down again. "
@@ -77,7 +77,7 @@ def ask(name: str, text: str, prompt: int, output: int, at: int = 0, cancelled: 
 
 def taught(name: str, question: str, prompt: int, output: int, at: int = 0) -> Asked:
     """A request that begins with the system prompt of three pages."""
-    return Asked(name, ((SYSTEM, 12), (question, prompt)), output, at)
+    return Asked(name, ((SYSTEM, 12), (f" {question}", prompt)), output, at)
 
 
 # -- the scenes --------------------------------------------------------------------------------------------------------
