@@ -104,7 +104,9 @@ class Teller:
         if (frame["rows"] or 0) > tokens:
             padding = frame["rows"] - tokens
             verb = "is" if padding == 1 else "are"
-            yield event("padding", f"{padding} of {count(frame['rows'], 'row')} {verb} padding, computed and thrown away")
+            yield event(
+                "padding", f"{padding} of {count(frame['rows'], 'row')} {verb} padding, computed and thrown away"
+            )
 
     # -- the tree ------------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,9 @@ class Teller:
     def _drafts(self, span: dict[str, Any], new: Ordered[int]) -> Event:
         drafts, kept = len(span["tokens"]) - 1, max(0, len(new) - 1)
         span["accepted"] = kept
-        return event("drafts", f"{span['id']}: {kept} of {count(drafts, 'draft')} accepted, {count(len(new), 'new token')}")
+        return event(
+            "drafts", f"{span['id']}: {kept} of {count(drafts, 'draft')} accepted, {count(len(new), 'new token')}"
+        )
 
 
 def walk(tree: Ordered[dict[str, Any]]) -> Iterator[dict[str, Any]]:

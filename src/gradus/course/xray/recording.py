@@ -146,7 +146,15 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
 
 def _after(probe: EngineProbe, number: int) -> Frame:
     """The last frame: nothing runs, and what is left in the cache."""
-    nothing = {"plan": None, "committed": None, "in_flight": [], "outputs": {}, "ended": {}, "waiting": [], "rows": None}
+    nothing = {
+        "plan": None,
+        "committed": None,
+        "in_flight": [],
+        "outputs": {},
+        "ended": {},
+        "waiting": [],
+        "rows": None,
+    }
     return _state(probe, None) | nothing | {"number": number}
 
 

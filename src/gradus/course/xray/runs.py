@@ -141,9 +141,7 @@ def shown(name: str, options: EngineOptions) -> dict[str, Any]:
     """The settings that the page shows: those that the engine heeds."""
     names = ["max_sequences", "page_size", "cache_tokens", "token_budget"]
     used = heeded(None if name == FINAL else name)
-    return {
-        setting: value for setting in names if setting in used and (value := getattr(options, setting)) is not None
-    }
+    return {setting: value for setting in names if setting in used and (value := getattr(options, setting)) is not None}
 
 
 def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer | None) -> dict[int, str]:

@@ -89,7 +89,7 @@ BUDGET = MappingProxyType({"max_sequences": 4, "page_size": 4, "cache_tokens": 1
 
 CHUNKS = Scene(
     "While a and b decode, the long prompt of c arrives at step 4. It is cut into chunks that fit the budget of 8 "
-    "tokens per step, so a and b get a token in every step. Put p05 beside it to see one step compute the whole prompt.",
+    "tokens per step, so a and b get a token in every step. Put p05 beside it: one step computes it whole.",
     STALLED,
     BUDGET,
 )
