@@ -45,6 +45,7 @@ BENCHMARK = Benchmark(
                     batch=8,
                 ),
             ),
+            quick=(Row("mixed lengths", 0, burst(12, (4, 16), (4, 32)), batch=4),),
             contenders=("p02", "p03", "transformers-batch"),
             columns=COLUMNS,
             against="p02",

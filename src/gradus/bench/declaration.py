@@ -96,6 +96,9 @@ class Table:
     each contender with its own first row.
     scale: of the figure's axes: "log", "linear", or "names" where the rows' x says nothing. goals: by device, for
     goodput.
+    quick: the rows of a quick look: workloads of seconds, under labels of their own, on which the contenders differ in
+    the same direction as on the whole ones. A quick look leaves out tables without them; where no table of a benchmark
+    has any, it cuts the first rows of each.
     """
 
     name: str
@@ -108,6 +111,7 @@ class Table:
     against: str | None = None
     scale: str = "log"
     goals: Mapping[str, Goal] = field(default_factory=dict)
+    quick: tuple[Row, ...] = ()
 
 
 FIRST_ROW = "first row"

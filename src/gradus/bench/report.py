@@ -159,8 +159,8 @@ HOW_TO_READ = (
 
 
 QUICK = (
-    "**A quick look, not to be quoted.** Requests are few and cut to a few tokens, so a row's name says what would be "
-    "run, not what was."
+    "**A quick look, not to be quoted.** Requests are few and short, so a difference has the right sign, and hardly the "
+    "right size."
 )
 
 
