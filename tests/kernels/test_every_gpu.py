@@ -28,7 +28,7 @@ from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
 from gradus.kernels.ngram import look_up_kernel
 from gradus.kernels.norm import norm_kernel, warps_of
-from gradus.kernels.quantize import quantize_kernel
+from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
@@ -182,6 +182,9 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
         types = {"values_ptr": kind, "scales_ptr": "*fp32", "M": "i32", "eps": "fp32"}
         constants = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": 16384, "shift_ptr": None}
         yield f"rounded {kind} {group}", Case(quantize_kernel, types, constants, {"num_warps": warps_of(16384)})
+        gated = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "ACTIVATION": "silu", "BLOCK": PIECE}
+        types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
+        yield f"rounded {kind} in pieces", Case(quantize_in_pieces_kernel, types, gated, {"num_warps": 8})
 
 
 def samplers() -> Iterator[tuple[str, Case]]:

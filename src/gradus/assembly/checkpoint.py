@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
 from gradus.execution.memory_plan import memory_plan
+from gradus.exercises import solution
 from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision
@@ -28,8 +30,11 @@ def assemble(
     device: torch.device,
     precision: Precision,
     progress: Progress | None,
+    impl: str | None = None,
 ) -> tuple[Engine, EngineOptions]:
     """Load the model and compose its engine. phase: None is the final one, whose options must be an EngineConfig.
+
+    impl: a student's folder or file, whose functions run in place of the phase's.
 
     Returns the options as they turned out, too: memory may have decided the cache, and with it the context length, and
     a device without the kernels runs without them.
@@ -42,7 +47,7 @@ def assemble(
     if phase is not None:
         from gradus import phases
 
-        build = phases.load(phase).build
+        build = phases.load(phase).build if impl is None else _build_of(phase, impl, progress)
         with _enough_memory(options):
             engine = build(load(checkpoint, precision), options)
         return engine, options
@@ -59,6 +64,14 @@ def assemble(
         engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter)
         plan.check_room(device)
     return engine, config
+
+
+def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:
+    """The phase's `build` with a student's functions. Says whose functions run."""
+    yours = solution.load(phase, Path(impl))
+    if progress is not None:
+        progress.note(yours.note)
+    return yours.build
 
 
 def open_draft(

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 
 from gradus import phases
 from gradus.bench import beside, quality_report, sampling_report, suites
-from gradus.bench.declaration import GGUF_FORMATS, LLAMA_CPP, PEERS, SWITCHES, Benchmark, is_peer, quantized, switched
+from gradus.bench.declaration import (
+    GGUF_FORMATS,
+    LLAMA_CPP,
+    PEERS,
+    SWITCHES,
+    YOURS,
+    Benchmark,
+    is_peer,
+    quantized,
+    switched,
+)
 from gradus.bench.prediction import Policy, continuous, reusing
 from gradus.config.options import FINAL
 from gradus.errors import ConfigError
@@ -70,6 +80,8 @@ def title_of(contender: str) -> str:
     named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
     if contender in named:
         return named[contender]
+    if contender.startswith(YOURS):
+        return contender
     whole, scheme = quantized(contender)
     if whole == LLAMA_CPP and scheme in GGUF_FORMATS:
         return f"{whole} {GGUF_FORMATS[scheme]}"

@@ -24,7 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, plots, quality_report, registry, results, sampling_report, scheduling, scripts, suites
+from gradus.bench import (
+    beside,
+    plots,
+    quality_report,
+    registry,
+    results,
+    sampling_report,
+    scheduling,
+    scripts,
+    suites,
+    yours,
+)
 from gradus.bench.declaration import Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
@@ -123,6 +134,7 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
         for table in benchmark.tables:
             if run.of(table.name):
                 parts += [f"### {table.title}", table_of(run, table)]
+                parts += yours.sentences(run, table)
                 parts.append(f"![{table.title}]({figure_name(found, run, table.name)})")
         if run.profiles:
             parts += ["### One decode step", profile_table(run)]
