@@ -46,6 +46,7 @@ BENCHMARK = Benchmark(
                 ),
             ),
             quick=(Row("mixed lengths", 0, burst(8, (4, 16), (4, 16)), batch=4),),
+            quick_title="Four at a time, mixed lengths: what padding costs",
             contenders=("p01", "p02"),
             columns=("padding", "ttft_ms", "itl_ms", "e2e_ms_p99"),
             against="p01",

@@ -53,6 +53,7 @@ BENCHMARK = Benchmark(
             axis="sequences at once",
             rows=tuple(_memory(batch) for batch in sorted({*BATCHES["cuda"], *BATCHES["cpu"]})),
             quick=tuple(Row(str(batch), batch, burst(batch, (4, 24), (4, 16)), context=256) for batch in (1, 4)),
+            quick_title="Cache that a batch holds, each sequence promised a context of 256 tokens",
             contenders=("p03", "p04"),
             metric="cache_mb",
             columns=("waste", "output_tok_s", "itl_ms", "peak_mb"),

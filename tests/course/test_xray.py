@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from gradus import phases
 from gradus.bench.contenders import Workbench
 from gradus.config.options import FINAL
 from gradus.course.xray import runs
@@ -15,6 +16,7 @@ from gradus.course.xray.events import walk
 from gradus.course.xray.page import page
 from gradus.course.xray.recording import Recording, record, request
 from gradus.engine.request import ModelLimits
+from gradus.exercises.declaration import reference_of
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.phases.conftest import CONTENDERS
 
@@ -311,9 +313,28 @@ def test_the_command_takes_a_reader_s_own_prompts_and_settings(gradus, tmp_path)
         assert all(1 <= sum(len(frame["outputs"].get(name, ())) for frame in found["frames"]) <= 3 for name in "ab")
 
 
+def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F811
+    info = phases.find("p03")
+    source = reference_of(info)
+    assert source.count("list(reversed(range(max_sequences)))") == 1
+    folder = tmp_path / "exercises"
+    folder.mkdir()
+    mine = source.replace("list(reversed(range(max_sequences)))", "list(range(max_sequences))")  # high slots first
+    (folder / "mine.py").write_text(mine)
+    file = tmp_path / "both.html"
+    done = gradus("xray", "p03", "p03", "--impl", str(folder), "--out", str(file), *TINY)
+    assert done.code == 0, done.err
+    assert "your p03: mine.py" in done.err
+    yours, ours = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    assert (yours["title"], ours["title"]) == ("your p03: continuous batching", "p03: continuous batching")
+    slots = [{span["id"]: span["slot"] for span in one["frames"][0]["spans"]} for one in (yours, ours)]
+    assert (slots[0]["a"], slots[1]["a"]) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["p03", "--impl", "nowhere"], "nowhere: no such file or folder"),
         (["p99"], "phase must be one of p00"),
         (["p01", "p02", "p03"], "a page shows one run or two, got 3: p01, p02, p03"),
         (["p03", "--page-size", "4"], "page_size does nothing in p03: leave it out"),

@@ -212,7 +212,8 @@ class Suite:
         slowest = max(floors, default=0.0)
         repeats = self._repeats(slowest)
         contenders = [self.bench.contender(entry.contender, room) for entry in cell.entries]
-        self.watcher.cell(f"{table.title}: {cell.row}", len(contenders) * (repeats.usual + 1))
+        title = table.titled(self.settings.quick)
+        self.watcher.cell(f"{title}: {cell.row}", len(contenders) * (repeats.usual + 1))
         trials = compare(
             contenders,
             arrivals=workload.arrivals(config.vocab_size, config.context_length),
@@ -228,7 +229,7 @@ class Suite:
             if "memory_share" in table.columns:
                 self._add_memory_share(entry)
             if trial.failed:
-                self.watcher.note(f"{table.title}, {cell.row}: {entry.contender} left out: {trial.failed}")
+                self.watcher.note(f"{title}, {cell.row}: {entry.contender} left out: {trial.failed}")
 
     def _predict(self, contender: str, workload: Workload, room: Room) -> dict[str, Any] | None:
         policy = registry.policy_of(contender)

@@ -20,6 +20,10 @@ Runs = Annotated[
 def xray(
     runs: Runs,
     beside: Annotated[str | None, Option(help="The second run, as another way to name it.")] = None,
+    impl: Annotated[
+        Path | None,
+        Option(help="A folder or file with your functions of the first phase; a second run is ours.", metavar="DIR"),
+    ] = None,
     prompts: Annotated[
         Path | None, Option(help="Your own prompts: UTF-8, one per line. A small scene of the phase's by default.")
     ] = None,
@@ -42,6 +46,7 @@ def xray(
       gradus xray p04
       gradus xray p05 --out prefix.html
       gradus xray p06 p05                    chunks, beside the same prompt as one step
+      gradus xray p04 p04 --impl exercises   your p04, beside ours
       gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
     """
     names = [*runs, *([beside] if beside else [])]
@@ -51,22 +56,33 @@ def xray(
         raise ConfigError("--max-tokens is for your own prompts: add --prompts FILE, or leave it out")
     texts = None if prompts is None else _lines(prompts)
     file = out or Path(f"xray-{'-'.join(names)}.html")
-    _write(file, _page(names, model, texts, max_tokens or MOST_TOKENS, settings))
+    _write(file, _page(names, impl, model, texts, max_tokens or MOST_TOKENS, settings))
     print(file)
     return 0
 
 
-def _page(names: list[str], model: str | None, texts: list[str] | None, output: int, settings: dict[str, Any]) -> str:
+def _page(
+    names: list[str],
+    impl: Path | None,
+    model: str | None,
+    texts: list[str] | None,
+    output: int,
+    settings: dict[str, Any],
+) -> str:
     from gradus.bench.contenders import Workbench
     from gradus.cli.progress import Bars
     from gradus.config.settings import Settings
     from gradus.course.xray import runs
     from gradus.course.xray.page import page
+    from gradus.exercises import solution
 
     scene = None if texts is not None else runs.scene_of(names[0])
     for name in names:
         runs.title_of(name)  # refuses what is not there before a model is loaded
     _refuse_unheeded(names, settings)
+    yours = None if impl is None else solution.load(names[0], impl)
+    if yours is not None:
+        terminal.print_note(yours.note)
     chosen = model or runs.usual_model()
     if model is None and chosen == runs.RANDOM:
         terminal.print_note(f"{runs.REAL} is not pulled, so weights are random and the text means nothing")
@@ -80,7 +96,8 @@ def _page(names: list[str], model: str | None, texts: list[str] | None, output: 
     else:
         assert texts is not None
         work = runs.own_work(texts, tokenizer, output, shape)
-    return page([runs.run(name, bench, work).as_json() for name in names])
+    mine = [yours, *([None] * (len(names) - 1))]
+    return page([runs.run(name, bench, work, own).as_json() for name, own in zip(names, mine, strict=True)])
 
 
 def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:

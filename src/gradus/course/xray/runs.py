@@ -15,6 +15,7 @@ from gradus.course.xray.scenes import SCENES, Scene, prompt_ids
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
+from gradus.exercises.solution import Solution
 from gradus.loading import CATALOGUE, Tokenizer
 
 REAL, RANDOM = "smollm2-135m", "random:tiny-llama"
@@ -76,8 +77,11 @@ def own_work(prompts: Sequence[str], tokenizer: Tokenizer | None, output: int, s
     return Work("Your own prompts.", arrivals, longest, {"max_sequences": OWN_MAX_SEQUENCES, **settings})
 
 
-def run(name: str, bench: Workbench, work: Work, most: int = MOST_STEPS) -> Recording:
-    """Record `name` ("p04", "final") doing the work. Raises ConfigError, or RequestError for what it cannot serve."""
+def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, most: int = MOST_STEPS) -> Recording:
+    """Record `name` ("p04", "final") doing the work. yours: the phase with a student's functions in place of ours.
+
+    Raises ConfigError, or RequestError for what the engine cannot serve.
+    """
     config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
     if work.longest >= config.context_length:
         raise ConfigError(
@@ -87,9 +91,10 @@ def run(name: str, bench: Workbench, work: Work, most: int = MOST_STEPS) -> Reco
     eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
     limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
     options = options_of(name, limits, work.settings)
-    frames = record(build(name, bench, options), work.arrivals, limits, most)
+    engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
+    frames = record(engine, work.arrivals, limits, most)
     return Recording(
-        title=title_of(name),
+        title=("" if yours is None else "your ") + title_of(name),
         about=work.about,
         model=bench.checkpoint.name,
         settings=shown(name, options),
