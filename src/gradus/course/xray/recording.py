@@ -146,7 +146,7 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
 
 def _after(probe: EngineProbe, number: int) -> Frame:
     """The last frame: nothing runs, and what is left in the cache."""
-    nothing = {
+    nothing: Frame = {
         "plan": None,
         "committed": None,
         "in_flight": [],

@@ -122,7 +122,8 @@ def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> E
     Raises ConfigError if not a single slot does.
     """
     if name == FINAL:  # kernels and graphs change no plan, and would take seconds to prepare
-        return EngineConfig(limits, **settings, memory_fraction=None, kernels=False, graphs=False)
+        given: dict[str, Any] = dict(settings)
+        return EngineConfig(limits, **given, memory_fraction=None, kernels=False, graphs=False)
     used = {setting: value for setting, value in settings.items() if setting in heeded(name)}
     memory = settings.get("cache_tokens")
     if memory and "cache_tokens" not in used:
