@@ -232,7 +232,8 @@ def test_every_kind_of_event_has_a_name_and_a_key_of_its_own():
     text = page([recording("p04").as_json()])
     kinds = re.findall(r'\["(\w+)", "[\w ]+", "(\w)"\]', text)
     assert len({key for _, key in kinds}) == len(kinds)
-    assert {kind for kind, _ in kinds} == {kind for name in CONTENDERS for kind, _ in events(recording(name))}
+    told = {kind for name in CONTENDERS for kind, _ in events(recording(name))}
+    assert {kind for kind, _ in kinds} == told | {"failure"}
 
 
 def test_text_of_a_model_cannot_end_the_page_s_data():
@@ -329,6 +330,22 @@ def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F
     assert (yours["title"], ours["title"]) == ("your p03: continuous batching", "p03: continuous batching")
     slots = [{span["id"]: span["slot"] for span in one["frames"][0]["spans"]} for one in (yours, ours)]
     assert (slots[0]["a"], slots[1]["a"]) == (2, 0)
+
+
+def test_a_student_s_engine_that_breaks_is_shown_up_to_the_step_in_which_it_does(gradus, tmp_path):  # noqa: F811
+    source = reference_of(phases.find("p03"))
+    broken = "        self.free_slots.append(sequence.slot)\n"
+    assert source.count(broken) == 1
+    (tmp_path / "mine.py").write_text(source.replace(broken, "        self.free_slots[7]\n"))  # when one ends
+    file = tmp_path / "page.html"
+    done = gradus("xray", "p03", "--impl", str(tmp_path / "mine.py"), "--out", str(file), *TINY)
+    assert done.code == 1 and done.out.strip() == str(file)
+    assert "your p03: continuous batching breaks" in done.err and "IndexError" in done.err and "mine.py" in done.err
+    (found,) = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    *before, last = found["frames"]
+    assert last["number"] == last["plan"] == 1 and len(before) == 1  # c, which wants two tokens, ends there
+    assert last["events"][-1]["kind"] == "failure" and found["failed"] == last["events"][-1]["text"]
+    assert [span["id"] for span in last["spans"]] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """`gradus xray`: a run of an engine as a page that is stepped through."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from gradus.cli import options, terminal
+from gradus.course.xray.page import page
 from gradus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradus.course.xray.recording import Recording
 
 MOST_TOKENS = 16
 SHAPE = ("max_sequences", "page_size", "cache_tokens", "token_budget")
@@ -56,24 +60,27 @@ def xray(
         raise ConfigError("--max-tokens is for your own prompts: add --prompts FILE, or leave it out")
     texts = None if prompts is None else _lines(prompts)
     file = out or Path(f"xray-{'-'.join(names)}.html")
-    _write(file, _page(names, impl, model, texts, max_tokens or MOST_TOKENS, settings))
+    recordings = _recordings(names, impl, model, texts, max_tokens or MOST_TOKENS, settings)
+    _write(file, page([recording.as_json() for recording in recordings]))
     print(file)
-    return 0
+    for recording in recordings:
+        if recording.failed:
+            terminal.print_mistake(f"{recording.title} breaks, as the page's last step shows: {recording.failed}")
+    return int(any(recording.failed for recording in recordings))
 
 
-def _page(
+def _recordings(
     names: list[str],
     impl: Path | None,
     model: str | None,
     texts: list[str] | None,
     output: int,
     settings: dict[str, Any],
-) -> str:
+) -> "list[Recording]":
     from gradus.bench.contenders import Workbench
     from gradus.cli.progress import Bars
     from gradus.config.settings import Settings
     from gradus.course.xray import runs
-    from gradus.course.xray.page import page
     from gradus.exercises import solution
 
     scene = None if texts is not None else runs.scene_of(names[0])
@@ -97,7 +104,7 @@ def _page(
         assert texts is not None
         work = runs.own_work(texts, tokenizer, output, shape)
     mine = [yours, *([None] * (len(names) - 1))]
-    return page([runs.run(name, bench, work, own).as_json() for name, own in zip(names, mine, strict=True)])
+    return [runs.run(name, bench, work, own) for name, own in zip(names, mine, strict=True)]
 
 
 def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:

@@ -49,6 +49,7 @@ class Teller:
             *self._spans(frame),
             *self._rows(frame),
             *self._results(frame),
+            *([event("failure", frame["failed"])] if "failed" in frame else []),
         ]
 
     # -- the plan ------------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ class Teller:
                 yield event("ending", f"{name} {ENDINGS[reason]}")
 
     def _results(self, frame: Frame) -> Iterator[Event]:
-        for span in self.plans.pop(frame["committed"], ()):
+        for span in self.plans.pop(frame["committed"], ()):  # none where nothing was committed
             name, new = span["id"], frame["outputs"].get(span["id"], ())
             if span["kind"] == "verify":
                 yield self._drafts(span, new)

@@ -7,6 +7,7 @@ const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
   ["drafts", "drafts verified", "d"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
   ["padding", "padding", "g"], ["vain", "row in vain", "w"], ["ending", "ending", "e"],
+  ["failure", "failure", "f"],
 ];
 const NAMES = Object.fromEntries(KINDS);
 const SHOWN_TOKENS = 14; // of one span in the plan
@@ -72,7 +73,7 @@ class Run {
     const card = (title, ...children) => make("section", { class: "card" }, make("h3", {}, title), ...children);
     const part = (tag, attributes) => make(tag, attributes);
     this.parts = {
-      events: part("div"), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
+      events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
       slots: part("div", { class: this.paged ? "slots" : "slots metered" }), pool: part("div"), tables: part("div"), tree: part("div", { class: "scroll" }),
       timeline: part("div", { class: "scroll" }),
     };
@@ -138,6 +139,7 @@ class Run {
   }
 
   doing(frame) {
+    if (frame.failed) return frame.plan === null ? "The engine broke before it had a plan. Its state is that of the step before." : `The engine broke in step ${frame.plan}.`;
     if (frame.plan === null && frame.committed === null) return "All sequences have ended. This is what is left.";
     if (!this.ahead) return `Step ${frame.plan}: planned, run, and recorded.`;
     const made = frame.plan === null ? "There is nothing left to plan." : `Plan ${frame.plan} is made and launched.`;
@@ -190,7 +192,7 @@ class Run {
 
   showBatch(frame) {
     const tokens = tokensOf(frame), padding = Math.max(0, (frame.rows || 0) - tokens);
-    const said = frame.rows === null ? "Nothing runs." : `${plural(frame.rows, "row")}: ${plural(tokens, "token")}` +
+    const said = frame.rows === null ? (tokens ? `${plural(tokens, "token")}, without a result.` : "Nothing runs.") : `${plural(frame.rows, "row")}: ${plural(tokens, "token")}` +
       (this.padded ? ` and ${padding} of padding` : "");
     const lines = this.padded ? this.slotCount : Math.ceil(Math.max(...this.frames.map((one) => one.rows || 0)) / 20);
     this.parts.batch.style.minHeight = `${lines * 23 + 30}px`; // so that what is below stays in its place

@@ -17,6 +17,7 @@ from gradus.course.xray.events import Teller
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.timeline import Timeline
+from gradus.exercises.solution import blamed
 
 MOST_STEPS = 200
 """A longer run is cut there: the page would grow past what a browser shows with ease."""
@@ -39,7 +40,8 @@ class Arrival:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """title: what ran. about: what to look at. settings: the engine's, by name. context: positions that a sequence
-    may have. words: the text of each token id. cut: whether the run went on after its last frame.
+    may have. words: the text of each token id. cut: whether the run went on after its last frame. failed: the exception
+    that ended it, in words; None if none did.
     """
 
     title: str
@@ -51,26 +53,33 @@ class Recording:
     frames: Sequence[Frame]
     words: Mapping[int, str]
     cut: bool
+    failed: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def record(engine: Engine, arrivals: Sequence[Arrival], limits: ModelLimits, most: int = MOST_STEPS) -> list[Frame]:
-    """Run the requests to their ends, or for `most` steps. Raises RequestError for one that the engine refuses."""
+def record(
+    engine: Engine, arrivals: Sequence[Arrival], limits: ModelLimits, most: int = MOST_STEPS, *, tolerant: bool = False
+) -> list[Frame]:
+    """Run the requests to their ends, or for `most` steps.
+
+    tolerant: an exception ends the recording, and the last frame has it as "failed": a student wants to see what led
+    to it. Otherwise it is raised.
+    """
     probe = EngineProbe(engine, kept=most + 1)
     timeline = Timeline(torch.device("cpu"), kept=most + 1)  # the host's clock alone: a GPU is not waited for
     probe.record()
     timeline.watch(engine)
     try:
-        frames = _Run(engine, probe, limits).frames(arrivals, most)
+        frames = _Run(engine, probe, limits, tolerant).frames(arrivals, most)
     finally:
         timeline.leave(engine)
         probe.stop()
     rows = {record.number: record.rows for record in timeline.records}
     for frame in frames:
         frame["rows"] = rows.get(frame["plan"])
-    if len(frames) < most:
+    if len(frames) < most and "failed" not in frames[-1]:
         frames.append(_after(probe, len(frames)))
     told = Teller(arrivals)
     for frame in frames:
@@ -81,8 +90,8 @@ def record(engine: Engine, arrivals: Sequence[Arrival], limits: ModelLimits, mos
 class _Run:
     """The loop over a scene's steps."""
 
-    def __init__(self, engine: Engine, probe: EngineProbe, limits: ModelLimits) -> None:
-        self.engine, self.probe, self.limits = engine, probe, limits
+    def __init__(self, engine: Engine, probe: EngineProbe, limits: ModelLimits, tolerant: bool) -> None:
+        self.engine, self.probe, self.limits, self.tolerant = engine, probe, limits, tolerant
         self.queue: list[str] = []  # has arrived and not ended
         self.in_flight: list[int] = []
 
@@ -90,13 +99,37 @@ class _Run:
         coming = sorted(arrivals, key=lambda arrival: arrival.at)
         frames: list[Frame] = []
         while (coming or self.engine.has_work) and len(frames) < most:
-            tick = len(frames)
-            while coming and (coming[0].at <= tick or not self.engine.has_work):
-                arrival = coming.pop(0)
-                self.engine.submit(request(arrival, self.limits))
-                self.queue.append(arrival.name)
-            frames.append(self.frame(arrivals, tick))
+            try:
+                self.submit(coming, len(frames))
+                frames.append(self.frame(arrivals, len(frames)))
+            except Exception as error:
+                if not self.tolerant:
+                    raise
+                frames.append(self.failed(error, frames))
+                break
         return frames
+
+    def submit(self, coming: list[Arrival], tick: int) -> None:
+        """What arrives before this step; where there is nothing else to do, the next arrival comes early."""
+        while coming and (coming[0].at <= tick or not self.engine.has_work):
+            arrival = coming.pop(0)
+            self.engine.submit(request(arrival, self.limits))
+            self.queue.append(arrival.name)
+
+    def failed(self, error: Exception, frames: list[Frame]) -> Frame:
+        """The frame in which the engine broke: its plan, if it was made, and else what the frame before showed."""
+        shown = [frame["plan"] for frame in frames if frame["plan"] is not None]
+        made = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number not in shown else None
+        if made is not None:
+            state = _state(self.probe, made) | {"plan": made.number}
+        else:
+            kept = ("running", "tables", "pages", "tree")
+            state = {name: frames[-1][name] for name in kept} if frames else _nothing()
+            state |= {"plan": None, "spans": [], "admitted": [], "preempted": []}
+        waiting = [name for name in self.queue if name not in state["running"]]
+        said = blamed(error) or f"{type(error).__name__}: {error}"
+        ends: Frame = {"number": len(frames), "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
+        return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
 
     def frame(self, arrivals: Sequence[Arrival], tick: int) -> Frame:
         ended: dict[str, str] = {}
@@ -142,6 +175,11 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
         "pages": None if pages is None else pages._asdict(),
         "tree": None if tree is None else list(map(_node, tree)),
     }
+
+
+def _nothing() -> Frame:
+    """The state of an engine that did not come to its first plan."""
+    return {"running": [], "tables": {}, "pages": None, "tree": None}
 
 
 def _after(probe: EngineProbe, number: int) -> Frame:

@@ -78,8 +78,9 @@ def own_work(prompts: Sequence[str], tokenizer: Tokenizer | None, output: int, s
 
 
 def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, most: int = MOST_STEPS) -> Recording:
-    """Record `name` ("p04", "final") doing the work. yours: the phase with a student's functions in place of ours.
+    """Record `name` ("p04", "final") doing the work.
 
+    yours: the phase with a student's functions in place of ours; what breaks it is recorded as well.
     Raises ConfigError, or RequestError for what the engine cannot serve.
     """
     config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
@@ -92,7 +93,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
     options = options_of(name, limits, work.settings)
     engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
-    frames = record(engine, work.arrivals, limits, most)
+    frames = record(engine, work.arrivals, limits, most, tolerant=yours is not None)
     return Recording(
         title=("" if yours is None else "your ") + title_of(name),
         about=work.about,
@@ -106,6 +107,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         frames=frames,
         words=words_of(work, frames, tokenizer),
         cut=len(frames) == most and not (frames[-1]["plan"] is None and not frames[-1]["in_flight"]),
+        failed=frames[-1].get("failed"),
     )
 
 
