@@ -67,6 +67,7 @@ class Run {
     this.ahead = this.frames.some((frame) => frame.in_flight.length);
     this.paged = this.frames.some((frame) => frame.pages);
     this.indexed = this.frames.some((frame) => frame.tree);
+    this.forgets = this.frames.some((frame) => frame.spans.some((span) => span.kind === "recompute")); // no cache
   }
 
   build() {
@@ -74,7 +75,7 @@ class Run {
     const part = (tag, attributes) => make(tag, attributes);
     this.parts = {
       events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
-      slots: part("div", { class: this.paged ? "slots" : "slots metered" }), pool: part("div"), tables: part("div"), tree: part("div", { class: "scroll" }),
+      slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div"), tree: part("div", { class: "scroll" }),
       timeline: part("div", { class: "scroll" }),
     };
     const { parts } = this;
@@ -223,9 +224,9 @@ class Run {
     const bySlot = this.slotsAt(frame), room = this.recording.context;
     this.parts.slots.replaceChildren(...Array.from({ length: this.slotCount }, (_, slot) => {
       const id = bySlot[slot], stored = id ? state.stored[id] : 0;
-      const share = this.paged ? null : make("i", { of: id ? this.color[id] : "none", wide: `${(100 * stored) / room}%` });
-      const meter = this.paged ? null : make("span", { class: "meter", title: `${stored} of ${room} positions` }, share);
-      const said = id ? plural(stored, "position") : "";
+      const share = this.paged || this.forgets ? null : make("i", { of: id ? this.color[id] : "none", wide: `${(100 * stored) / room}%` });
+      const meter = this.paged || this.forgets ? null : make("span", { class: "meter", title: `${stored} of ${room} positions` }, share);
+      const said = id ? (this.forgets ? "keeps nothing" : plural(stored, "position")) : "";
       return make("div", { class: "slot" }, make("span", { class: "quiet" }, `slot ${slot}`),
         id ? this.chip(id) : make("span", { class: "chip plain" }, "–"), meter, make("span", { class: "quiet" }, id ? said : "free"));
     }));

@@ -27,14 +27,17 @@ Frame = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request with its prompt's token ids. at, cancelled: the steps before which it arrives, and is given up."""
+    """A request with its prompt's token ids. at, cancelled: the steps before which it arrives, and is given up.
+
+    whole: all of its output comes, and the model cannot end it before.
+    """
 
     name: str
     prompt: tuple[int, ...]
     output: int
     at: int = 0
     cancelled: int | None = None
-    ignore_eos: bool = True
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,8 @@ class _Run:
 
 
 def request(arrival: Arrival, limits: ModelLimits) -> Request:
-    params = SamplingParams(max_tokens=arrival.output, ignore_eos=arrival.ignore_eos)
+    # a scene's output has its length whatever the model says; a token that ends the text would look odd in its middle
+    params = SamplingParams(max_tokens=arrival.output, min_tokens=arrival.output if arrival.whole else 0)
     return Request.create(arrival.name, arrival.prompt, params, limits)
 
 

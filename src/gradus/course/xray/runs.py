@@ -9,7 +9,7 @@ from gradus import phases
 from gradus.assembly import final
 from gradus.bench.contenders import Workbench
 from gradus.config.options import FINAL, EngineConfig, EngineOptions
-from gradus.config.settings import heeded
+from gradus.config.settings import capacity, heeded
 from gradus.course.xray.recording import MOST_STEPS, Arrival, Recording, record
 from gradus.course.xray.scenes import SCENES, Scene, prompt_ids
 from gradus.engine.engine import Engine
@@ -70,7 +70,7 @@ def own_work(prompts: Sequence[str], tokenizer: Tokenizer | None, output: int, s
         raise ConfigError("the model came without a tokenizer, so it cannot read prompts: leave --prompts out")
     names = map(_letter, range(len(prompts)))
     arrivals = tuple(
-        Arrival(name, tuple(tokenizer.encode(text)), output, ignore_eos=False)
+        Arrival(name, tuple(tokenizer.encode(text)), output, whole=False)
         for name, text in zip(names, prompts, strict=True)
     )
     longest = max(len(arrival.prompt) for arrival in arrivals) + output
@@ -148,8 +148,10 @@ def build(name: str, bench: Workbench, options: EngineOptions) -> Engine:
 def shown(name: str, options: EngineOptions) -> dict[str, Any]:
     """The settings that the page shows: those that the engine heeds."""
     names = ["max_sequences", "page_size", "cache_tokens", "token_budget"]
-    used = heeded(None if name == FINAL else name)
-    return {setting: value for setting in names if setting in used and (value := getattr(options, setting)) is not None}
+    phase = None if name == FINAL else name
+    values = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}
+    values["max_sequences"] = capacity(phase, options.max_sequences)
+    return {setting: value for setting, value in values.items() if value is not None}
 
 
 def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer | None) -> dict[int, str]:
