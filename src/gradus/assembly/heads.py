@@ -73,9 +73,6 @@ def heads_on_kernels(
     """The same on a GPU's kernels. model: as it was loaded."""
     from gradus.kernels.view import view
 
-    def guess(logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        return sampler.draw_slots(logits, slots, positions, asked=False).tokens
-
     heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
     head = view(draft_head(model, trained.shape.vocabulary))
-    return HeadsDrafter(cast(MedusaHeads | EagleHeads, view(heads)), head, model, states, guess)
+    return HeadsDrafter(cast(MedusaHeads | EagleHeads, view(heads)), head, model, states, sampler.guess_slots)

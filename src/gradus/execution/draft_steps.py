@@ -24,6 +24,7 @@ from gradus.engine.plan import Column, Decodes, Plan, Sampled
 from gradus.execution.runner import lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
+from gradus.kernels.keep_hidden import keep_hidden
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
@@ -69,8 +70,10 @@ class DraftStep:
         rows = self.rows(slots, limits, drafts)
         nothing = torch.zeros_like(rows.tokens)
         for asked in (False, True):
-            draw, _ = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
-            keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+            draw, hidden = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
+            kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+            if self.states is not None:
+                keep_hidden(slots, kept, torch.zeros_like(origins), hidden, self.states.values)
 
     def rows(self, slots: Tensor, limits: Tensor, drafts: int) -> DraftRows:
         history, attention = self.history, self.attention
@@ -101,7 +104,7 @@ class DraftStep:
     def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor) -> Verified:
         kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
         if self.states is not None:
-            self.states.record_standing(slots, kept, origins, hidden)
+            keep_hidden(slots, kept, origins, hidden, self.states.values)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
 
 

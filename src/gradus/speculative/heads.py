@@ -63,19 +63,19 @@ class MedusaHeads(nn.Module):
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         size = shape.hidden_size
-        self.blocks = Linear(_PLACE, 2 * size, (size,) * shape.drafts, True, dtype, device)
+        self.fuse = Linear(_PLACE, 2 * size, (size,) * shape.drafts, True, dtype, device)
 
     def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """[…, D] each → […, K, D]."""
         size = hidden.shape[-1]
-        blocks = self.blocks(torch.cat([hidden, embedded], dim=-1))
+        blocks = self.fuse(torch.cat([hidden, embedded], dim=-1))
         return hidden.unsqueeze(-2) + F.silu(blocks).unflatten(-1, (-1, size))
 
     def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
         return draw(self.features(hidden, embed(newest, 0))[:, :count], 0)
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        places = hidden.shape[1] - len(self.blocks.out_features)
+        places = hidden.shape[1] - len(self.fuse.out_features)
         return self.features(hidden[:, :places], embedded[:, 1 : places + 1])
 
 
@@ -85,7 +85,6 @@ class EagleHeads(nn.Module):
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         size, self.drafts = shape.hidden_size, shape.drafts
-        self.token_norm = RMSNorm(size, EPS, dtype, device)
         self.fuse = Linear(_PLACE, 2 * size, (size,), False, dtype, device)
         self.mlp_norm = RMSNorm(size, EPS, dtype, device)
         self.gate_up = Linear(_PLACE, size, (shape.width, shape.width), False, dtype, device)
@@ -95,7 +94,7 @@ class EagleHeads(nn.Module):
 
     def step(self, state: Tensor, embedded: Tensor) -> Tensor:
         """[…, D] each → […, D]: the next state, as the model's head takes it."""
-        x = self.fuse(torch.cat([state, self.token_norm(embedded)], dim=-1))
+        x = self.fuse(torch.cat([state, embedded], dim=-1))
         return self.norm(self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate)))
 
     def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:

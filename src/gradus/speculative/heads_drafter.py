@@ -20,8 +20,8 @@ from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
 
 Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(logits [R, V], slots [R], positions [R]) → what these slots would draw there, int64 [R], -1 where no logit is
-finite."""
+"""(logits [R, V], slots [R], positions [R]) → what these slots would draw there, int64 [R]; where no logit is finite,
+-1 or any token."""
 
 
 class HeadsDrafter:
@@ -41,15 +41,17 @@ class HeadsDrafter:
         config = self.model.config
 
         def draw(features: Tensor, first: int) -> Tensor:
-            wide = features.shape[1]
-            positions = lengths.unsqueeze(1) + torch.arange(first, first + wide, device=lengths.device)
-            owners = slots.unsqueeze(1).expand(-1, wide)
-            tokens = self.guess(self.head(features.flatten(0, 1)), owners.flatten(), positions.flatten())
-            return tokens.view(-1, wide)
+            wide, owners, positions = features.shape[1], slots, lengths + first
+            if wide > 1:  # every launch counts
+                owners = slots.unsqueeze(1).expand(-1, wide).flatten()
+                positions = (positions.unsqueeze(1) + torch.arange(wide, device=lengths.device)).flatten()
+            return self.guess(self.head(features.flatten(0, 1)), owners, positions).view(-1, wide)
 
         def embed(tokens: Tensor, after: int) -> Tensor:
-            positions = (lengths - 1 + after).clamp(max=config.context_length - 1)
-            return self.model.embed(tokens.clamp(0, config.vocab_size - 1), positions)
+            tokens, positions = tokens.clamp(0, config.vocab_size - 1), tokens
+            if config.rope is None:  # only learned positions are looked up
+                positions = (lengths - 1 + after).clamp(max=config.context_length - 1)
+            return self.model.embed(tokens, positions)
 
         return self.heads.draft(self.states.values[slots], newest, count, draw, embed)
 

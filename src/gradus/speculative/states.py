@@ -8,8 +8,6 @@ also where the rest of the prompt was found in the prefix cache, and also when i
 import torch
 from torch import Tensor
 
-from gradus.engine.plan import REJECTED
-
 
 def states_bytes(slots: int, hidden_size: int, itemsize: int) -> int:
     return (slots + 1) * hidden_size * itemsize
@@ -24,13 +22,3 @@ class HiddenStates:
     def record(self, slots: Tensor, hidden: Tensor) -> None:
         """The newest row of each slot left this. slots: int64 [R]; hidden: [R, D]."""
         self.values[slots] = hidden.to(self.values.dtype)
-
-    def record_standing(self, slots: Tensor, kept: Tensor, origins: Tensor, hidden: Tensor) -> None:
-        """What is left by the last row that stood of each slot. May be captured in a CUDA graph.
-
-        slots: integers [B]; kept, origins: [B, 1 + K], as `keep_standing` gives them; hidden: [R, D], of a step's rows.
-        A slot without a row that stood keeps what it has.
-        """
-        count = (kept > REJECTED).sum(1)
-        last = origins.gather(1, (count - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-        self.record(torch.where(count > 0, slots, len(self.values) - 1).long(), hidden[last])

@@ -130,7 +130,9 @@ def train_on(
         common_words(conversations, model.config.vocab_size),
     )  # fmt: skip
     heads, head = begun(shape, model, train[0], recipe.seed), draft_head(model, shape.vocabulary)
-    steps = descend(model, heads, head, train, recipe, progress, until)
+    scale = embedding_scale(model)
+    steps = descend(model, heads, head, train, recipe, progress, until, scale)
+    heads.fuse.weight[:, shape.hidden_size :] *= scale
     found = agreement(model, heads, head, test, recipe.drafts)
     told = notes(recipe, checkpoint, conversations, steps, found)
     config = HeadsConfig(shape, model.config.family, model.config.vocab_size, fingerprint(model), told)
@@ -164,6 +166,16 @@ def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: 
     return heads
 
 
+def embedding_scale(model: Model) -> float:
+    """What makes embeddings about as large as 1, so that heads learn from them as fast as from hidden states.
+
+    It becomes part of the heads' first matrix in the end.
+    """
+    sample = torch.arange(0, model.config.vocab_size, max(1, model.config.vocab_size // 4096), device=model.device)
+    embedded = model.embed(sample, torch.zeros_like(sample))
+    return 1 / max(1e-6, float(embedded.float().square().mean().sqrt()))
+
+
 def descend(
     model: Model,
     heads: MedusaHeads | EagleHeads,
@@ -172,8 +184,9 @@ def descend(
     recipe: Recipe,
     progress: Progress,
     until: float,
+    scale: float,
 ) -> int:
-    """AdamW over all batches, until time is up at the latest. Returns its steps."""
+    """AdamW over all batches, until time is up at the latest. Returns its steps. scale: of embeddings."""
     heads.requires_grad_(True)
     cuda = model.device.type == "cuda"
     optimizer = torch.optim.AdamW(heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=cuda)
@@ -190,7 +203,7 @@ def descend(
         texts = Texts.of(batch, model.device)
         hidden, embedded = read(model, texts)
         with torch.autocast(model.device.type, torch.bfloat16, enabled=cuda):
-            features = heads.unrolled(hidden.float(), embedded.float())
+            features = heads.unrolled(hidden.float(), scale * embedded.float())
         loss, gradient = loss_and_gradient(features, hidden, texts.counts(recipe.drafts), head)
         features.backward(gradient)
         nn.utils.clip_grad_norm_(heads.parameters(), CLIP)
