@@ -6,7 +6,7 @@ What a benchmark is, declaration.py says; here all are found, those of the phase
 from collections.abc import Iterator
 
 from gradus import phases
-from gradus.bench import beside, quality_report, sampling_report, suites
+from gradus.bench import beside, quality_report, sampling_report, speculation_report, suites
 from gradus.bench.declaration import GGUF_FORMATS, LLAMA_CPP, PEERS, SWITCHES, Benchmark, is_peer, quantized, switched
 from gradus.bench.prediction import Policy, continuous, reusing
 from gradus.config.options import FINAL
@@ -24,6 +24,7 @@ TITLES = {
     beside.NAME: "Beside vLLM",
     sampling_report.NAME: "What sampling parameters cost",
     quality_report.NAME: "What quantization does to predictions",
+    speculation_report.NAME: "What speculation brings",
 }
 
 

@@ -24,7 +24,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, plots, quality_report, registry, results, sampling_report, scheduling, scripts, suites
+from gradus.bench import (
+    beside,
+    plots,
+    quality_report,
+    registry,
+    results,
+    sampling_report,
+    scheduling,
+    scripts,
+    speculation_report,
+    suites,
+)
 from gradus.bench.declaration import Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
@@ -34,7 +45,7 @@ from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
-OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report)}
+OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
@@ -205,6 +216,8 @@ def _again(found: Results) -> str:
         ]
     elif found.benchmark == quality_report.NAME:
         commands = [quality_report.command(run, device) for run in found.runs]
+    elif found.benchmark == speculation_report.NAME:
+        commands = [speculation_report.command(run, device) for run in found.runs]
     else:
         commands = [
             f"gradus bench {found.benchmark} --device {device} --model {run.model}{_numbers(run)}" for run in found.runs

@@ -155,10 +155,10 @@ def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: 
     generator, size = torch.Generator().manual_seed(seed), shape.hidden_size
     for name, value in heads.named_parameters():
         fill = torch.ones(value.shape) if name.endswith("norm.weight") else torch.zeros(value.shape)
-        if name in ("fuse.weight", "gate_up.weight"):
+        if isinstance(heads, EagleHeads) and name in ("fuse.weight", "gate_up.weight"):
             fill.normal_(0, 0.02, generator=generator)
-        if name == "fuse.weight":
-            fill[:, :size] += torch.eye(size)
+            if name == "fuse.weight":
+                fill[:, :size] += torch.eye(size)
         value.copy_(fill)
     if isinstance(heads, EagleHeads):
         hidden, _ = read(model, Texts.of(batch[:4], model.device))
