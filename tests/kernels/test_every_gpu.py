@@ -24,6 +24,7 @@ from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.fuse_quantized import FUSED_ROWS
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
+from gradus.kernels.keep_hidden import keep_hidden_kernel
 from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
 from gradus.kernels.ngram import look_up_kernel
@@ -123,6 +124,8 @@ def drafts() -> Iterator[tuple[str, Case]]:
     ):
         types = {each: kind for each, kind in (pointers | numbers).items() if each in kernel.arg_names}
         yield name, Case(kernel, types, constants, {"num_warps": warps})
+    types = {"slots_ptr": "*i32", "kept_ptr": "*i64", "rows_ptr": "*i64", "D": "i32:16", "hidden_stride": "i32:16"}
+    yield "keep hidden", Case(keep_hidden_kernel, types, {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}, {"num_warps": 4})
 
 
 def products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -264,6 +267,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
+SAMPLE += ["keep hidden"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)

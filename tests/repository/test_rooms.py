@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2] / "src" / "gradus"
 ROOMS = [
     "errors", "garbage", "phases", "exercises", "cache", "engine", "config", "scheduling", "models", "device",
     "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
-    "assembly", "text", "gradus", "server", "doctor", "bench", "course", "cli", "__main__",
+    "assembly", "text", "training", "gradus", "server", "doctor", "bench", "course", "cli", "__main__",
 ]  # fmt: skip
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports

@@ -9,6 +9,7 @@ import torch
 
 from gradus.assembly.final import build as build_final
 from gradus.assembly.final import check_draft, runnable
+from gradus.assembly.heads import trained_heads
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
@@ -52,6 +53,7 @@ def assemble(
             engine = build(load(checkpoint, precision), options)
         return engine, options
     assert isinstance(options, EngineConfig)
+    trained_heads(options, checkpoint.config)  # what does not go with the model is said before anything is loaded
     draft = open_draft(checkpoint, options, device, precision)
     plan = memory_plan(
         checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])

@@ -6,7 +6,7 @@ What a benchmark is, declaration.py says; here all are found, those of the phase
 from collections.abc import Iterator
 
 from gradus import phases
-from gradus.bench import beside, quality_report, sampling_report, suites
+from gradus.bench import beside, quality_report, sampling_report, speculation_report, suites
 from gradus.bench.declaration import (
     GGUF_FORMATS,
     LLAMA_CPP,
@@ -34,6 +34,7 @@ TITLES = {
     beside.NAME: "Beside vLLM",
     sampling_report.NAME: "What sampling parameters cost",
     quality_report.NAME: "What quantization does to predictions",
+    speculation_report.NAME: "What speculation brings",
 }
 
 

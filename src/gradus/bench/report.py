@@ -33,6 +33,7 @@ from gradus.bench import (
     sampling_report,
     scheduling,
     scripts,
+    speculation_report,
     suites,
     yours,
 )
@@ -45,7 +46,7 @@ from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
-OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report)}
+OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
@@ -218,6 +219,8 @@ def _again(found: Results) -> str:
         ]
     elif found.benchmark == quality_report.NAME:
         commands = [quality_report.command(run, device) for run in found.runs]
+    elif found.benchmark == speculation_report.NAME:
+        commands = [speculation_report.command(run, device) for run in found.runs]
     else:
         commands = [
             f"gradus bench {found.benchmark} --device {device} --model {run.model}{_numbers(run)}" for run in found.runs

@@ -42,6 +42,7 @@ for command, panel in (
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
     (models.quantize, "Get a model"),
+    (models.train_heads, "Get a model"),
     (exercises.exercise, "Follow the course"),
     (exercises.check, "Follow the course"),
     (exercises.diff, "Follow the course"),
