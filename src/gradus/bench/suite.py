@@ -307,7 +307,7 @@ def _cut(row: Row, device: str) -> Row | None:
     short = here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
     whole = short.whole
     longest_in, longest_out = max(job.prompt for job in whole), max(job.output for job in whole)
-    label = f"{len(whole)} requests, {longest_in} in, {longest_out} out at most"
+    label = f"{len(whole)} request{'s' if len(whole) > 1 else ''}, {longest_in} in, {longest_out} out at most"
     what = f"{here.workload.what}; cut to {label}"
     return replace(row, label=label, workload=replace(short, what=what), context=None)
 

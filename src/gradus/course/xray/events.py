@@ -118,7 +118,7 @@ class Teller:
         gone = sorted(page for pages in before for page in pages if page not in now)
         if gone:
             are = "is" if len(gone) == 1 else "are"
-            yield event("eviction", f"{pages_named(gone)} {are} evicted: idle for longest, and room is needed")
+            yield event("eviction", f"{pages_named(gone)} {are} evicted: idle the longest, and room is needed")
         for pages in before:
             upper = next((new for new in nodes if len(new) < len(pages) and new == pages[: len(new)]), None)
             if upper and set(pages[len(upper) :]) & now:

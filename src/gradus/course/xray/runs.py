@@ -149,8 +149,10 @@ def shown(name: str, options: EngineOptions) -> dict[str, Any]:
     """The settings that the page shows: those that the engine heeds."""
     names = ["max_sequences", "page_size", "cache_tokens", "token_budget"]
     phase = None if name == FINAL else name
-    values = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}
+    values: dict[str, Any] = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}
     values["max_sequences"] = capacity(phase, options.max_sequences)
+    if isinstance(options, EngineConfig):
+        values |= {"kernels": "off", "graphs": "off"}
     return {setting: value for setting, value in values.items() if value is not None}
 
 
