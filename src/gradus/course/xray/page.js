@@ -43,8 +43,8 @@ class Run {
     this.recording = recording;
     this.frames = recording.frames;
     this.color = Object.fromEntries(recording.sequences.map(({ id }, i) => [id, COLORS[i % COLORS.length]]));
-    this.bySlot = false;
     this.follow();
+    this.bySlot = recordings.every(({ frames, settings }) => !frames[0].pages && settings.max_sequences > 1);
     this.build();
   }
 
@@ -79,7 +79,7 @@ class Run {
       timeline: part("div", { class: "scroll" }),
     };
     const { parts } = this;
-    const toggle = make("button", { type: "button", "aria-pressed": "false", onclick: () => this.turn(toggle) }, "by slot");
+    const toggle = make("button", { type: "button", "aria-pressed": String(this.bySlot), onclick: () => this.turn(toggle) }, "by slot");
     const settings = Object.entries(this.recording.settings).map(([name, value]) => make("span", {}, `${name} ${value}`));
     this.element = make("article", { class: "run" },
       make("div", {},
@@ -333,6 +333,8 @@ class Run {
       shapes.push(draw("line", { class: "wait", x1: x + 2, x2: x + W - 2, y1: y, y2: y }));
       if (frame.preempted.includes(id)) shapes.push(draw("path", { class: "out", d: `M${x + 7},${y - 5} l10,10 m0,-10 l-10,10` }));
     }
+    if (this.bySlot && this.padded) for (const slot of this.idle(frame))
+      shapes.push(draw("rect", { class: "pad", x: x + 2, y: row("", slot) + 7, width: W - 4, height: H - 14, rx: 3 }, draw("title", {}, "an idle row: padding")));
     for (const span of frame.spans) {
       const y = row(span.id, span.slot), small = span.kind === "decode", inset = small ? 7 : 3;
       shapes.push(draw("rect", { class: `span ${span.kind}`, x: x + 2, y: y + inset, width: W - 4, height: H - 2 * inset, rx: 3, fill: this.color[span.id] },
@@ -342,6 +344,11 @@ class Run {
       if (span.id in frame.ended) shapes.push(end(y));
     }
     return shapes;
+  }
+
+  idle(frame) { // slots whose rows are padding alone
+    const width = Math.max(1, ...frame.spans.map((span) => span.tokens.length)), lines = (frame.rows || 0) / width;
+    return Array.from({ length: Number.isInteger(lines) ? lines : 0 }, (_, slot) => slot).filter((slot) => !frame.spans.some((span) => span.slot === slot));
   }
 
   bars(frame, x, top, W, height, most) {
@@ -360,7 +367,7 @@ class Run {
     const tall = Object.keys(says).filter((kind) => used.has(kind)).map((kind) => `${says[kind]}${kind === "chunk" ? " (dashed)" : ""}`);
     const preempts = this.frames.some((frame) => frame.preempted.length);
     return make("div", { class: "legend" },
-      make("span", {}, `Tall cells: ${tall.join(", ")}, with the number of tokens.${used.has("decode") ? " Low cells: decodes." : ""} Dotted: waiting. Black end: the sequence has ended.${preempts ? " ✕: preempted." : ""}${this.padded ? " Hatched: padding." : ""}`));
+      make("span", {}, `Tall cells: ${tall.join(", ")}, with the number of tokens (by slot: with the sequence).${used.has("decode") ? " Low cells: decodes." : ""} Dotted: waiting. Black end: the sequence has ended.${preempts ? " ✕: preempted." : ""}${this.padded ? " Hatched: padding." : ""}`));
   }
 
   mark(step) {
