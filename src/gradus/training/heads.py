@@ -70,6 +70,17 @@ class Trained:
     agreement: Agreement
     size: int
 
+    def told(self, out: Path) -> str:
+        """For people, in two lines."""
+        found, notes = self.agreement, self.config.trained
+        right, stands = (", ".join(f"{100 * share:.0f} %" for share in each) for each in (found.right, found.stands))
+        return (
+            f"{out} is ready: {notes['kind']} heads for {notes['model']}, {self.size / 1e6:.1f} MB, {notes['steps']} "
+            f"steps on {notes['answer_tokens']} tokens\n"
+            f"held out, by position: right {right}; right with all before {stands}; {found.tokens_per_step:.2f} tokens "
+            "per step if all are verified"
+        )
+
 
 def train_heads(
     checkpoint: Checkpoint, out: Path, recipe: Recipe, *, device: str, dtype: str, progress: Progress
@@ -188,8 +199,9 @@ def descend(
 ) -> int:
     """AdamW over all batches, until time is up at the latest. Returns its steps. scale: of embeddings."""
     heads.requires_grad_(True)
-    cuda = model.device.type == "cuda"
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=cuda)
+    optimizer = torch.optim.AdamW(
+        heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=model.device.type == "cuda"
+    )
     total, begin = recipe.passes * len(train), time.monotonic()
     progress.begin(f"training {recipe.kind} heads", total)
     step = 0
@@ -202,8 +214,7 @@ def descend(
             group["lr"] = recipe.rate * schedule(done)
         texts = Texts.of(batch, model.device)
         hidden, embedded = read(model, texts)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=cuda):
-            features = heads.unrolled(hidden.float(), scale * embedded.float())
+        features = heads.unrolled(hidden.float(), scale * embedded.float())
         loss, gradient = loss_and_gradient(features, hidden, texts.counts(recipe.drafts), head)
         features.backward(gradient)
         nn.utils.clip_grad_norm_(heads.parameters(), CLIP)
