@@ -218,6 +218,8 @@ def command(run: Run, device: str) -> str:
 
 def _trained(told: dict[str, Any]) -> str:
     """What heads were trained on, and how well."""
+    if "right" not in told:
+        return f"*{told['heads']}*: nothing is known of their training."
     right = ", ".join(_percent(share) for share in told["right"])
     return (
         f"*{told['heads']}*: {told['steps']} steps on {told['answer_tokens']:,} tokens that the model wrote (seed "
