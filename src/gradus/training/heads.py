@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradus.config.options import MOST_DRAFTS
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint, Progress, load_model
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_device
 from gradus.speculative.heads import KINDS, EagleHeads, HeadsShape, MedusaHeads, create_heads
 from gradus.speculative.heads_drafter import draft_head
-from gradus.speculative.heads_folder import MOST_HEADS, HeadsConfig, fingerprint, write_heads
+from gradus.speculative.heads_folder import HeadsConfig, fingerprint, write_heads
 from gradus.text.llm import LLM
 from gradus.training.agreement import Agreement, agreement
 from gradus.training.batches import Texts, batches, shuffled
@@ -55,7 +56,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be {' or '.join(KINDS)}, got {self.kind!r}")
-        for name, least, most in (("drafts", 1, MOST_HEADS), ("tokens", 200, 10**9), ("passes", 1, 1000)):
+        for name, least, most in (("drafts", 1, MOST_DRAFTS), ("tokens", 200, 10**9), ("passes", 1, 1000)):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must be between {least} and {most}, got {getattr(self, name)}")
         if self.minutes is not None and self.minutes <= 0:
