@@ -97,7 +97,7 @@ def train_heads(
     ] = "eagle",
     drafts: Annotated[int, Option(help="How many tokens ahead they look.")] = 4,
     tokens: Annotated[int, Option(help="Tokens of answers that the model writes to train on.")] = 4_000_000,
-    minutes: Annotated[float | None, Option(help="Most minutes for all of it, half of them for writing.")] = None,
+    minutes: Annotated[float | None, Option(help="Most minutes for all of it.")] = None,
     passes: Annotated[int, Option(help="How often that text is read.")] = 3,
     seed: Annotated[int, Option(help="The same seed gives the same heads, where minutes do not run out.")] = 0,
     **given: Any,

@@ -30,10 +30,10 @@ from gradus.training.batches import Texts, batches, shuffled
 from gradus.training.learning import loss_and_gradient, read
 from gradus.training.writing import Conversation, Turns, write
 
-WRITING = 0.5  # of the time that there is
+WRITING = 0.4  # of the time that there is
 HELD_OUT = 0.02  # of the conversations
 WARM_UP = 0.1  # of the steps
-BATCH = {"cuda": 16384, "cpu": 2048}  # tokens
+BATCH = {"cuda": 8192, "cpu": 2048}  # tokens
 SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
 COVERED = 0.985  # of what the model says are tokens that heads may draft
 STEP = 1024  # of the vocabulary's choice
