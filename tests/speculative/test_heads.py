@@ -108,11 +108,11 @@ def test_whatever_the_schedule_heads_change_no_token(tmp_path_factory, data, poo
 @settings(max_examples=15)
 @given(data=st.data(), pool=pools(), lag=st.integers(0, 2))
 def test_whatever_the_schedule_the_newest_state_is_that_of_the_newest_token(tmp_path_factory, data, pool, lag):
-    """Heads of zeros say what the model said: so each of their drafts is the newest token, greedy."""
+    """Heads that only scale it say what the model said: so each of their drafts is the newest token, greedy."""
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     greedy = [{**item, "params": item["params"] | {"temperature": 0, "presence_penalty": 0}} for item in plan]
     asked = {item["name"]: ask(item["name"], item["prompt"], SHAPE, item["salt"], **item["params"]) for item in greedy}
-    engine = drafting(same_heads(tmp_path_factory, "zeros"), **pool)
+    engine = drafting(same_heads(tmp_path_factory, "repeating"), **pool)
     engine.lag = engine.scheduler.drafting.lag = lag
     heard = listened(engine)
     compare(asked, run_schedule(engine, greedy, asked), plain(SHAPE, asked))
@@ -125,8 +125,8 @@ _FOLDERS: dict[str, str] = {}
 def same_heads(factory, kind: str) -> str:
     if kind not in _FOLDERS:
         folder: Path = factory.mktemp(kind)
-        zeros = kind == "zeros"
-        _FOLDERS[kind] = heads_of(tiny_model(SHAPE), folder, "medusa" if zeros else kind, std=0.0 if zeros else 0.3)
+        repeating = kind == "repeating"
+        _FOLDERS[kind] = heads_of(tiny_model(SHAPE), folder, "medusa" if repeating else kind, repeating=repeating)
     return _FOLDERS[kind]
 
 
@@ -199,11 +199,11 @@ def test_more_drafts_than_heads_are_one_line(tmp_path):
         (lambda found: found.pop("fingerprint"), "not a configuration of heads: KeyError 'fingerprint'"),
         (
             lambda found: found["shape"].update(width=97),
-            "tensor 'gate_up.weight' has shape (192, 64), config.json needs",
+            "tensor 'layer.gate_up.weight' has shape (192, 64), config.json needs",
         ),
         (
             lambda found: found["shape"].update(kind="medusa"),
-            "has unknown tensor 'down.weight', as heads of kind medusa",
+            "lacks tensor 'blocks.weight', as heads of kind medusa",
         ),
     ],
 )

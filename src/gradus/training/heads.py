@@ -38,6 +38,7 @@ SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
 COVERED = 0.985  # of what the model says are tokens that heads may draft
 STEP = 1024  # of the vocabulary's choice
 CLIP = 1.0
+CAUTIOUS = 0.1  # of the size of hidden states: how large eagle's are at first
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def train_on(
     heads, head = begun(shape, model, train[0], recipe.seed), draft_head(model, shape.vocabulary)
     scale = embedding_scale(model)
     steps = descend(model, heads, head, train, recipe, progress, until, scale)
-    heads.fuse.weight[:, shape.hidden_size :] *= scale
+    heads.layer.fuse.weight[:, shape.hidden_size :] *= scale
     found = agreement(model, heads, head, test, recipe.drafts)
     told = notes(recipe, checkpoint, conversations, steps, found)
     config = HeadsConfig(shape, model.config.family, model.config.vocab_size, fingerprint(model), told)
@@ -162,19 +163,22 @@ def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
 
 @torch.no_grad()
 def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: int) -> MedusaHeads | EagleHeads:
-    """Heads in float32 that begin by repeating the model's own answer."""
+    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: logits near 0.
+
+    Repeating the model's own answer, confidently, would be a worse beginning: it is the token that is there already.
+    """
     heads = create_heads(shape, dtype=torch.float32, device=model.device)
     generator, size = torch.Generator().manual_seed(seed), shape.hidden_size
     for name, value in heads.named_parameters():
         fill = torch.ones(value.shape) if name.endswith("norm.weight") else torch.zeros(value.shape)
-        if isinstance(heads, EagleHeads) and name in ("fuse.weight", "gate_up.weight"):
+        if name in ("layer.fuse.weight", "layer.gate_up.weight"):
             fill.normal_(0, 0.02, generator=generator)
-            if name == "fuse.weight":
-                fill[:, :size] += torch.eye(size)
+        if name == "layer.fuse.weight":
+            fill[:, :size] += torch.eye(size)
         value.copy_(fill)
-    if isinstance(heads, EagleHeads):
-        hidden, _ = read(model, Texts.of(batch[:4], model.device))
-        heads.norm.weight.fill_(float(hidden.float().square().mean().sqrt()))
+    hidden, _ = read(model, Texts.of(batch[:4], model.device))
+    usual = float(hidden.float().square().mean().sqrt())
+    heads.layer.norm.weight.fill_(usual if shape.kind == "medusa" else CAUTIOUS * usual)
     return heads
 
 
