@@ -155,7 +155,7 @@ def test_an_answer_that_only_repeats_itself_is_cut_after_the_first_time(said, ke
 
 
 def test_heads_draft_the_first_tokens_that_cover_what_is_said():
-    said = [Conversation(0, (9000, *[5] * 970, *[2000] * 20, *[40_000] * 10), 1, True)]
+    said = [Conversation(0, (9000, *[5] * 960, *[2000] * 30, *[40_000] * 10), 1, True)]
     assert common_words(said, 49_152) == 2048  # 99 % of what is said is below
     assert common_words(said, 2_500) == 2_500
 
