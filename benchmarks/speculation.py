@@ -1,8 +1,8 @@
 """What speculation brings, and where it costs: one engine per drafter, in one process, on real weights and real text.
 
     export PYTHONPATH=src:.
-    python3 -m gradus train-heads smollm2-135m --kind medusa --minutes 4 --out "$OUT"/medusa
-    python3 -m gradus train-heads smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
+    python3 -m gradus.training smollm2-135m --kind medusa --minutes 4 --out "$OUT"/medusa
+    python3 -m gradus.training smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
     python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
 
 All engines serve the same prompts greedily, from benchmarks/prompts: texts to be repeated with a change, chat requests,
@@ -172,8 +172,9 @@ class Bench:
                 "prefix cache": "off",
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": first.precision.reason,
-                "heads": {kind: read_config(folder).trained for kind, folder in self.folders.items()},
+                "heads": ", ".join(self.folders) or "none",
             },
+            profiles=[{"heads": kind, **read_config(folder).trained} for kind, folder in self.folders.items()],
         )
 
     def _encoded(self, llm: LLM, table: str) -> list[list[int]]:
