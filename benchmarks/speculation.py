@@ -278,7 +278,6 @@ def served(llm: LLM, prompts: list[list[int]], batch: int, output: int) -> tuple
                     between.append(now - last[delta.request_id])
                 else:
                     first.append(now - submitted)
-                between += [0.0] * (len(delta.token_ids) - 1)  # what comes together waits for nothing
                 last[delta.request_id] = now
                 said[delta.request_id] += delta.token_ids
         answers += said.values()
