@@ -99,6 +99,9 @@ class Table:
     each contender with its own first row.
     scale: of the figure's axes: "log", "linear", or "names" where the rows' x says nothing. goals: by device, for
     goodput.
+    quick: the rows of a quick look: workloads of seconds, under labels of their own, on which the contenders differ in
+    the same direction as on the whole ones. A quick look leaves out tables without them; where no table of a benchmark
+    has any, it cuts the first rows of each. quick_title: where the title does not fit those rows.
     """
 
     name: str
@@ -111,6 +114,12 @@ class Table:
     against: str | None = None
     scale: str = "log"
     goals: Mapping[str, Goal] = field(default_factory=dict)
+    quick: tuple[Row, ...] = ()
+    quick_title: str = ""
+
+    def titled(self, quick: bool) -> str:
+        """Its title in a whole run, or in a quick look."""
+        return (quick and self.quick_title) or self.title
 
 
 FIRST_ROW = "first row"

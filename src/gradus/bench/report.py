@@ -134,9 +134,10 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
             parts.append(QUANTIZED)
         for table in benchmark.tables:
             if run.of(table.name):
-                parts += [f"### {table.title}", table_of(run, table)]
+                title = table.titled(quick=run.settings["quick"])
+                parts += [f"### {title}", table_of(run, table)]
                 parts += yours.sentences(run, table)
-                parts.append(f"![{table.title}]({figure_name(found, run, table.name)})")
+                parts.append(f"![{title}]({figure_name(found, run, table.name)})")
         if run.profiles:
             parts += ["### One decode step", profile_table(run)]
     if with_prose:
@@ -172,8 +173,8 @@ HOW_TO_READ = (
 
 
 QUICK = (
-    "**A quick look, not to be quoted.** Requests are few and cut to a few tokens, so a row's name says what would be "
-    "run, not what was."
+    "**A quick look, not to be quoted.** Requests are few and short, so a difference has the right sign, but "
+    "hardly the right size."
 )
 
 
@@ -287,6 +288,27 @@ def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
     return row
 
 
+def narrow_table(run: Run, table: Table) -> str:
+    """For a terminal: what was run, the metric, the speed-up, and the rows that the model computed."""
+    header = [table.axis, "", METRICS[table.metric].heading, *(["speed-up"] if table.against else []), "rows"]
+    lines = [header]
+    for cell in run.of(table.name):
+        for entry in cell.entries:
+            name, measured, *others = _row(entry, cell, run, table)
+            rows = spread(entry.samples, "rows")
+            gain = [others[0]] if table.against else []
+            first = cell.row if entry is cell.entries[0] else ""
+            lines.append([first, name, measured, *gain, "" if rows is None else shown(rows.median, "rows")])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if i < 2 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
 def profile_table(run: Run) -> str:
     """What a decode step is made of."""
     on_gpu = run.device == "cuda"
@@ -339,7 +361,7 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
     mark = ("upright line" if one else "dotted") + ": predicted"
     return Picture(
         kind="levels" if one else "lines",
-        title=table.title,
+        title=table.titled(quick=run.settings["quick"]),
         subtitle=f"{run.title}, {hardware_title(found.hardware)}" + (f" ({mark})" if floors else ""),
         x_label=metric.heading if one else table.axis,
         y_label="" if one else metric.heading,
