@@ -38,7 +38,6 @@ SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
 COVERED = 0.97  # of what the model says are tokens that heads may draft
 STEP = 1024  # of the vocabulary's choice
 CLIP = 1.0
-CAUTIOUS = 0.1  # of the size of hidden states: how large eagle's are at first
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
 
 @torch.no_grad()
 def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: int) -> MedusaHeads | EagleHeads:
-    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: logits near 0.
+    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: all logits are 0.
 
     Repeating the model's own answer, confidently, would be a worse beginning: it is the token that is there already.
     """
@@ -177,8 +176,7 @@ def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: 
             fill[:, :size] += torch.eye(size)
         value.copy_(fill)
     hidden, _ = read(model, Texts.of(batch[:4], model.device))
-    usual = float(hidden.float().square().mean().sqrt())
-    heads.layer.norm.weight.fill_(usual if shape.kind == "medusa" else CAUTIOUS * usual)
+    heads.layer.norm.weight.fill_(float(hidden.float().square().mean().sqrt()))
     return heads
 
 
