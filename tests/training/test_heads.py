@@ -1,6 +1,7 @@
 """Training: what is learned is what is drafted, by a gradient that is the whole one's, and a seed decides the texts."""
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,12 +14,13 @@ from gradus.loading import open_checkpoint
 from gradus.loading.progress import Silent
 from gradus.speculative.heads import HeadsShape, create_heads
 from gradus.speculative.heads_drafter import draft_head
+from gradus.text.llm import LLM
 from gradus.training import __main__ as plain
 from gradus.training.agreement import agreement
 from gradus.training.batches import Texts, batches
 from gradus.training.heads import Recipe, begun, common_words, descend, embedding_scale, train_heads
 from gradus.training.learning import DECAY, logits_of, loss_and_gradient, read
-from gradus.training.writing import Conversation, Turns, unlooped
+from gradus.training.writing import Conversation, Turns, unlooped, write
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.phases.conftest import FAMILIES, build_engine, tiny_model
 from tests.phases.drive import run
@@ -196,10 +198,24 @@ def test_the_same_seed_gives_the_same_heads_and_another_gives_others(tmp_path):
     assert first == again != other
 
 
-def test_time_that_runs_out_ends_writing_and_training(tmp_path, capsys):
-    asked = [*TINY[:-4], "--tokens", "100000000", "--passes", "1000", "--minutes", "0.1", "--out", str(tmp_path / "h")]
-    assert plain.main(asked) == 0
-    assert "is ready" in capsys.readouterr().out
+def test_time_that_runs_out_ends_training():
+    model, train = tiny_model(SHAPE), batches(conversations(6), 256, K)
+    shape = HeadsShape("medusa", K, model.config.hidden_size, 96, model.config.vocab_size)
+    heads, head = begun(shape, model, train[0], seed=1), draft_head(model, shape.vocabulary)
+    recipe, begin = Recipe("medusa", K, passes=1000), time.monotonic()
+    assert 0 < descend(model, heads, head, train, recipe, Silent(), begin + 0.5, 1.0) < 1000 * len(train)
+    assert descend(model, heads, head, train, recipe, Silent(), begin, 1.0) == 0
+
+
+def test_time_that_runs_out_ends_writing():
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=2)
+    assert write(llm, 10**6, 0, Silent(), until=time.monotonic() - 1) == []
+    begin = time.monotonic()
+    write(llm, 10**6, 0, Silent(), until=begin + 0.5)
+    while llm.core.has_work:  # a step that was under way
+        llm.core.step()
+    assert llm.metrics().active == llm.metrics().waiting == 0
+    llm.check()
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,8 @@ def train_on(
     heads, head = begun(shape, model, train[0], recipe.seed), draft_head(model, shape.vocabulary)
     scale = embedding_scale(model)
     steps = descend(model, heads, head, train, recipe, progress, until, scale)
+    if not steps:
+        raise ConfigError(f"minutes {recipe.minutes:g} were over before training could begin: raise them")
     heads.layer.fuse.weight[:, shape.hidden_size :] *= scale
     found = agreement(model, heads, head, test, recipe.drafts)
     told = notes(recipe, checkpoint, conversations, steps, found)
@@ -209,7 +211,8 @@ def descend(
     progress.begin(f"training {recipe.kind} heads", total)
     step = 0
     for step, batch in enumerate(shuffled(train, recipe.seed, recipe.passes), start=1):
-        done = max((step - 1) / total, (time.monotonic() - begin) / (until - begin))
+        now = time.monotonic()
+        done = 1.0 if now >= until else max((step - 1) / total, (now - begin) / (until - begin))
         if done >= 1:
             step -= 1
             break

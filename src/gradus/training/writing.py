@@ -95,7 +95,7 @@ class Writer:
 
     def _submit(self, all_of_it: bool) -> None:
         """Many at once: a step with prompts takes longer than one without, however many there are."""
-        if all_of_it or len(self.running) <= self.most * 3 // 4 or not self.running:
+        if all_of_it or len(self.running) <= self.most * 3 // 4:
             while self.waiting:
                 request = self.waiting.popleft()
                 self.running[request.id] = request, []
