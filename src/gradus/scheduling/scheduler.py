@@ -153,7 +153,8 @@ class Scheduler:
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
         self.plan.decodes = self._advance()
-        self.plan.decodes.pages = self._changes()
+        if self._moved:
+            self.plan.decodes.pages = self._changes()
         if not self.plan.size:
             return None
         for span in self.plan.spans:
