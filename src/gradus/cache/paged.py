@@ -12,7 +12,6 @@ tables told by what changed, eviction ahead of need, and pages poisoned by numbe
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from gradus.cache import TableChange
 from gradus.cache.inspection import PageCounts, Tables, TreeNode
@@ -49,8 +48,12 @@ class Resident:
         return None if self.told == len(self.tables[0]) else self.tell()
 
     def tell(self) -> TableChange:
-        kept, self.told = self.told, len(self.tables[0])
-        return TableChange(kept, tuple([tuple(table[kept:]) for table in self.tables]))
+        """What is new, if there is something."""
+        kept, tables = self.told, self.tables
+        self.told = len(tables[0])
+        if len(tables) == 1:  # spared a list: this is called for every page that a decode enters
+            return TableChange(kept, (tuple(tables[0][kept:]),))
+        return TableChange(kept, tuple([tuple(table[kept:]) for table in tables]))
 
 
 class PagedCache:
@@ -138,7 +141,8 @@ class PagedCache:
         if resident is None:
             resident = self._newcomer()
         if end > resident.room:
-            if not self._extend([resident], -(-(end - resident.room) // self.page_size), start):
+            count = -(-(end - resident.room) // self.page_size)
+            if not self._extend(resident, count, resident.stored if start is None else start):
                 return False
             self.residents[id] = resident
         resident.stored = end
@@ -150,26 +154,29 @@ class PagedCache:
         Returns what is new in their block tables, as `table_change`.
         """
         entering = [self.residents[id] for id in ids]
-        if not self._extend(entering, 1):
+        if self.sliding:
+            for resident in entering:
+                self._give_back(resident, resident.stored)
+        taken = self._take(len(entering) * len(self.windows))
+        if taken is None:
             return None
+        pages = iter(taken)
         for resident in entering:
-            resident.stored = resident.room
+            for table in resident.tables:
+                table.append(next(pages))
+            resident.stored = resident.room = resident.room + self.page_size
         return [resident.tell() for resident in entering]
 
-    def _extend(self, residents: Sequence[Resident], count: int, start: int | None = None) -> bool:
-        """Lengthen every table of each by so many pages. False, and no page more, if there is no room for all."""
+    def _extend(self, resident: Resident, count: int, start: int) -> bool:
+        """Lengthen each of its tables by so many pages. False, and no page more, if there is no room for all."""
         if self.sliding:
-            for resident in residents:
-                self._give_back(resident, resident.stored if start is None else start)
-        wanted = len(residents) * count * len(self.windows)
-        if wanted > self.available:
-            self.refusals += 1
+            self._give_back(resident, start)
+        taken = self._take(count * len(self.windows))
+        if taken is None:
             return False
-        pages = iter(self._take(wanted))
-        for resident in residents:
-            for table in resident.tables:
-                table += islice(pages, count)
-            resident.room += count * self.page_size
+        for group, table in enumerate(resident.tables):
+            table += taken[group * count : (group + 1) * count]
+        resident.room += count * self.page_size
         return True
 
     def _give_back(self, resident: Resident, start: int) -> None:
@@ -185,7 +192,11 @@ class PagedCache:
             table[first:seen] = [0] * (seen - first)
             resident.first[group] = seen
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int) -> list[int] | None:
+        """So many pages; None if there are fewer, evictions included."""
+        if count > self.pool.available:
+            self.refusals += 1
+            return None
         while (missing := count - len(self.pool.free)) > 0:
             self._evict(max(missing, self._evict_ahead))
         return self.pool.take(count)

@@ -96,6 +96,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
         self._refusal: Refusal | None = None  # of the head of the queue
+        self._longest_served = 0  # the longest sequence that was found to fit: a shorter one does as well
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
     # -- a request comes -----------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Scheduler:
         request, longest = sequence.request, sequence.longest
         if request.id in self.requests:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
-        if not self.cache.fits(longest, min(longest, self._longest_span or longest)):
+        if longest > self._longest_served and not self.cache.fits(longest, min(longest, self._longest_span or longest)):
             raise RequestError(
                 f"{longest} tokens are more than the cache can ever hold (prompt {len(request.prompt)}, max_tokens "
                 f"{request.max_tokens})",
@@ -134,6 +135,7 @@ class Scheduler:
                 limit=f"at most {self.cache.longest(self._longest_span, longest)} tokens, with the prompt's",
                 got=longest,
             )
+        self._longest_served = max(self._longest_served, longest)
 
     @property
     def _longest_span(self) -> int | None:
