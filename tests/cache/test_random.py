@@ -127,10 +127,10 @@ def given_back_by_the_end(self, resident, count, start, extend=PagedCache._exten
     return extended
 
 
-def half_reserved(self, residents, count, start=None, extend=PagedCache._extend):
-    extended = extend(self, residents, count, start)
+def half_reserved(self, resident, count, start, extend=PagedCache._extend):
+    extended = extend(self, resident, count, start)
     if not extended:
-        extend(self, residents, 1, start)  # keeps what it gets
+        extend(self, resident, 1, start)  # keeps what it gets
     return extended
 
 
