@@ -22,6 +22,8 @@ A processor's kernels want 16 rows side by side, a lane of a vector each. `use_l
 the memory that it has.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -41,6 +43,8 @@ class Int4Linear(QuantizedLinear):
 
     group: weights with one scale. None is the largest of 128, 64 and 32 that divides K. Raises ConfigError where it
     does not, or none does. ordered: whether there is `order`, int64 [K]: of which column each stored one is.
+    panels: where a kernel makes the matrix wide, [K, rows] in the type of activations, piece by piece, with the rows
+    that fill up its lanes; None elsewhere.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Int4Linear(QuantizedLinear):
         self.pairs = parameter((tiles * TILE // self.group, rows), torch.int32, device)
         self.order = parameter((self.in_features,), torch.int64, device) if self.ordered else None
         self.in_lanes = False
+        self.panels: Iterable[Tensor] | None = None
 
     def use_lanes(self) -> None:
         """From here on 16 rows lie side by side: words int32 [B, T, 16, 16], B = ⌈N / 16⌉, pairs int32 [B, groups, 16].
@@ -112,7 +117,11 @@ class Int4Linear(QuantizedLinear):
         return words[:, rows], self.pairs[blocks].permute(1, 0, 2).flatten(1)[:, rows]
 
     def forward(self, x: Tensor) -> Tensor:
-        out = product_in_pieces(x if self.order is None else x[:, self.order], self.wide_rows, sum(self.out_features))
+        x, rows = x if self.order is None else x[:, self.order], sum(self.out_features)
+        if self.panels is None:
+            out = product_in_pieces(x, self.wide_rows, rows)
+        else:
+            out = torch.cat([x @ panel for panel in self.panels], 1)[:, :rows]
         return out if self.bias is None else out + self.bias
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gradus.kernels.cpu import model as kernel_model
+from gradus.kernels.cpu import panel
 from gradus.kernels.cpu.matrix import Unsupported
 from gradus.kernels.cpu.vectors import HAS_BF16
 from gradus.models import Linear
@@ -183,6 +184,25 @@ def is_product(down, features, added, tolerance=1e-6):
     expected = features.double() @ dense(down).double().t()
     scale = features.double().abs() @ dense(down).double().abs().t()
     assert ((added - expected).abs() <= tolerance * scale).all(), ((added - expected).abs() / scale).max()
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-g64", "int4-ordered"])
+def test_int4_made_wide_for_torch_is_the_same_matrix(kind, dtype, together, monkeypatch):
+    """To the bit: a weight is rounded once. `together` blocks of 16 rows per panel; the last of 52 rows are 4."""
+    monkeypatch.setattr(panel, "PIECE", together * 192 * 16)
+    model = model_of("tiny-gemma3", only("down", FLOATS[kind]), dtype=dtype, intermediate_size=192, hidden_size=52)
+    down = model.layers[0].down
+    expected = (dense(down)[:, down.order] if down.ordered else dense(down)).to(dtype)
+    Pages(model).decode_model(model)
+    panels = [each.clone() for each in down.panels]
+    assert len(panels) == -(-4 // together)
+    assert torch.equal(torch.cat(panels, 1)[:, :52].t(), expected)
+    x = torch.randn(40, 192, generator=generator(1)).to(dtype)
+    product = down.forward(x)
+    down.panels = None
+    torch.testing.assert_close(product, down.forward(x))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 20])

@@ -449,6 +449,54 @@ def _by_table(code: Code) -> MultiplyAdd:
     return multiply_add
 
 
+@intrinsic
+def int4_widen(
+    typing: Any, narrow: Any, halves: Any, words: Any, pairs: Any, plane: Any, out: Any, out_stride: Any
+) -> Any:
+    """The weights of one plane of a tile, LANES rows of 32 columns, as numbers.
+
+    words, pairs: addresses of the tile's and the group's, `halves` as in `int4_tile`. Writes LANES values for each
+    column, out_stride bytes apart: float32, or bfloat16 where `narrow` (literal) is 1.
+    """
+    if not isinstance(narrow, types.IntegerLiteral):
+        return None
+    return types.void(narrow, *[types.int64] * 6), _widen_code(narrow.literal_value)
+
+
+def _widen_code(narrow: int) -> Generate:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code, wide = Code(builder), ir.VectorType(FLOAT, LANES)
+        halves, words, pairs, plane, out, out_stride = args[1:]
+        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
+        scales, offsets = _decoded(code, pairs, code.whole(0), LANES, are_halves)
+        shifts = code.all_lanes(builder.trunc(builder.mul(plane, code.whole(4)), SINGLE), LANES)
+
+        def column(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            word = builder.lshr(code.read(words, builder.mul(step, code.whole(64)), SUMS), shifts)
+            for upper in range(2):
+                nibbles = builder.lshr(word, ir.Constant(SUMS, [16 * upper] * LANES))
+                values = builder.sitofp(builder.and_(nibbles, ir.Constant(SUMS, [15] * LANES)), wide)
+                weights = builder.fadd(builder.fmul(values, scales, flags=FUSED), offsets, flags=FUSED)
+                number = builder.add(builder.mul(step, code.whole(2)), code.whole(upper))
+                place = builder.mul(number, out_stride)
+                code.write(out, place, _rounded(builder, weights) if narrow else weights)
+            return sums
+
+        code.loop(code.whole(PAIRS_OF_COLUMNS), [], column)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+    """Finite float32 → the bits of the nearest bfloat16, of two the even one."""
+    bits = builder.bitcast(values, SUMS)
+    sixteen, one, half = (ir.Constant(SUMS, [value] * LANES) for value in (16, 1, 0x7FFF))
+    odd = builder.and_(builder.lshr(bits, sixteen), one)
+    upper = builder.lshr(builder.add(bits, builder.add(odd, half)), sixteen)
+    return builder.trunc(upper, ir.VectorType(HALF, LANES))
+
+
 def _decoded(
     code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value | None
 ) -> tuple[ir.Value, ir.Value]:
