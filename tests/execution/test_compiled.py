@@ -56,6 +56,18 @@ def test_the_tokens_are_torchs(shape, counted):
     assert found == tokens(in_torch)
 
 
+def test_short_prompts_and_chunks_go_through_the_kernels(counted):
+    """A chunk wants no logits, a prompt those of its last row."""
+    prompt = "Once upon a time, there was a small cat"
+    settings = {"token_budget": MOST_ROWS // 2, "max_sequences": 2}
+    ours = tiny(**settings)
+    length = len(ours.tokenizer.encode(prompt))
+    assert length > MOST_ROWS
+    found = tokens(ours, [prompt], some(3))
+    assert counted == [1, 16, 16, length - 32, 1, 1]  # the first compiles
+    assert found == tokens(tiny(switch_off=["kernels"], **settings), [prompt], some(3))
+
+
 def test_sampled_tokens_are_torchs_too():
     params = some(24, temperature=1.0, seed=5, n=2)
     assert tokens(tiny(), params=params) == tokens(tiny(switch_off=["kernels"]), params=params)

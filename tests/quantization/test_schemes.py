@@ -200,3 +200,17 @@ def test_weights_of_a_four_bit_file_come_back_exactly():
     linear = Int4Linear(PLACE, 128, (8,), False, group=32)
     linear.assign("weight", 0, weight)
     torch.testing.assert_close(linear.dequantized(), weight, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("rows", [7, 16, 40])
+@pytest.mark.parametrize("width", [96, 128, 576])
+def test_int4_in_lanes_is_the_same_matrix(width, rows):
+    linear = Int4Linear(PLACE, width, (rows,), False)
+    linear.assign("weight", 0, noise(rows, width, 3))
+    before, x = linear.dequantized(), noise(5, width, 4)
+    product, size = linear.forward(x), sum(each.nbytes for each in linear.parameters())
+    linear.use_lanes()
+    linear.use_lanes()  # once is enough
+    assert torch.equal(linear.dequantized(), before) and torch.equal(linear.forward(x), product)
+    assert torch.equal(linear.wide_rows(3, 6), before[3:6])
+    assert sum(each.nbytes for each in linear.parameters()) == size * (-(-rows // 16) * 16) // rows

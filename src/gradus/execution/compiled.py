@@ -1,16 +1,15 @@
-"""Decode steps on a CPU through compiled kernels, those that verify drafts too; all other steps through torch.
+"""Steps of few tokens on a CPU through compiled kernels, all others through torch.
 
-A step of a few decodes is a few hundred operations of some ten microseconds each, and in torch every one of them starts
-and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call. Prompts, chunks, and steps of more rows
-than that takes have work enough for torch's products.
+A step of a few tokens is a few hundred operations of some ten microseconds each, and in torch every one of them starts
+and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call: decodes, verified drafts, short prompts
+and chunks. Steps of more tokens than that takes have work enough for torch's products.
 """
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,18 +64,17 @@ class CompiledRunner(ModelRunner):
             return super().answer(plan)
 
     def logits(self, batch: Batch) -> Tensor:
-        """As above; a step of a few decodes and verifications through the kernels."""
-        if not takes(batch.counts, np.bincount(batch.row_spans, minlength=len(batch.counts)).tolist()):
+        """As above; a step of few tokens through the kernels."""
+        if not takes(sum(batch.counts)):
             return super().logits(batch)
         self.attention.update_pages(batch)
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
         before = [number for count in batch.counts for number in range(count)]
-        logits = self.decode.run(batch.token_ids, batch.positions, slots, before)
-        every = len(batch.row_spans) == len(logits)
+        wanted = batch.logits_rows.tolist()
+        logits = self.decode.run(batch.token_ids, batch.positions, slots, before, wanted or [0])[: len(wanted)]
         if self.keeps_hidden:
-            hidden = self.decode.hidden(len(logits))
-            self.hidden = hidden if every else hidden[batch.logits_rows]
-        return logits if every else logits[batch.logits_rows]
+            self.hidden = self.decode.hidden(wanted)
+        return logits
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
@@ -85,18 +83,15 @@ class CompiledRunner(ModelRunner):
         self.decode.run(nothing, nothing, [0])
 
 
-def takes(counts: Sequence[int], logits: Sequence[int]) -> bool:
-    """Whether the kernels take a step of spans with so many tokens, and so many logits: they are few, and each span is
-    one token or verifies drafts, which takes logits of every row."""
-    few = 0 < sum(counts) <= MOST_ROWS
-    return few and all(count in (1, wanted) for count, wanted in zip(counts, logits, strict=True))
+def takes(tokens: int) -> bool:
+    """Whether the kernels take a step of so many tokens."""
+    return 0 < tokens <= MOST_ROWS
 
 
 def quiet(plan: Plan) -> AbstractContextManager[None]:
     """Torch alone where the kernels take the plan."""
-    ones = [1] * len(plan.decodes)
-    counts = ones + [len(span.tokens) for span in plan.spans]
-    return alone() if takes(counts, ones + [span.logits for span in plan.spans]) else nullcontext()
+    tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
+    return alone() if takes(tokens) else nullcontext()
 
 
 @contextmanager

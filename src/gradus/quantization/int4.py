@@ -17,7 +17,12 @@ their row. Word (t, n, c) has in its nibble j the weight of row n and column 128
 are then 32 columns side by side: a plane, unpacked by a shift and a mask, and the smallest group. Scale and offset of a
 group are a pair of 16-bit floats in one int32: bfloat16 where activations are, so that a GPU's arithmetic on pairs does
 it all, else float16.
+
+A processor's kernels want 16 rows side by side, a lane of a vector each. `use_lanes` turns a matrix over to that, in
+the memory that it has.
 """
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -28,6 +33,7 @@ from gradus.models.layers import Place, parameter
 from gradus.quantization.linear import QuantizedLinear, product_in_pieces, quotient
 
 TILE, PLANE, PLANES = 128, 32, 4
+LANES = 16
 GROUPS = (128, 64, 32)
 MOST = 15
 
@@ -37,6 +43,8 @@ class Int4Linear(QuantizedLinear):
 
     group: weights with one scale. None is the largest of 128, 64 and 32 that divides K. Raises ConfigError where it
     does not, or none does. ordered: whether there is `order`, int64 [K]: of which column each stored one is.
+    panels: where a kernel makes the matrix wide, [K, rows] in the type of activations, piece by piece, with the rows
+    that fill up its lanes; None elsewhere.
     """
 
     def __init__(
@@ -60,6 +68,17 @@ class Int4Linear(QuantizedLinear):
         self.words = parameter((tiles, rows, PLANE), torch.int16, device)
         self.pairs = parameter((tiles * TILE // self.group, rows), torch.int32, device)
         self.order = parameter((self.in_features,), torch.int64, device) if self.ordered else None
+        self.in_lanes = False
+        self.panels: Iterable[Tensor] | None = None
+
+    def use_lanes(self) -> None:
+        """From here on 16 rows lie side by side: words int32 [B, T, 16, 16], B = ⌈N / 16⌉, pairs int32 [B, groups, 16].
+
+        Two words of a row are one; of rows that fill up the last 16, all are zeros. Nothing can be stored any more.
+        """
+        if not self.in_lanes:
+            self.in_lanes = True
+            self.words.data, self.pairs.data = to_lanes(self.words.data), pairs_to_lanes(self.pairs.data)
 
     def quantize(self, start: int, weight: Tensor) -> None:
         self.store(start, *to_int4(weight, self.group, self.kind))
@@ -69,6 +88,7 @@ class Int4Linear(QuantizedLinear):
 
         order: of the columns, all rows alike, where there is one.
         """
+        assert not self.in_lanes, "stored before it is used"
         rows = slice(start, start + len(values))
         if self.order is not None:
             self.order.copy_(torch.arange(self.in_features) if order is None else order)
@@ -82,13 +102,26 @@ class Int4Linear(QuantizedLinear):
 
     def wide_rows(self, first: int, end: int) -> Tensor:
         """float32 [end - first, K], columns as they are stored."""
-        pairs = self.pairs[:, first:end].t().flatten().view(self.kind).view(end - first, -1, 2).float()
-        values = unpacked(self.words[:, first:end]).unflatten(1, (-1, self.group))
+        words, pairs = self._stored(first, end)
+        pairs = pairs.t().flatten().view(self.kind).view(end - first, -1, 2).float()
+        values = unpacked(words).unflatten(1, (-1, self.group))
         wide = torch.addcmul(pairs[..., 1:], values.float(), pairs[..., :1])
         return wide.flatten(1)[:, : self.in_features]
 
+    def _stored(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Words and pairs of some rows, as they are without lanes."""
+        if not self.in_lanes:
+            return self.words[:, first:end], self.pairs[:, first:end]
+        blocks, rows = slice(first // LANES, -(-end // LANES)), slice(first % LANES, first % LANES + end - first)
+        words = self.words[blocks].permute(1, 0, 3, 2).flatten(1, 2).contiguous().view(torch.int16)
+        return words[:, rows], self.pairs[blocks].permute(1, 0, 2).flatten(1)[:, rows]
+
     def forward(self, x: Tensor) -> Tensor:
-        out = product_in_pieces(x if self.order is None else x[:, self.order], self.wide_rows, sum(self.out_features))
+        x, rows = x if self.order is None else x[:, self.order], sum(self.out_features)
+        if self.panels is None:
+            out = product_in_pieces(x, self.wide_rows, rows)
+        else:
+            out = torch.cat([x @ panel for panel in self.panels], 1)[:, :rows]
         return out if self.bias is None else out + self.bias
 
 
@@ -131,3 +164,14 @@ def unpacked(words: Tensor) -> Tensor:
     shifts = 4 * torch.arange(PLANES, device=words.device, dtype=torch.int32).view(1, 1, PLANES, 1)
     planes = (words.transpose(0, 1).int().unsqueeze(2) >> shifts) & MOST
     return planes.flatten(1)
+
+
+def to_lanes(words: Tensor) -> Tensor:
+    """int16 [T, N, 32] → int32 [⌈N / 16⌉, T, 16, 16]: of block b, tile t, the words 2 i and 2 i + 1 of row 16 b + l."""
+    pairs = F.pad(words, (0, 0, 0, -words.shape[1] % LANES)).view(torch.int32)
+    return pairs.unflatten(1, (-1, LANES)).permute(1, 0, 3, 2).contiguous()
+
+
+def pairs_to_lanes(pairs: Tensor) -> Tensor:
+    """int32 [groups, N] → [⌈N / 16⌉, groups, 16]."""
+    return F.pad(pairs, (0, -pairs.shape[1] % LANES)).unflatten(1, (-1, LANES)).transpose(0, 1).contiguous()

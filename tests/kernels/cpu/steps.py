@@ -148,7 +148,7 @@ class Step:
 
 def poison(decode: DecodeModel) -> None:
     """Fill all that a step works on with what no result may contain. What tells a step its work stays."""
-    told = {"shape", "heads", "stages", "chunks", "matrices", "layers", "spans", "span_starts"}
+    told = {"shape", "heads", "stages", "chunks", "wanted", "matrices", "layers", "spans", "span_starts"}
     for name, array in decode.step._asdict().items():
         if name not in told:
             array.fill(np.nan)

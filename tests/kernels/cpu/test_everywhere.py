@@ -198,7 +198,7 @@ def for_arm(code: str) -> str:
 def arm(monkeypatch):
     """What the modules find there."""
     monkeypatch.setattr(machine, "IS_X86", False)
-    for extension in ("HAS_VNNI", "HAS_AVX512"):
+    for extension in ("HAS_VNNI", "HAS_BF16", "HAS_AVX512"):
         monkeypatch.setattr(vectors, extension, False)
 
 
@@ -206,7 +206,7 @@ def arm(monkeypatch):
 @pytest.mark.parametrize("count", [1, 8])
 @pytest.mark.parametrize(
     ("loop", "literal", "words"),
-    [(vectors._int4_code, (1, 2), 13), (vectors._float_code, (1, 2, 1), 11), (vectors._sum_code, (1,), 9)],
+    [(vectors._int4_code, (0,), 13), (vectors._float_code, (1, 2, 1), 11), (vectors._sum_code, (1,), 9)],
     ids=["int4", "float", "sum"],
 )
 def test_the_loops_are_vector_code_of_any_processor(loop, literal, words, count):

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from gradus.kernels.cpu import model as kernel_model
+from gradus.kernels.cpu import panel
 from gradus.kernels.cpu.matrix import Unsupported
+from gradus.kernels.cpu.vectors import HAS_BF16
 from gradus.models import Linear
 from gradus.models.precision import NarrowLinear
 from gradus.quantization.fp8 import Fp8Linear
@@ -166,18 +168,41 @@ def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     is_product(down, features, added)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-ordered"])
-def test_int4_has_scales_in_bfloat16_where_activations_are(kind, rows):
-    down, features, added = product(FLOATS[kind], 256, rows, hidden=52, dtype=torch.bfloat16)
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 20])
+@pytest.mark.parametrize("width", [192, 256])
+@pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-g64", "int4-ordered"])
+def test_int4_multiplies_bfloat16_where_activations_are(kind, width, rows, monkeypatch):
+    """Rounded as torch rounds them, where the processor multiplies them. Weights are not: that would be 1,000 times as
+    far."""
+    monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)
+    down, features, added = product(FLOATS[kind], width, rows, hidden=52, dtype=torch.bfloat16)
     assert down.kind == torch.bfloat16
-    is_product(down, features, added)
+    is_product(down, features.bfloat16().float() if HAS_BF16 else features, added, 5e-6)
 
 
-def is_product(down, features, added):
+def is_product(down, features, added, tolerance=1e-6):
     expected = features.double() @ dense(down).double().t()
     scale = features.double().abs() @ dense(down).double().abs().t()
-    assert ((added - expected).abs() <= 1e-6 * scale).all()
+    assert ((added - expected).abs() <= tolerance * scale).all(), ((added - expected).abs() / scale).max()
+
+
+@pytest.mark.parametrize("together", [1, 3, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-g64", "int4-ordered"])
+def test_int4_made_wide_for_torch_is_the_same_matrix(kind, dtype, together, monkeypatch):
+    """To the bit: a weight is rounded once. `together` blocks of 16 rows per panel; the last of 52 rows are 4."""
+    monkeypatch.setattr(panel, "PIECE", together * 192 * 16)
+    model = model_of("tiny-gemma3", only("down", FLOATS[kind]), dtype=dtype, intermediate_size=192, hidden_size=52)
+    down = model.layers[0].down
+    expected = (dense(down)[:, down.order] if down.ordered else dense(down)).to(dtype)
+    Pages(model).decode_model(model)
+    panels = [each.clone() for each in down.panels]
+    assert len(panels) == -(-4 // together)
+    assert torch.equal(torch.cat(panels, 1)[:, :52].t(), expected)
+    x = torch.randn(40, 192, generator=generator(1)).to(dtype)
+    product = down.forward(x)
+    down.panels = None
+    torch.testing.assert_close(product, down.forward(x))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 20])

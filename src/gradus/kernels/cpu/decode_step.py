@@ -51,6 +51,7 @@ STAGE = np.dtype(
 SHAPE = np.dtype(
     [
         ("rows", np.int64),  # of this step
+        ("wanted", np.int64),  # of them, how many get logits
         ("hidden", np.int64),
         ("features", np.int64),
         ("activation", np.int64),
@@ -65,6 +66,7 @@ class Step(NamedTuple):
 
     shape: SHAPE [1]; heads: HEADS [1]; stages: STAGE [S]; matrices: MATRIX; layers: LAYER.
     chunks: int64 [S], how many each stage has in this step.
+    wanted: int64 [32], the rows that get logits.
     spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
     """
@@ -73,6 +75,7 @@ class Step(NamedTuple):
     heads: Any
     stages: Any
     chunks: NDArray[np.int64]
+    wanted: NDArray[np.int64]
     matrices: Any
     layers: Any
     spans: Any
@@ -110,7 +113,7 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
     high = min(low + stage.chunk, stage.columns)
     if worker.ready[0] != number:
         _fill(step, stage, worker.rows)
-        prepare(step.matrices[stage.matrix], padded(step.shape[0].rows), worker.rows)
+        prepare(step.matrices[stage.matrix], padded(_count(step, stage)), worker.rows)
         worker.ready[0] = number
     y = step.qkv if stage.kind == QKV else step.logits if stage.kind == HEAD else worker.products
     halves = 2 if stage.kind == UP and step.shape[0].gated else 1  # a gated product is [gate, up]
@@ -130,24 +133,33 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
 @njit(**FLAGS)
 def _fill(step: Step, stage: Any, rows: Rows) -> None:
     """The activations that a stage multiplies, in a thread's own copy; rows that only fill up are zeros."""
-    shape = step.shape[0]
-    for r in range(shape.rows):
+    shape, count = step.shape[0], _count(step, stage)
+    for r in range(count):
         if stage.kind == OUTPUT:
             group = step.layers[stage.layer].group
             first, end = step.span_starts[group, r], step.span_starts[group, r + 1]
             gather(step.heads[0], step.partials, first, end - first, rows.x[r])
         elif stage.kind == DOWN:
             rows.x[r, : shape.features] = step.features[r, : shape.features]
+        elif stage.kind == HEAD:
+            row = step.x[step.wanted[r]]
+            normalize(row, shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
         else:
             normalize(step.x[r], shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
-    for r in range(shape.rows, padded(shape.rows)):
+    for r in range(count, padded(count)):
         rows.x[r] = f32(0)
+
+
+@njit(**FLAGS)
+def _count(step: Step, stage: Any) -> int:
+    """Rows of a stage's product."""
+    return step.shape[0].wanted if stage.kind == HEAD else step.shape[0].rows
 
 
 @njit(**FLAGS, **INLINED)
 def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -> None:
     """Columns low to high of the stage's product, whose matrix may consist of several, side by side."""
-    count = padded(step.shape[0].rows)
+    count = padded(_count(step, stage))
     for part in range(stage.matrix, stage.matrix + stage.parts):
         matrix = step.matrices[part]
         start, end = max(low - matrix.first, 0), min(high - matrix.first, matrix.rows)
@@ -194,7 +206,7 @@ def _activate(step: Step, low: int, high: int, products: Any) -> None:
 def _cap(step: Step, low: int, high: int) -> None:
     cap = step.shape[0].softcap
     if cap:
-        for r in range(step.shape[0].rows):
+        for r in range(step.shape[0].wanted):
             for i in range(low, high):
                 step.logits[r, i] = cap * tanh(step.logits[r, i] / cap)
 

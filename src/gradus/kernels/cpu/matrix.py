@@ -26,6 +26,7 @@ MATRIX = np.dtype(
         ("values", np.int64),  # addresses from here on; 0: there is none
         ("scales", np.int64),  # int8: float32 [rows]; int4: pairs
         ("group", np.int64),  # int4: weights that share a pair
+        ("pairs", np.int64),  # int4: of a row
         ("order", np.int64),  # int4: int64 [width], of which column each stored one is
         ("bias", np.int64),  # float32 [rows]
     ]
@@ -65,18 +66,19 @@ class Matrices:
     def _add(self, linear: Linear, first: int) -> None:
         rows, width = sum(linear.out_features), linear.in_features
         bias = 0 if linear.bias is None else self.address(linear.bias.float())
-        scales = group = order = 0
+        scales = group = pairs = order = 0
         if type(linear) in (Linear, NarrowLinear) and linear.weight.dtype in FLOATS:
             kind, values = FLOATS[linear.weight.dtype], linear.weight
         elif type(linear) is Int8Linear:
             kind, values, scales = INT8, linear.values, self.address(linear.scales)
         elif type(linear) is Int4Linear:
             kind = INT4 if linear.kind == torch.bfloat16 else INT4_HALF
-            values, scales, group = linear.words, self.address(linear.pairs), linear.group
+            linear.use_lanes()
+            values, scales, group, pairs = linear.words, self.address(linear.pairs), linear.group, linear.pairs.shape[1]
             order = 0 if linear.order is None else self.address(linear.order)
         else:
             raise Unsupported(f"{type(linear).__name__} with {next(linear.parameters()).dtype} weights")
-        self.rows.append((kind, first, rows, width, self.address(values), scales, group, order, bias))
+        self.rows.append((kind, first, rows, width, self.address(values), scales, group, pairs, order, bias))
 
     def address(self, tensor: torch.Tensor) -> int:
         """Where a tensor's values lie, one after the other; the tensor is kept."""

@@ -26,11 +26,14 @@ from gradus.kernels.cpu.decode_step import (
 )  # fmt: skip
 from gradus.kernels.cpu.elementary import ACTIVATIONS
 from gradus.kernels.cpu.matrix import Matrices, Unsupported
+from gradus.kernels.cpu.panel import Panels
 from gradus.kernels.cpu.product import MOST_ROWS, make_rows
 from gradus.kernels.cpu.team import WORDS, Team
 from gradus.models import Model, gemma3, gpt2
 from gradus.models.layers import Linear, RMSNorm
 from gradus.models.rope import RotaryTable
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.linear import PIECE
 
 ROUNDS = 2  # chunks of a stage for each thread, at least: alike, and long, for weights are read best in long streams
 CHUNK_BYTES = 1 << 20  # of a chunk's weights at most: what another thread may wait for at a stage's end
@@ -113,6 +116,7 @@ class DecodeModel:
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.workers = [_make_worker(model, self.step) for _ in range(threads)]
+        _add_panels(model)
         self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
         self.address = -(-self.words.ctypes.data // 64) * 64
         self.logits = torch.from_numpy(self.step.logits)
@@ -120,24 +124,32 @@ class DecodeModel:
         finalize(self, self.team.close)
 
     def run(
-        self, token_ids: Tensor, positions: Tensor, slots: Sequence[int], before: Sequence[int] | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Sequence[int],
+        before: Sequence[int] | None = None,
+        wanted: Sequence[int] | None = None,
     ) -> Tensor:
         """One decode step: a new token of each of these slots, at its position, int64 [R].
 
         A slot may have several, at successive positions in successive rows: before says how many rows of the same slot
-        come right before each; None: none.
-        Its keys and values go to the pages that the tables name. Returns logits, float32 [R, V], until the next call.
+        come right before each; None: none. Its keys and values go to the pages that the tables name.
+        wanted: the rows that get logits, at least one; None: all. Returns those, float32 [wanted, V], until the next
+        call.
         """
-        rows = len(slots)
+        rows, wanted = len(slots), range(len(slots)) if wanted is None else wanted
         self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
-        self.step.shape["rows"] = rows
+        self.step.shape["rows"], self.step.shape["wanted"] = rows, len(wanted)
+        self.step.wanted[: len(wanted)] = wanted
         self._divide(slots, positions.tolist(), before or [0] * rows)
         self.team.run()
-        return self.logits[:rows]
+        return self.logits[: len(wanted)]
 
-    def hidden(self, rows: int) -> Tensor:
-        """The newest step's hidden states, [rows, D], as the model's head takes them."""
-        return cast(Tensor, self.model.norm(torch.from_numpy(self.step.x[:rows]).to(self.model.dtype)))
+    def hidden(self, rows: Sequence[int]) -> Tensor:
+        """The newest step's hidden states of these rows, [rows, D], as the model's head takes them."""
+        states = torch.from_numpy(self.step.x[np.array(rows, np.int64)])
+        return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
     def _work(self, thread: int, patience: int) -> None:
         opened = 0 if thread else len(self.step.stages)  # by the caller
@@ -160,6 +172,15 @@ class DecodeModel:
             self.step.spans[group, : len(spans)] = spans
             self.step.span_starts[group, : len(starts)] = starts
         self.step.chunks[self.attending] = self.step.span_starts[self.groups, len(slots)]
+
+
+def _add_panels(model: Model) -> None:
+    """Let torch's products of int4 matrices have them widened by a kernel, which is compiled here."""
+    room = torch.empty(PIECE, dtype=torch.bfloat16 if model.dtype == torch.bfloat16 else torch.float32)
+    for part in model.modules():
+        if isinstance(part, Int4Linear):
+            part.panels = Panels(part, room)
+            next(iter(part.panels))
 
 
 def _most_spans(model: Model, threads: int) -> int:
@@ -188,6 +209,7 @@ def _make_step(
         heads=_heads(model, cache[0][0], page_size),
         stages=rows,
         chunks=chunks,
+        wanted=np.zeros(MOST_ROWS, np.int64),
         matrices=stages.matrices.records,
         layers=_layers(model, cache, stages.matrices),
         spans=np.zeros((groups, most_spans), SPAN),
@@ -205,7 +227,7 @@ def _shape(model: Model) -> NDArray[np.void]:
     config = model.config
     gated, softcap = config.family != "gpt2", config.final_softcap or 0.0
     activation = ACTIVATIONS[config.activation]
-    return np.array([(0, config.hidden_size, config.intermediate_size, activation, gated, softcap)], SHAPE)
+    return np.array([(0, 0, config.hidden_size, config.intermediate_size, activation, gated, softcap)], SHAPE)
 
 
 def _heads(model: Model, keys: Tensor, page_size: int) -> NDArray[np.void]:

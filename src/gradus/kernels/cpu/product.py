@@ -13,16 +13,17 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, widen
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen
 from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
-    BLOCK,
     FLOAT_STEP,
+    HAS_BF16,
     HAS_VNNI,
     INT8_STEP,
+    LANES,
     PLANE,
+    PLANES,
     TILE,
-    column_of,
     float_tile,
     int4_tile,
     int8_tile,
@@ -37,8 +38,6 @@ TOGETHER = 8
 AT_A_TIME = 32
 """Rows of a matrix that stay in the cache for the turns of more."""
 
-COLUMNS = np.array([column_of(place) for place in range(TILE)])
-
 f32 = np.float32
 LARGEST = f32(127)
 TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.row_scales
@@ -48,7 +47,8 @@ class Rows(NamedTuple):
     """A thread's copy of the activations, [32, K'] each, K' being the widest K up to a multiple of 128.
 
     x: float32. rounded: int8. scales: float32 [32]. corrections: int32 [32], 128 times the sums of `rounded`. ordered:
-    float32, x as int4's tiles multiply it.
+    float32, x as int4's columns are stored; narrow: the same in bfloat16; sums: float32 [32, K' / 32], of each plane.
+    edge: float32 [8, LANES], products of a block of weight rows of which some are wanted.
     """
 
     x: NDArray[np.float32]
@@ -56,6 +56,9 @@ class Rows(NamedTuple):
     scales: NDArray[np.float32]
     corrections: NDArray[np.int32]
     ordered: NDArray[np.float32]
+    narrow: NDArray[np.uint16]
+    sums: NDArray[np.float32]
+    edge: NDArray[np.float32]
 
 
 def make_rows(width: int) -> Rows:
@@ -63,7 +66,8 @@ def make_rows(width: int) -> Rows:
     shape = MOST_ROWS, -(-width // TILE) * TILE
     return Rows(
         np.zeros(shape, f32), np.zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
-        np.zeros(shape, f32),
+        np.zeros(shape, f32), np.zeros(shape, np.uint16), np.zeros((MOST_ROWS, shape[1] // PLANE), f32),
+        np.zeros((TOGETHER, LANES), f32),
     )  # fmt: skip
 
 
@@ -108,18 +112,25 @@ def _round(rows: Any, r: int, width: int) -> None:
 
 @njit(**FLAGS)
 def _order(rows: Any, r: int, matrix: Any) -> None:
-    """The order of the matrix's columns, and of a tile's nibbles."""
-    x, ordered, width = rows.x[r], rows.ordered[r], matrix.width
-    order = longs(matrix.order, (width,))
-    for tile in range(-(-width // TILE)):
-        for place in range(TILE):
-            column = tile * TILE + COLUMNS[place]
-            if column >= width:
-                ordered[tile * TILE + place] = f32(0)
-            elif matrix.order:
-                ordered[tile * TILE + place] = x[order[column]]
-            else:
-                ordered[tile * TILE + place] = x[column]
+    """In the order of the matrix's columns, as bfloat16 where those are multiplied; and the sum of each plane."""
+    x, ordered, narrowed, sums = rows.x[r], rows.ordered[r], rows.narrow[r], rows.sums[r]
+    width = matrix.width
+    if matrix.order:
+        order = longs(matrix.order, (width,))
+        for j in range(width):
+            ordered[j] = x[order[j]]
+    else:
+        for j in range(width):
+            ordered[j] = x[j]
+    if HAS_BF16 and matrix.kind == INT4:
+        for j in range(width):
+            narrowed[j] = narrow(ordered[j])
+            ordered[j] = widen(narrowed[j])
+    for step in range(width // PLANE):
+        total = f32(0)
+        for j in range(PLANE):
+            total += ordered[step * PLANE + j]
+        sums[step] = total
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -136,7 +147,7 @@ def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) ->
         for first in range(0, count, TOGETHER):
             together = Rows(
                 rows.x[first:], rows.rounded[first:], rows.scales[first:], rows.corrections[first:],
-                rows.ordered[first:],
+                rows.ordered[first:], rows.narrow[first:], rows.sums[first:], rows.edge,
             )  # fmt: skip
             _multiply_together(
                 matrix, start, min(start + block, high), min(TOGETHER, count - first), together, y[first:]
@@ -248,47 +259,52 @@ def _multiply_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any,
 # -- int4 --------------------------------------------------------------------------------------------------------------
 
 
-@njit(**FLAGS, **INLINED)
+@njit(**FLAGS)
 def _multiply_int4(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    planes = matrix.group // PLANE
-    if planes == 1:
-        _multiply_words(1, matrix, low, high, count, rows, y)
-    elif planes == 2:
-        _multiply_words(2, matrix, low, high, count, rows, y)
-    else:
-        _multiply_words(4, matrix, low, high, count, rows, y)
+    """A block of LANES weight rows at a time. Of one that is not whole, since a chunk begins or ends in it, what is
+    asked for."""
+    out_stride, edge = 4 * y.shape[1], address(rows.edge)
+    for block in range(low // LANES, -(-high // LANES)):
+        first = block * LANES
+        if low <= first and first + LANES <= high:
+            _multiply_block(matrix, block, count, rows, address(y) + 4 * (matrix.first + first), out_stride)
+            continue
+        _multiply_block(matrix, block, count, rows, edge, 4 * LANES)
+        for r in range(count):
+            for i in range(max(low, first), min(high, first + LANES)):
+                y[r, matrix.first + i] = rows.edge[r, i - first]
 
 
 @njit(**FLAGS)
-def _multiply_words(planes: Any, matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Eight weight rows at once; of what is left, one by one."""
-    tiles, words_stride, pairs_stride = -(-matrix.width // TILE), 64 * matrix.rows, 4 * matrix.rows
-    x, x_stride, out_stride = address(rows.ordered), 4 * rows.ordered.shape[1], 4 * y.shape[1]
-    i, together, halves = low, BLOCK // count if count < 8 else 2, matrix.kind != INT4
-    while i < high:
-        words, pairs, out = matrix.values + 64 * i, matrix.scales + 4 * i, address(y) + 4 * (matrix.first + i)
-        if i + together > high:
-            for r in range(count):
-                int4_tile(
-                    planes, 1, 1, halves, words, words_stride, pairs, pairs_stride, tiles, x + r * x_stride, 0,
-                    out + r * out_stride, 0,
-                )  # fmt: skip
-            i += 1
-            continue
-        if count == 1:
-            int4_tile(
-                planes, 8, 1, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
-            )
-        elif count == 2:
-            int4_tile(
-                planes, 4, 2, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
-            )
-        elif count == 4:
-            int4_tile(
-                planes, 2, 4, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
-            )
-        else:
-            int4_tile(
-                planes, 2, 8, halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride
-            )
-        i += together
+def _multiply_block(matrix: Any, block: int, count: int, rows: Any, out: int, out_stride: int) -> None:
+    steps, halves = matrix.width // PLANE, matrix.kind != INT4
+    planes = matrix.group // (2 * PLANE)  # of a group, as a power of two: 0, 1, 2
+    words = matrix.values + block * -(-steps // PLANES) * 64 * LANES
+    pairs = matrix.scales + block * matrix.pairs * 4 * LANES
+    sums, sums_stride = address(rows.sums), 4 * rows.sums.shape[1]
+    if HAS_BF16 and not halves:
+        _multiply_lanes(
+            1, count, halves, words, pairs, planes, steps, address(rows.narrow), 2 * rows.narrow.shape[1], sums,
+            sums_stride, out, out_stride,
+        )  # fmt: skip
+    else:
+        _multiply_lanes(
+            0, count, halves, words, pairs, planes, steps, address(rows.ordered), 4 * rows.ordered.shape[1], sums,
+            sums_stride, out, out_stride,
+        )  # fmt: skip
+
+
+@njit(**FLAGS)
+def _multiply_lanes(
+    bfloats: Any, count: int, halves: Any, words: int, pairs: int, planes: int, steps: int, x: int,
+    x_stride: int, sums: int, sums_stride: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    """bfloats: literal, 1 where activations are bfloat16."""
+    if count == 1:
+        int4_tile(bfloats, 1, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
+    elif count == 2:
+        int4_tile(bfloats, 2, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
+    elif count == 4:
+        int4_tile(bfloats, 4, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)
+    else:
+        int4_tile(bfloats, 8, halves, words, pairs, planes, steps, x, x_stride, sums, sums_stride, out, out_stride)

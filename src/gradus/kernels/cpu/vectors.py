@@ -31,6 +31,7 @@ def _features() -> set[str]:
 
 HAS_AVX512 = "avx512f" in _features()
 HAS_VNNI = HAS_AVX512 and "avx512vnni" in _features()
+HAS_BF16 = HAS_AVX512 and "avx512bf16" in _features()
 WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # else LLVM calls a function that no library here has
 
 INT8_STEP = 64
@@ -64,15 +65,15 @@ class Code:
         place = self.builder.inttoptr(self.builder.add(address, offset), value.type.as_pointer())
         self.builder.store(value, place, align=1)
 
-    def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int) -> None:
-        """Ask for the lines that lie AHEAD of what this step reads, at `size` bytes per step.
+    def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int, ahead: int) -> None:
+        """Ask for the lines that lie `ahead` of what this step reads, at `size` bytes per step.
 
         Where rows are read several at a time, a line of each in turn, they are still asked for in the order of memory:
         streams of a row each would end before the processor has noticed them.
         """
         first = self.builder.mul(step, self.whole(size))
         for line in range(0, size, LINE):
-            self.fetch_line(address, self.builder.add(first, self.whole(line)), AHEAD)
+            self.fetch_line(address, self.builder.add(first, self.whole(line)), ahead)
 
     def fetch_line(self, address: ir.Value, offset: ir.Value, ahead: int) -> None:
         """Ask for the line that lies `ahead` bytes after address + offset. It need not exist."""
@@ -138,6 +139,9 @@ LINE = 64
 AHEAD = 4096
 """Bytes by which weights are asked for before they are read: the time that memory takes."""
 
+WORDS_AHEAD = 8192
+"""The same, of int4's words."""
+
 FLOAT_STEP = LANES
 """Floats that a step takes: rows of other lengths are multiplied by plain loops."""
 
@@ -167,7 +171,7 @@ def _float_code(halves: int, rows: int, count: int, unroll: int) -> Generate:
         values, stride, width, x, x_stride, out, out_stride = args[4:]
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            code.fetch_ahead(values, step, rows * unroll * size * LANES)
+            code.fetch_ahead(values, step, rows * unroll * size * LANES, AHEAD)
             result: list[ir.Value] = []
             for u in range(unroll):
                 number = builder.add(builder.mul(step, code.whole(unroll)), code.whole(u))
@@ -279,7 +283,7 @@ def _int8_code(rows: int, count: int) -> Generate:
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
             at = builder.mul(step, code.whole(INT8_STEP))
-            code.fetch_ahead(values, step, rows * INT8_STEP)
+            code.fetch_ahead(values, step, rows * INT8_STEP, AHEAD)
             bytes_kind = ir.VectorType(BYTE, INT8_STEP)
             xs = [
                 builder.bitcast(code.read(x, builder.add(at, builder.mul(x_stride, code.whole(r))), bytes_kind), SUMS)
@@ -314,90 +318,189 @@ def _vnni(builder: ir.IRBuilder) -> ir.Function:
 
 
 TILE, PLANE, PLANES = 128, 32, 4  # of gradus.quantization.int4
-BLOCK = 8
-"""Rows of int4 weights that are worked on together: 64 bytes of each lie side by side, and their sums fit registers."""
-
-
-WORDS_AHEAD, PAIRS_AHEAD = 2048, 128
-"""Bytes, as AHEAD. int4's rows are read in as many places as they have tiles and groups, each a stream of its own."""
+PAIRS_OF_COLUMNS = PLANE // 2
+BIAS = 128.0
+"""Of a bfloat16 whose lower bits are a nibble."""
 
 
 @intrinsic
 def int4_tile(
-    typing: Any, planes: Any, rows: Any, count: Any, halves: Any, words: Any, words_stride: Any, pairs: Any,
-    pairs_stride: Any, tiles: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
+    typing: Any, narrow: Any, count: Any, halves: Any, words: Any, pairs: Any, planes: Any, steps: Any, x: Any,
+    x_stride: Any, sums: Any, sums_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """`rows` rows of int4 weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
+    """LANES rows of int4 weights, a lane each, by `count` (literal) rows of activations. All else: addresses, strides
+    in bytes.
 
-    words: 64 bytes per weight row, one row after the other, for each tile of 128 columns. pairs: 4 bytes per weight
-    row, one after the other, for each group of `planes` planes (literal): float16 where `halves` is 1, else bfloat16.
-    x: float32 rows of 128 values per tile, in the order of `column_of`. Writes float32
-    out[r * out_stride + 4 w].
+    words: as `gradus.quantization.int4.to_lanes` has them, 1 KB for each tile of 128 columns; a step is one plane of a
+    tile, 32 columns side by side. pairs: LANES times 4 bytes for each group of 2^planes steps: float16 where `halves`
+    is 1, else bfloat16. x: rows of 32 values per step, float32, or bfloat16 where `narrow` (literal) is 1: then a
+    processor with HAS_BF16 multiplies two at once, and `halves` is 0. sums: float32 rows, the sum of each 32. Writes
+    float32 out[r * out_stride : … + 4 LANES].
     """
-    literal = planes, rows, count
-    if not all(isinstance(each, types.IntegerLiteral) for each in literal):
+    if not all(isinstance(each, types.IntegerLiteral) for each in (narrow, count)):
         return None
-    return types.void(*literal, *[types.int64] * 10), _int4_code(*(each.literal_value for each in literal))
+    signature = types.void(narrow, count, *[types.int64] * 11)
+    return signature, _int4_code(narrow.literal_value, count.literal_value)
 
 
-def column_of(place: int) -> int:
-    """Of the activations that a tile multiplies as number `place`, the column within the tile.
-
-    64 bytes are 16 words of 32 bits, each two words of the storage: nibble k of the i-th belongs to plane k mod 4, and
-    there to column 2 i, or 2 i + 1 from the fifth nibble on. All nibbles k of a tile are multiplied together.
-    """
-    k, i = divmod(place, LANES)
-    return PLANE * (k % PLANES) + 2 * i + k // PLANES
-
-
-def _int4_code(planes: int, rows: int, count: int) -> Generate:
-    groups = PLANES // planes
-    wide = ir.VectorType(FLOAT, LANES)
+def _int4_code(narrow: int, count: int) -> Generate:
+    wide, size = ir.VectorType(FLOAT, LANES), 2 if narrow else 4
+    unroll = 4 if count <= 2 else 2  # not more: LLVM would load all activations of an iteration first, and keep them
+    chains = 2 if count <= 2 else 1  # sums that do not wait for each other
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        halves, words, words_stride, pairs, pairs_stride, tiles, x, x_stride, out, out_stride = args[3:]
+        halves, words, pairs, planes, steps, x, x_stride, plane_sums, sums_stride, out, out_stride = args[2:]
         are_halves = builder.icmp_signed("!=", halves, code.whole(0))
+        multiply_add = _pairs_of_bfloats(builder) if narrow else _by_table(code)
+        zero = ir.Constant(wide, [0.0] * LANES)
+
+        def plane(step: ir.Value) -> list[ir.Value]:
+            """The sums of one plane, `chains` for each row of activations."""
+            tile, number = builder.ashr(step, code.whole(2)), builder.and_(step, code.whole(PLANES - 1))
+            first = builder.add(words, builder.mul(tile, code.whole(64 * LANES)))
+            shifts = code.all_lanes(builder.trunc(builder.mul(number, code.whole(4)), SINGLE), LANES)
+            begin = builder.add(x, builder.mul(step, code.whole(size * PLANE)))
+
+            def columns(few: ir.Value, parts: list[ir.Value]) -> list[ir.Value]:
+                parts, start = list(parts), builder.mul(few, code.whole(64 * unroll))
+                xs = builder.mul(few, code.whole(2 * size * unroll))
+                for i in range(unroll):
+                    word = builder.lshr(code.read(first, builder.add(start, code.whole(64 * i)), SUMS), shifts)
+                    at = builder.add(xs, code.whole(2 * size * i))
+                    places = [builder.add(at, builder.mul(x_stride, code.whole(r))) for r in range(count)]
+                    mine = slice(i % chains, None, chains)
+                    parts[mine] = multiply_add(parts[mine], word, begin, places)
+                return parts
+
+            return code.loop(code.whole(PAIRS_OF_COLUMNS // unroll), [zero] * (count * chains), columns)
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            result = list(sums)
-            start, xs = builder.mul(step, words_stride), builder.add(x, builder.mul(step, code.whole(4 * TILE)))
-            decoded = []
-            for group in range(groups):
-                number = builder.add(builder.mul(step, code.whole(groups)), code.whole(group))
-                code.fetch_line(pairs, builder.mul(number, pairs_stride), PAIRS_AHEAD)
-                decoded.append(_decoded(code, pairs, builder.mul(number, pairs_stride), rows, are_halves))
-            for w in range(rows):
-                place = builder.add(start, code.whole(64 * w))
-                code.fetch_line(words, place, WORDS_AHEAD)
-                word = code.read(words, place, SUMS)
-                look_up = [
-                    _look_up(code, *(builder.extract_element(part, ir.Constant(SINGLE, w)) for part in decoded[group]))
-                    for group in range(groups)
-                ]
-                for k in range(2 * PLANES):
-                    shifted = builder.lshr(word, ir.Constant(SUMS, [4 * k] * LANES)) if k else word
-                    weights = look_up[k % PLANES // planes](shifted)
-                    for r in range(count):
-                        at = builder.add(builder.mul(x_stride, code.whole(r)), code.whole(4 * LANES * k))
-                        product = builder.fmul(weights, code.read(xs, at, wide), flags=FUSED)
-                        result[w * count + r] = builder.fadd(result[w * count + r], product, flags=FUSED)
+            code.fetch_ahead(words, step, 64 * LANES // PLANES, WORDS_AHEAD)
+            parts = plane(step)
+            pair = builder.mul(builder.ashr(step, planes), code.whole(4 * LANES))
+            scales, offsets = _decoded(code, pairs, pair, LANES, None if narrow else are_halves)
+            if narrow:
+                bias = builder.fmul(scales, ir.Constant(wide, [BIAS] * LANES), flags=FUSED)
+                offsets = builder.fsub(offsets, bias, flags=FUSED)
+            result = []
+            for r, total in enumerate(sums):
+                at = builder.add(builder.mul(sums_stride, code.whole(r)), builder.mul(step, code.whole(4)))
+                plane_sum = code.all_lanes(code.read(plane_sums, at, FLOAT), LANES)
+                total = builder.fadd(total, builder.fmul(offsets, plane_sum, flags=FUSED), flags=FUSED)
+                for each in parts[r * chains : (r + 1) * chains]:
+                    total = builder.fadd(total, builder.fmul(scales, each, flags=FUSED), flags=FUSED)
+                result.append(total)
             return result
 
-        sums = code.loop(tiles, [ir.Constant(wide, [0.0] * LANES)] * (rows * count), body)
-        for w in range(rows):
-            for r in range(count):
-                at = builder.add(builder.mul(out_stride, code.whole(r)), code.whole(4 * w))
-                code.write(out, at, code.sum_of(sums[w * count + r]))
+        for r, total in enumerate(code.loop(steps, [zero] * count, body)):
+            code.write(out, builder.mul(out_stride, code.whole(r)), total)
         return context.get_dummy_value()
 
     return generate
 
 
+MultiplyAdd = Callable[[list[ir.Value], ir.Value, ir.Value, list[ir.Value]], list[ir.Value]]
+"""From sums, words whose lowest nibble and that 16 bits up are two columns' weights, and where the columns' activations
+lie for each sum: the sums with both products."""
+
+
+def _pairs_of_bfloats(builder: ir.IRBuilder) -> MultiplyAdd:
+    """Two columns at once. 0x4300 is 128 in bfloat16, whose lowest bit there counts one: a nibble put into it is
+    128 + q."""
+    wide, name = ir.VectorType(FLOAT, LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
+    known = builder.module.globals.get(name)
+    function = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS, SUMS]), name)
+    code, nibbles, biased = Code(builder), *(ir.Constant(SUMS, [bits] * LANES) for bits in (0x000F000F, 0x43004300))
+
+    def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
+        weights = builder.or_(builder.and_(word, nibbles), biased)
+        return [
+            builder.call(function, [total, weights, code.all_lanes(code.read(x, place, SINGLE), LANES)])
+            for total, place in zip(sums, places, strict=True)
+        ]
+
+    return multiply_add
+
+
+def _by_table(code: Code) -> MultiplyAdd:
+    """One column after the other: a nibble's float comes from a table in a register, or is converted."""
+    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
+    nibble, upper = (ir.Constant(SUMS, [value] * LANES) for value in (15, 16))
+
+    def numbers(word: ir.Value) -> ir.Value:
+        if not HAS_AVX512:
+            return builder.sitofp(builder.and_(word, nibble), wide)
+        name = "llvm.x86.avx512.permvar.sf.512"  # heeds the lowest four bits of a lane
+        known = builder.module.globals.get(name)
+        permute = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS]), name)
+        return builder.call(permute, [ir.Constant(wide, [float(value) for value in range(LANES)]), word])
+
+    def multiply_add(sums: list[ir.Value], word: ir.Value, x: ir.Value, places: list[ir.Value]) -> list[ir.Value]:
+        for column, weights in enumerate((numbers(word), numbers(builder.lshr(word, upper)))):
+            activations = [
+                code.all_lanes(code.read(x, builder.add(place, code.whole(4 * column)), FLOAT), LANES)
+                for place in places
+            ]
+            products = [builder.fmul(weights, each, flags=FUSED) for each in activations]
+            sums = [builder.fadd(*both, flags=FUSED) for both in zip(sums, products, strict=True)]
+        return sums
+
+    return multiply_add
+
+
+@intrinsic
+def int4_widen(
+    typing: Any, narrow: Any, halves: Any, words: Any, pairs: Any, plane: Any, out: Any, out_stride: Any
+) -> Any:
+    """The weights of one plane of a tile, LANES rows of 32 columns, as numbers.
+
+    words, pairs: addresses of the tile's and the group's, `halves` as in `int4_tile`. Writes LANES values for each
+    column, out_stride bytes apart: float32, or bfloat16 where `narrow` (literal) is 1.
+    """
+    if not isinstance(narrow, types.IntegerLiteral):
+        return None
+    return types.void(narrow, *[types.int64] * 6), _widen_code(narrow.literal_value)
+
+
+def _widen_code(narrow: int) -> Generate:
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        code, wide = Code(builder), ir.VectorType(FLOAT, LANES)
+        halves, words, pairs, plane, out, out_stride = args[1:]
+        are_halves = builder.icmp_signed("!=", halves, code.whole(0))
+        scales, offsets = _decoded(code, pairs, code.whole(0), LANES, are_halves)
+        shifts = code.all_lanes(builder.trunc(builder.mul(plane, code.whole(4)), SINGLE), LANES)
+
+        def column(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
+            word = builder.lshr(code.read(words, builder.mul(step, code.whole(64)), SUMS), shifts)
+            for upper in range(2):
+                nibbles = builder.lshr(word, ir.Constant(SUMS, [16 * upper] * LANES))
+                values = builder.sitofp(builder.and_(nibbles, ir.Constant(SUMS, [15] * LANES)), wide)
+                weights = builder.fadd(builder.fmul(values, scales, flags=FUSED), offsets, flags=FUSED)
+                number = builder.add(builder.mul(step, code.whole(2)), code.whole(upper))
+                place = builder.mul(number, out_stride)
+                code.write(out, place, _rounded(builder, weights) if narrow else weights)
+            return sums
+
+        code.loop(code.whole(PAIRS_OF_COLUMNS), [], column)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _rounded(builder: ir.IRBuilder, values: ir.Value) -> ir.Value:
+    """Finite float32 → the bits of the nearest bfloat16, of two the even one."""
+    bits = builder.bitcast(values, SUMS)
+    sixteen, one, half = (ir.Constant(SUMS, [value] * LANES) for value in (16, 1, 0x7FFF))
+    odd = builder.and_(builder.lshr(bits, sixteen), one)
+    upper = builder.lshr(builder.add(bits, builder.add(odd, half)), sixteen)
+    return builder.trunc(upper, ir.VectorType(HALF, LANES))
+
+
 def _decoded(
-    code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value
+    code: Code, pairs: ir.Value, offset: ir.Value, rows: int, are_halves: ir.Value | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Scales and offsets of some rows, vectors of float32."""
+    """Scales and offsets of some rows, vectors of float32. are_halves: whether they are float16; None: they are not."""
     builder, kind = code.builder, ir.VectorType(SINGLE, rows)
     wide, narrow, half = (ir.VectorType(each, rows) for each in (FLOAT, HALF, ir.HalfType()))
     both = code.read(pairs, offset, kind)
@@ -405,12 +508,15 @@ def _decoded(
     upper = builder.lshr(both, sixteen)
     decoded = []
     for part in (both, upper):
+        from_bfloat = builder.bitcast(builder.shl(part, sixteen), wide)
+        if are_halves is None:
+            decoded.append(from_bfloat)
+            continue
         from_half = (
             builder.fpext(builder.bitcast(builder.trunc(part, narrow), half), wide)
             if WIDENS_HALVES
             else _widened_half(builder, part, wide)
         )
-        from_bfloat = builder.bitcast(builder.shl(part, sixteen), wide)
         decoded.append(builder.select(are_halves, from_half, from_bfloat))
     return decoded[0], decoded[1]
 
@@ -428,24 +534,3 @@ def _widened_half(builder: ir.IRBuilder, bits: ir.Value, wide: ir.VectorType) ->
     scaled = builder.fmul(builder.bitcast(magnitude, wide), ir.Constant(wide, [2.0**112] * wide.count))
     sign = builder.shl(builder.and_(bits, all_of(0x8000)), all_of(16))
     return builder.bitcast(builder.or_(builder.bitcast(scaled, bits.type), sign), wide)
-
-
-def _look_up(code: Code, scale: ir.Value, offset: ir.Value) -> Callable[[ir.Value], ir.Value]:
-    """From the lowest four bits of each lane to the weight: a table of 16, in a register, where there is AVX-512."""
-    builder, wide = code.builder, ir.VectorType(FLOAT, LANES)
-    scales, offsets = code.all_lanes(scale, LANES), code.all_lanes(offset, LANES)
-
-    def weight(values: ir.Value) -> ir.Value:
-        return builder.fadd(builder.fmul(values, scales, flags=FUSED), offsets, flags=FUSED)
-
-    def computed(lanes: ir.Value) -> ir.Value:
-        values = builder.and_(lanes, ir.Constant(SUMS, [15] * LANES))
-        return weight(builder.sitofp(values, wide))
-
-    if not HAS_AVX512:
-        return computed
-    table = weight(ir.Constant(wide, [float(value) for value in range(LANES)]))
-    name = "llvm.x86.avx512.permvar.sf.512"
-    known = builder.module.globals.get(name)
-    permute = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS]), name)
-    return lambda lanes: builder.call(permute, [table, lanes])
