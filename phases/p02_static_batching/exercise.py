@@ -43,4 +43,22 @@ EXERCISE = Exercise(
     text="Lay the batch out as a rectangle, attend over all of it at once, and let no padding in: a pad token is "
     "stored nowhere, and no real query ever sees a key that is not its own sequence's. What a pad row itself sees "
     "does not matter, but it must see something: a softmax over nothing is NaN.",
+    why={
+        "pad": (
+            "One index tensor says where each real row goes, and serves tokens, positions and logits alike. The "
+            "padding is real work on purpose: this phase is here to show what it costs."
+        ),
+        "PaddedAttention.prepare": (
+            "Masks are the same in all layers, so they are made here, one per distinct window and not one per "
+            "layer. `real` is found once, and then storing needs no condition."
+        ),
+        "PaddedAttention.attend": (
+            "Only real rows are stored, but all rows attend: a rectangle is what the batched product wants. What "
+            "padded rows compute is thrown away later, when logits are taken from real rows alone."
+        ),
+        "visible": (
+            "Positions, not places in the rectangle, decide what is seen. So one comparison is right for a prompt, "
+            "for a decode, and for sequences of different lengths side by side."
+        ),
+    },
 )

@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 
 from gradus.exercises.substitute import substitute
+from tests.phases.drive import Ending
 
 ROOT = Path(__file__).parents[2]
 PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
 failures: list[dict] = []
+passed: list[str] = []
+kept: dict[str, None] = {}  # what the tests that passed have shown, in words, each once
 
 
 def pytest_addoption(parser):
@@ -75,6 +78,33 @@ def pytest_exception_interact(node, call, report):
         failures.append(facts_of(node, call.excinfo.value, report))
 
 
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.passed:
+        passed.append(report.nodeid)
+        kept[words(report.location[2].split("[")[0])] = None
+
+
+def pytest_assertrepr_compare(op, left, right):
+    """What was expected and what came, in the student's terms. In the tests, what comes stands on the left."""
+    if op != "==":
+        return None
+    if isinstance(left, dict) and isinstance(right, dict):
+        key = next((key for key in [*right, *left] if left.get(key) != right.get(key)), None)
+        left, right = left.get(key), right.get(key)
+    if isinstance(left, Ending) and isinstance(right, Ending):
+        if left.tokens == right.tokens:
+            left, right = left.finish_reason, right.finish_reason
+            return [f"expected an end by {right!r}, got {left!r}"]
+        left, right = left.tokens, right.tokens
+    return [f"expected {brief(right)}, got {brief(left)}"]
+
+
+def brief(value) -> str:
+    """At most as long as fits a sentence; of a long row of tokens, the beginning."""
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 90 else f"{text[:80]} …"
+
+
 def facts_of(node, error: BaseException, report) -> dict:
     error = bare(error)
     return {
@@ -105,7 +135,11 @@ def claim(node) -> str:
     if name == "runTest":  # hypothesis's state machines have no name of their own
         return "the books balance under random use"
     shape = parameters(node).get("shape")
-    return name.removeprefix("test_").replace("_", " ") + (f" ({shape})" if shape else "")
+    return words(name) + (f" ({shape})" if shape else "")
+
+
+def words(name: str) -> str:
+    return name.removeprefix("test_").replace("_", " ")
 
 
 def frames(error: BaseException) -> list[dict]:
@@ -129,6 +163,5 @@ def frames(error: BaseException) -> list[dict]:
 
 
 def pytest_sessionfinish(session):
-    passed = session.testscollected - session.testsfailed
-    facts = {"passed": passed, "failure": failures[0] if failures else None}
+    facts = {"passed": len(passed), "kept": list(kept), "failure": failures[0] if failures else None}
     Path(session.config.getoption("facts")).write_text(json.dumps(facts), encoding="utf-8")

@@ -42,7 +42,7 @@ def test_the_oracles_choices_are_clear(shape):
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
-def test_greedy_tokens_are_the_bare_models(phase, shape):
+def test_greedy_tokens_are_those_of_the_model_alone(phase, shape):
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     requests = [Request.create(f"r{i}", p, params, limits_of(shape)) for i, p in enumerate(prompts(shape))]
     done = run(build_engine(phase, shape), requests)
