@@ -230,6 +230,16 @@ def test_what_passed_before_a_failure_is_told(checked):
     assert "the cache counts what was reserved" in verdict.kept
 
 
+def test_two_processes_say_what_one_says(checked):
+    wrong = reference("p01").replace(
+        "if self.owner not in (None, id) or end > self.capacity:", "if end > self.capacity:"
+    )
+    for source in (reference("p01"), wrong):
+        one, two = checked("p01", source), checked("p01", source, shares=2)
+        assert (two.passed, two.sentence, two.kept) == (one.passed, one.sentence, one.kept)
+    assert checked("p01", reference("p01") + "\nimport os\nos._exit(3)\n", shares=2).sentence.endswith("(exit code 3)")
+
+
 def test_a_wrong_token_is_told_as_what_was_expected_and_what_came():
     left, right = {"a": Ending((1, 2), "length")}, {"a": Ending((1, 3), "length")}
     assert judge.pytest_assertrepr_compare("==", left, right) == ["expected [1, 3], got [1, 2]"]

@@ -169,7 +169,7 @@ def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
 
 def test_the_test_that_failed_and_what_was_printed_go_to_stderr(gradus, monkeypatch, tmp_path):
     verdict = Verdict(False, "it is wrong", "tests/phases/test_oracle.py, line 9", ("Contiguous.stored",), "a = 3")
-    monkeypatch.setattr("gradus.course.check.check", lambda phase, file: verdict)
+    monkeypatch.setattr("gradus.course.check.check", lambda phase, file, **_: verdict)
     (tmp_path / "mine.py").write_text(reference("p01"))
     code, out, err = gradus("check", "p01", "--impl", "mine.py")
     assert (code, out) == (1, "p01: it is wrong\n")

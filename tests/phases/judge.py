@@ -1,11 +1,11 @@
 """The judge of an exercise: a pytest plugin that lets a student's file stand in for the module that it rewrites.
 
     pytest -p tests.phases.judge tests/phases -x --phase=p01 --module=phases.p01_kv_cache.contiguous --file=mine.py
-           --facts=facts.json
+           --facts=facts.json --share=0/1
 
-runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like:
-`gradus check` makes a sentence of it. Test files outside tests/phases, named beside it, are about a part that no phase
-owns (tests/cache), and run whole.
+runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like: `gradus
+check` makes a sentence of it. Of a share "1/2", every second test runs. Test files outside tests/phases, named beside
+it, are about a part that no phase owns (tests/cache), and run whole.
 """
 
 import json
@@ -23,12 +23,13 @@ PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
 failures: list[dict] = []
 passed: list[str] = []
-kept: dict[str, None] = {}  # what the tests that passed have shown, in words, each once
+kept: dict[str, int] = {}  # what the tests that passed have shown, in words, and the first one's place in the order
+order: dict[str, int] = {}  # by node id
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("gradus check")
-    for name in ("phase", "module", "file", "facts"):
+    for name in ("phase", "module", "file", "facts", "share"):
         group.addoption(f"--{name}", required=True)
 
 
@@ -44,7 +45,10 @@ def pytest_collection_modifyitems(config, items):
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
-    items[:] = sorted(meant, key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
+    meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
+    order.update({item.nodeid: place for place, item in enumerate(meant)})
+    first, shares = map(int, config.getoption("share").split("/"))
+    items[:] = meant[first::shares]
 
 
 def is_phases(item) -> bool:
@@ -81,7 +85,7 @@ def pytest_exception_interact(node, call, report):
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.passed:
         passed.append(report.nodeid)
-        kept[words(report.location[2].split("[")[0])] = None
+        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), order[report.nodeid])
 
 
 def pytest_assertrepr_compare(op, left, right):
@@ -108,6 +112,7 @@ def brief(value) -> str:
 def facts_of(node, error: BaseException, report) -> dict:
     error = bare(error)
     return {
+        "order": order.get(node.nodeid, -1),
         "claim": claim(node),
         "kind": type(error).__name__,
         "message": str(error),
@@ -163,5 +168,5 @@ def frames(error: BaseException) -> list[dict]:
 
 
 def pytest_sessionfinish(session):
-    facts = {"passed": len(passed), "kept": list(kept), "failure": failures[0] if failures else None}
+    facts = {"passed": len(passed), "kept": kept, "failure": failures[0] if failures else None}
     Path(session.config.getoption("facts")).write_text(json.dumps(facts), encoding="utf-8")

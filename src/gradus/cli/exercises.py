@@ -1,5 +1,6 @@
 """The course's commands: `gradus exercise`, `check`, `solution`, `progress`, `diff`, `show` and `flat`."""
 
+import os
 import sys
 from pathlib import Path
 from textwrap import fill
@@ -90,13 +91,15 @@ def check(
     found = solution.search(info, solution.files_in(impl or _folder(info), info))
     if not found:
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
-    wrong = 0
+    wrong, said = 0, set[str]()
+    shares = min(2, os.cpu_count() or 1)
     for one in found:
-        verdict = course_check.check(info, one)
+        verdict = course_check.check(info, one, shares=shares)
         progress.remember(info, one, verdict)
         print(f"{info.name}: {verdict.sentence}")
         if verdict.passed:
-            _print_kept(verdict)
+            _print_kept([claim for claim in verdict.kept if claim not in said][:SHOWN])
+            said |= set(verdict.kept)
         else:
             _print_help(info.name, one, verdict, shown)
             wrong += 1
@@ -275,8 +278,8 @@ def _print_task(task: "Exercise", file: Path) -> None:
         print(f"  {function}")
 
 
-def _print_kept(verdict: "Verdict") -> None:
-    for claim in verdict.kept[:SHOWN]:
+def _print_kept(claims: list[str]) -> None:
+    for claim in claims:
         print(f"  ✓ {claim}")
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,10 +50,10 @@ class Verdict:
     kept: tuple[str, ...] = ()
 
 
-def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST) -> Verdict:
+def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
     """Run the phase's tests with a student's file in the place of the exercise's module.
 
-    seconds: how long one test may take; all together get ten times that.
+    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests.
     Raises ConfigError if the tests or pytest are not there.
     """
     exercise, file = found.exercise, found.file
@@ -64,7 +65,7 @@ def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST) ->
         are = "is" if len(todo) == 1 else "are"
         return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=todo)
     _require_tests(repository(phase), exercise)
-    return _judge(phase, exercise, file.resolve(), seconds)
+    return _judge(phase, exercise, file.resolve(), seconds, shares)
 
 
 def _require_tests(root: Path, exercise: Exercise) -> None:
@@ -76,13 +77,35 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
         raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
 
 
-def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> Verdict:
+def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, shares: int) -> Verdict:
+    """Each share in a process of its own. What says most is told: of several failures, the one that comes first."""
+    with ThreadPoolExecutor(shares) as pool:
+        judged = [pool.submit(_run, phase, exercise, file, seconds, f"{i}/{shares}") for i in range(shares)]
+        ended = [one.result() for one in judged]
+    verdicts = [one for one in ended if isinstance(one, Verdict)]
+    return (
+        verdicts[0] if verdicts else _verdict(_merged([one for one in ended if isinstance(one, dict)]), file, exercise)
+    )
+
+
+def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
+    """The facts of all shares as if one process had found them."""
+    failures = [facts["failure"] for facts in shares if facts["failure"] is not None]
+    before = min((failure["order"] for failure in failures), default=None)
+    kept = sorted((order, claim) for facts in shares for claim, order in facts["kept"].items())
+    claims = list(dict.fromkeys(claim for order, claim in kept if before is None or order < before))
+    first = next((failure for failure in failures if failure["order"] == before), None)
+    return {"passed": sum(facts["passed"] for facts in shares), "kept": claims, "failure": first}
+
+
+def _run(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, share: str) -> dict[str, Any] | Verdict:
+    """The judge's facts about one share of the tests, as in "0/2"; a Verdict if it did not end properly."""
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts.json"
         tests = [exercise.alone or "tests/phases", *exercise.tests]
         command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *tests]
         command += ["-x", "-q", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
-        command += [f"--timeout={seconds}"]
+        command += [f"--timeout={seconds}", f"--share={share}"]
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
         try:
             done = subprocess.run(
@@ -98,7 +121,8 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
             return Verdict(False, late, suspects=tuple(exercise.functions))
         if not facts.is_file():
             return _ended_early(done, file, exercise)
-        return _verdict(json.loads(facts.read_text(encoding="utf-8")), file, exercise)
+        found: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
+        return found
 
 
 def _environment(exercise: Exercise) -> dict[str, str]:

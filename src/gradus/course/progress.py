@@ -73,7 +73,9 @@ def _of_phase(info: PhaseInfo, entries: dict[str, Any]) -> Iterator[Standing]:
         here = solution.search(info, solution.files_in(FOLDER, info))
     for exercise in exercises_of(info):
         entry = entries.get(_key(info, exercise))
-        found = next((one for one in here if one.exercise is exercise), None) or _elsewhere(exercise, entry)
+        found = next((one for one in here if one.exercise is exercise), None)
+        if found is None or not found.complete:
+            found = _elsewhere(exercise, entry) or found
         yield _standing(info, exercise, found, entry)
 
 
