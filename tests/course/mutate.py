@@ -107,8 +107,8 @@ def _of_node(node: ast.AST) -> Iterator[tuple[str, Change]]:
         case ast.BoolOp(op=op):
             other = ast.Or() if isinstance(op, ast.And) else ast.And()
             yield f"`{_short(node)}` with and for or", lambda: setattr(node, "op", other)
-        case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
-            yield f"`{_short(node)}` without its not", lambda: (setattr(node, "op", ast.UAdd()), None)[1]
+        case ast.UnaryOp(op=ast.Not() | ast.Invert() as op, operand=operand):
+            yield f"`{_short(node)}` without its not", lambda: setattr(node, "operand", ast.UnaryOp(op, operand))
         case ast.Constant(value=bool(value)):
             yield f"{not value} for {value}", lambda: setattr(node, "value", not value)
         case ast.Constant(value=int(value)):

@@ -103,6 +103,14 @@ WRONG = {
         "if end > self.capacity:",
         "reserve must say False to a second sequence",
     ),
+    "p01: queries are said to begin at position 0": ("p01", "start=self.start,", "start=0,", "(capped)"),
+    "p01: the soft cap is dropped": ("p01", "softcap=self.config.attention_softcap,", "softcap=None,", "(capped)"),
+    "p01: the scale is worked out again": (
+        "p01",
+        "scale=self.config.attention_scale,",
+        "scale=q.shape[-1] ** -0.5,",
+        "(capped)",
+    ),
     "p02: the mask lets a decode see the padding behind a shorter prompt": (
         "p02",
         "seen = keys <= queries",
@@ -140,6 +148,12 @@ WRONG = {
         "        self.free_slots.append(sequence.slot)\n",
         "",
         "ContinuousBatching.check",
+    ),
+    "p03: free slots are left as they come": (
+        "p03",
+        "        self.free_slots.sort(reverse=True)  # low slots first: attention reads up to the highest one in use\n",
+        "",
+        "slots 0 and 1 are free, and 0 is to be given away first; yours gives 1",
     ),
     "p03: all wait until the batch is empty": (
         "p03",
