@@ -176,7 +176,8 @@ def sentence(failure: dict[str, Any], file: Path) -> str:
         return f"it takes too long: {where} when the test gave up that checks that {claim}"
     said = _cut(message.splitlines()[0], LONGEST_MESSAGE) if message else ""
     if kind == "AssertionError" and not innermost["test"] and said and not said.startswith("assert "):
-        return f"{said}: {_place(innermost)} found that, when checking that {claim}"
+        by = f", called by {_place(own[-1])}" if own and innermost not in own else ""
+        return f"{said}: {_place(innermost)}{by} found that, when checking that {claim}"
     if kind == "AssertionError" and innermost["test"]:
         return _asserted(message.splitlines()[0] if message else innermost["text"], claim)
     error = f"{kind}: {said}" if said else f"{kind} at `{innermost['text']}`"

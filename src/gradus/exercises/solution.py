@@ -223,10 +223,12 @@ def _unfinished(info: PhaseInfo, found: list[Found]) -> str:
 
 
 def _note(info: PhaseInfo, found: list[Found]) -> str:
-    """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt is still to be written)" """
-    theirs = _names(one.file for one in found if one.complete)
-    ours = [_ours(exercise, found) for exercise in exercises_of(info) if not _is_theirs(exercise, found)]
-    return f"your {info.name}: {', '.join(theirs)}" + (f"; ours: {', '.join(ours)}" if ours else "")
+    """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt still to be written)" """
+    theirs = _names(one.file for one in found if one.complete and not one.exercise.alone)
+    ours = [
+        _ours(one, found) for one in exercises_of(info) if not one.alone and not _is_theirs(one, found)
+    ]  # what is judged alone, no engine runs
+    return f"your {info.name}: {', '.join(theirs) or 'nothing'}" + (f"; ours: {', '.join(ours)}" if ours else "")
 
 
 def _is_theirs(exercise: Exercise, found: list[Found]) -> bool:
