@@ -23,14 +23,16 @@ EXERCISE = Exercise(
             "The tensors are [layers, Hkv, capacity, Dh]: positions start to end are written, 0 to end are read. Keep "
             "the start too: the causal mask depends on it.",
             "(start,), (end,) = batch.starts, batch.lengths. self.keys[:, :, start:end] is what this step writes in "
-            "all layers, self.keys[:, :, :end] what it reads; .unbind() cuts both into a view a layer.",
+            "all layers, self.keys[:, :, :end] what it reads; .unbind() cuts either into one view per layer. Keep "
+            "these four lists, and self.start.",
         ),
         "ContiguousAttention.attend": (
             "Store first, then attend: a token sees itself.",
             "k and v come as [N, Hkv, Dh] and are kept as [Hkv, positions, Dh]. Copy into the views that `prepare` "
             "made, and hand attend_causal the views of all positions so far.",
-            "new_keys.copy_(k.transpose(0, 1)), the same for values, then attend_causal(q, keys, values, "
-            "start=self.start, scale=…, window=self.config.windows[layer], softcap=…) with the config's scale and cap.",
+            "With new_keys, the view of this layer to write to: new_keys.copy_(k.transpose(0, 1)), the same for "
+            "values. Then, with the views of this layer to read, attend_causal(q, keys, values, start=self.start, "
+            "scale=…, window=self.config.windows[layer], softcap=…) with the config's scale and cap.",
         ),
     },
     text="Keep every key and value, so that a step computes only the rows that are new. `Contiguous` knows how many "
