@@ -23,6 +23,16 @@ EMBEDDING = Exercise(
         ),
     },
     text="Look up a row for each token, and bring rows to a common size.",
+    why={
+        "embed": (
+            "Indexing a tensor with a tensor is a gather: one operation for all T tokens, and no arithmetic. A "
+            "product with one-hot rows gives the same numbers and reads the whole table for them."
+        ),
+        "rms_norm": (
+            "The mean keeps its dimension, so one division serves every row without a loop. eps is under the root, "
+            "as in the code that trained the model: outside, rows near zero would get another size."
+        ),
+    },
     alone=TESTS,
 )
 
@@ -53,6 +63,20 @@ ATTENTION = Exercise(
         ),
     },
     text="Let each token take a weighted mean of what it and the tokens before it offer.",
+    why={
+        "causal_mask": (
+            "A comparison of two ranges says what the mask means: column j is at or before row i. torch.tril of "
+            "ones gives the same, but hides which side is which; with a cache, p01 only has to shift one range."
+        ),
+        "softmax": (
+            "Subtracting the largest score changes no quotient, and keeps exp below infinity. Every engine that you "
+            "will meet does this, and p09 does it without seeing all scores at once."
+        ),
+        "attend": (
+            "The mask goes in before softmax, as minus infinity. Setting weights to zero afterwards would leave "
+            "rows that no longer add up to one."
+        ),
+    },
     alone=TESTS,
 )
 
@@ -78,6 +102,16 @@ ROPE = Exercise(
         ),
     },
     text="Give queries and keys their positions by turning them.",
+    why={
+        "angles": (
+            "Broadcasting [T, 1] with [1, Dh/2] makes the whole table in one product. The speeds depend on the "
+            "model alone, so engines compute this table once, not at every step."
+        ),
+        "rotate": (
+            "The halves belong together, not the neighbors: it is the layout of Llama's checkpoints, and their "
+            "query and key matrices are permuted to fit. Two products of halves replace a matrix per pair."
+        ),
+    },
     alone=TESTS,
 )
 
@@ -101,6 +135,17 @@ HEADS = Exercise(
         ),
     },
     text="Cut rows into heads, and let several query heads share one head of keys and values.",
+    why={
+        "split": (
+            "Heads lie side by side in a row, so a reshape is enough and nothing is copied. The -1 lets the same "
+            "line cut queries and keys, which have different numbers of heads."
+        ),
+        "attend_grouped": (
+            "Integer division maps a query head to its key head, so no key is copied. Repeating the keys for every "
+            "query head gives the same result and several times the memory, which is what grouping was invented to "
+            "save."
+        ),
+    },
     alone=TESTS,
 )
 
@@ -124,6 +169,16 @@ SAMPLING = Exercise(
         ),
     },
     text="Draw a token: cut the unlikely ones off, and pick by a number from 0 to 1.",
+    why={
+        "keep_top": (
+            "Comparing with the smallest survivor keeps the logits in their places, so a position in the result "
+            "still is a token id. Ties with it survive too, which is harmless."
+        ),
+        "sample": (
+            "The draw comes in as a number, so the function has no state and a test can choose it. Scaling the draw "
+            "by the last end, in float64, makes sure that rounding never picks a token behind the last one."
+        ),
+    },
     alone=TESTS,
 )
 
@@ -144,6 +199,13 @@ SCHEDULER = Exercise(
     text="Decide what runs in the next step: the sequence that came first, from its first step to its last, and only "
     "then the next. Everything else of a scheduler (the queue, the endings, cancelling) is written already, in the "
     "class `Scheduler` of the same file.",
+    why={
+        "OneAtATime.schedule": (
+            "The plan is a list, although it has one element here: every later scheduler makes longer ones, and "
+            "runner and loop stay as they are. Returning None for nothing to do lets the loop tell an idle engine "
+            "from a busy one."
+        ),
+    },
 )
 
 EXERCISES = (*FORWARD, SCHEDULER)

@@ -52,7 +52,7 @@ class Scheduler:
         """
         start = self.cache.stored(sequence.id)
         reserved = self.cache.reserve(sequence.id, len(sequence.tokens))
-        assert reserved, "the cache has room: `add` and `schedule` saw to it"
+        assert reserved, "no room for a sequence that was admitted: did `release` give an earlier one's room back?"
         pages = self.cache.table_change(sequence.id)
         return Span(sequence, sequence.slot, start, sequence.tokens[start:], logits=1, pages=pages)
 
@@ -110,9 +110,10 @@ class Scheduler:
         """Assert the invariants of queue and cache. Tests call this after every step."""
         self.cache.check()
         live = [*self.running, *self.waiting]
-        assert all(sequence.finish_reason is None for sequence in live)
-        assert len({sequence.id for sequence in live}) == len(live)
-        assert len({sequence.slot for sequence in self.running}) == len(self.running)
+        assert all(sequence.finish_reason is None for sequence in live), "a sequence that has ended waits or runs"
+        assert len({sequence.id for sequence in live}) == len(live), "a sequence waits or runs twice"
+        slots = {sequence.slot for sequence in self.running}
+        assert len(slots) == len(self.running), "two running sequences have the same slot"
 
 
 class OneAtATime(Scheduler):

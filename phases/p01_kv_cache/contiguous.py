@@ -38,8 +38,8 @@ class Contiguous:
             self.owner, self.length = None, 0
 
     def check(self) -> None:
-        assert 0 <= self.length <= self.capacity
-        assert (self.owner is None) == (self.length == 0)
+        assert 0 <= self.length <= self.capacity, f"{self.length} positions are stored, of {self.capacity}"
+        assert (self.owner is None) == (self.length == 0), "positions without an owner, or an owner without any"
 
 
 class ContiguousAttention:

@@ -36,8 +36,8 @@ class Slots:
         self.lengths.pop(id, None)
 
     def check(self) -> None:
-        assert len(self.lengths) <= self.count
-        assert all(0 < length <= self.capacity for length in self.lengths.values())
+        assert len(self.lengths) <= self.count, "more sequences than slots"
+        assert all(0 < n <= self.capacity for n in self.lengths.values()), "a slot holds nothing, or too much"
 
 
 class SlotTensors:

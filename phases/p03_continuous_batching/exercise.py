@@ -28,4 +28,20 @@ EXERCISE = Exercise(
     text="Let sequences join and leave at every step: one that ends gives its slot back at once, and one that waits "
     "takes it in the next step, while the others run on. No tensor is touched: a slot changes owner by being "
     "overwritten.",
+    why={
+        "ContinuousBatching.schedule": (
+            "Admission comes before planning, so a newcomer runs in the very step that admits it. No branch tells "
+            "prompts from decodes: a span is a span."
+        ),
+        "ContinuousBatching.admit": (
+            "The smaller of two numbers limits admission, and counting first avoids a loop with two exits. The free "
+            "slots are a stack, so the slot used last, whose memory is still in the processor's caches, is used "
+            "first."
+        ),
+        "ContinuousBatching.release": (
+            "The parent's `release` goes first, since it still needs the sequence's slot. Sorting keeps the lowest "
+            "slot on top: attention reads up to the highest slot in use, so gaps at the end cost nothing and high "
+            "slots cost time."
+        ),
+    },
 )

@@ -35,4 +35,5 @@ class ContinuousBatching(Scheduler):
     def check(self) -> None:
         super().check()
         taken = [sequence.slot for sequence in self.running]
-        assert sorted(taken + self.free_slots) == list(range(self.max_sequences))
+        every = sorted(taken + self.free_slots)
+        assert every == list(range(self.max_sequences)), f"slots are taken {taken} and free {self.free_slots}"

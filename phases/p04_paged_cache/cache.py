@@ -93,6 +93,8 @@ class PagedCache:
         """The pool's references are the block tables' entries, and each table is as long as its sequence needs."""
         self.pool.check()
         entries = Counter(page for table in self.block_tables.values() for page in table)
-        assert entries == Counter({page: count for page, count in enumerate(self.pool.references) if count})
+        counted = Counter({page: count for page, count in enumerate(self.pool.references) if count})
+        assert entries == counted, f"the tables have {dict(entries)} (page: times), the pool counts {dict(counted)}"
         for id, table in self.block_tables.items():
-            assert len(table) == self.pages_for(self.lengths[id])
+            needed = self.pages_for(self.lengths[id])
+            assert len(table) == needed, f"{self.lengths[id]} positions need {needed} pages, the table has {len(table)}"

@@ -31,6 +31,20 @@ GROWTH = Exercise(
     text="Let a sequence live on pages. It gets one more page when it enters one, and all the pages it needs or none. "
     "The pool hands out page numbers and counts references (src/gradus/cache/pool.py); which page holds which "
     "positions is the block table's to say.",
+    why={
+        "PagedCache.missing": (
+            "It counts and changes nothing, so `has_room` and `reserve` can share it. The `max` is for a table that "
+            "is already long enough, as after a preempted sequence found some of its pages again (p05)."
+        ),
+        "PagedCache.reserve": (
+            "The question comes first and the changes after it, all or nothing. `setdefault` treats a new sequence "
+            "as one with an empty table, so there is no first time to forget."
+        ),
+        "PagedCache.release": (
+            "Pages go back last first. Here any order would do; with a prefix cache the end of a sequence must be "
+            "evicted before its beginning, because the end is useless alone."
+        ),
+    },
 )
 
 PRESSURE = Exercise(
@@ -61,6 +75,21 @@ PRESSURE = Exercise(
     text="Run more sequences to their ends than memory can hold at once. A newcomer leaves the others a page each to "
     "grow into. When pages run out, the sequence that came last goes back to the queue and is computed again. No "
     "sequence may run on pages that it has lost, none may be forgotten, and the first one must always advance.",
+    why={
+        "PagedBatching.may_start": (
+            "The spare pages keep newcomers from taking what the running sequences need next. Without them nothing "
+            "breaks, but a newcomer is admitted, computes its prompt, and is preempted a few steps later."
+        ),
+        "PagedBatching.make_room": (
+            "The last one goes first, so the oldest sequence always advances and the engine cannot livelock. When "
+            "the sequence that asks is itself the last one, it has to go: preempting an older one would turn the "
+            "order around."
+        ),
+        "PagedBatching.preempt": (
+            "The pages are dropped and the tokens kept, so the sequence is computed again later instead of being "
+            "copied away. It returns to the head of the queue: it came before everything that waits there."
+        ),
+    },
 )
 
 GATHER = Exercise(
@@ -88,6 +117,17 @@ GATHER = Exercise(
     },
     text="Find keys and values through the block tables. A position becomes a row of the storage; the rows that a "
     "sequence sees are gathered side by side, and attention itself is p03's.",
+    why={
+        "rows_of": (
+            "One gather looks up the pages of all positions, whatever their shape. Division and remainder find "
+            "entry and row, so no table of positions is ever stored."
+        ),
+        "GatherAttention.attend": (
+            "Prompts attend one by one and decodes all at once: prompts are long and of different lengths, decodes "
+            "are many and have one row each. The gathered copies are the price of pages here, and what p09's kernel "
+            "does away with."
+        ),
+    },
 )
 
 EXERCISES = (GROWTH, PRESSURE, GATHER)

@@ -38,6 +38,21 @@ TREE = Exercise(
     },
     text="Write the tree that finds the longest known prefix of a prompt. It deals in keys (the tokens of a page, and "
     "the salt) and page numbers; it touches no tensor and counts no reference.",
+    why={
+        "PrefixIndex.path": (
+            "It is a generator, because its two callers want different things of the same walk: `match` only pages, "
+            "`insert` also the place where the walk ended. It stops inside a node, since what hangs below continues "
+            "the whole node."
+        ),
+        "PrefixIndex.insert": (
+            "What the tree knows stays, and only the rest is added, so that a page number once in the tree never "
+            "changes under its readers. The caller gets the tree's pages back and can give up its own copies."
+        ),
+        "PrefixIndex.split": (
+            "The new node is the lower one, so the upper node keeps its identity and its parent need not be told. "
+            "Only the grandchildren and the owners of the moved pages change hands."
+        ),
+    },
 )
 
 REUSE = Exercise(
@@ -73,6 +88,21 @@ REUSE = Exercise(
     text="Let sequences share pages. `admit` begins one with what the tree knows, `publish` tells the tree what a "
     "step has filled, `evict` makes room. A page that any sequence refers to must never be evicted, and a sequence "
     "must hold every page of its path in the tree.",
+    why={
+        "PrefixCache.admit": (
+            "The last token is left out, because its row gives the next token's logits and so must be computed. "
+            "Sharing at once protects the pages: idle ones could be evicted by the very next reservation."
+        ),
+        "PrefixCache.publish": (
+            "Only full pages of stored tokens are entered, since a page that is still written to cannot be shared. "
+            "Where two sequences computed the same prefix at the same time, the second adopts the first one's page, "
+            "and the copy is free again."
+        ),
+        "PrefixCache.evict": (
+            "The pool knows which page has been idle longest, the index knows its path, and each forgets its part. "
+            "A page at the end of a path goes first, because `release` drops pages last first."
+        ),
+    },
 )
 
 EXERCISES = (TREE, REUSE)

@@ -115,11 +115,11 @@ class PrefixIndex:
         """Nodes hang together, are not empty, and own the pages that `owners` says."""
         owners: dict[int, Node] = {}
         for node in self.nodes():
-            assert node.parent is not None and node.parent.children[node.keys[0]] is node
-            assert len(node.keys) == len(node.pages) > 0
+            assert node.parent is not None and node.parent.children[node.keys[0]] is node, "a parent has another child"
+            assert len(node.keys) == len(node.pages) > 0, "a node needs as many keys as pages, and at least one"
             assert not owners.keys() & set(node.pages), "a page is indexed twice"
             owners |= dict.fromkeys(node.pages, node)
-        assert owners == self.owners
+        assert owners == self.owners, "`owners` names other nodes than those that have the pages"
 
 
 def agreeing(left: list[Key], right: list[Key]) -> int:

@@ -39,4 +39,27 @@ EXERCISE = Exercise(
     },
     text="Give every step a budget of tokens. The decodes take one each, and a prompt gets what is left, in chunks. "
     "Five short methods; the order of the sequences is p04's.",
+    why={
+        "ChunkedPrefill.schedule": (
+            "The budget is a number that each span draws from, reset once per step. So the methods below need no "
+            "arguments for it, and p05's `schedule` stays as it is."
+        ),
+        "ChunkedPrefill.end_of_span": (
+            "One line replaces p04's and every caller follows: admission, room and span all ask where a span ends. "
+            "That is why p04 put the question into a method."
+        ),
+        "ChunkedPrefill.span": (
+            "The end is asked for before `reserve` moves what is stored. A chunk that stops inside the prompt gets "
+            "no logits: its last row predicts a token that is known already, and computing it would cost a product "
+            "with the whole vocabulary."
+        ),
+        "ChunkedPrefill.may_start": (
+            "The cheap question comes first, since p05's `may_start` takes hold of the pages that it finds. A "
+            "newcomer that is admitted without budget would hold them and not run."
+        ),
+        "ChunkedPrefill.record": (
+            "Pages are published for every chunk, so that a sequence with the same prompt can use them before the "
+            "prompt is complete. Only the outputs depend on whether anything was sampled."
+        ),
+    },
 )

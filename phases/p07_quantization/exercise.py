@@ -30,6 +30,20 @@ ROUNDING = Exercise(
     },
     text="Give a group of weights a grid of its own, find each weight's number on it, and go back from numbers to "
     "weights. No weight may be off by more than half a step.",
+    why={
+        "grid": (
+            "The grid is asymmetric: it spans exactly from the smallest weight to the largest, and no code is "
+            "wasted. TINY is for a group of equal weights, whose range is zero."
+        ),
+        "nearest": (
+            "Rounding after the division finds the nearest grid point in one expression. The clamp matters for GPTQ "
+            "alone, which moves weights after their grid has been fixed."
+        ),
+        "dequantize_groups": (
+            "`unflatten` cuts rows into groups without copying, and broadcasting brings each group its own scale. "
+            "The type of the scale decides the type of the result, so the same code serves float32 and bfloat16."
+        ),
+    },
 )
 
 PACKING = Exercise(
@@ -51,6 +65,16 @@ PACKING = Exercise(
     },
     text="Put two codes of four bits into each byte, and take them out again. The layout is a promise: other programs "
     "read such files, and kernels are written for it.",
+    why={
+        "pack": (
+            "Strided slices take every second column at once. The order, even columns in the low halves, is what "
+            "common formats use: a kernel can then widen a byte into two neighbors."
+        ),
+        "unpack": (
+            "Stacking along a new last dimension interleaves the two halves when it is flattened. Mask and shift "
+            "read each byte once."
+        ),
+    },
 )
 
 AWQ = Exercise(
@@ -85,6 +109,20 @@ AWQ = Exercise(
     },
     text="Find factors for the input channels of a layer, so that rounding hurts its output least. The formula "
     "proposes, real inputs decide.",
+    why={
+        "rounded": (
+            "Dividing by the factors again makes the function comparable: its result meets the inputs as they are. "
+            "In an engine that division is folded into the layer before, and costs nothing."
+        ),
+        "factors_at": (
+            "One exponent moves between two extremes: the inputs alone, or the weights alone. The balance at the "
+            "end keeps the factors around one, so the common scale of a group is not shifted for nothing."
+        ),
+        "search": (
+            "The measure is the layer's output on real inputs, never the weights' own error: large inputs make some "
+            "weights matter more. Plain rounding is the first candidate, so the result cannot be worse than that."
+        ),
+    },
 )
 
 GPTQ = Exercise(
@@ -102,6 +140,12 @@ GPTQ = Exercise(
     },
     text="Round one column of a matrix, and hand its error on to the columns that are not rounded yet, so that the "
     "layer's output changes as little as it can.",
+    why={
+        "column_step": (
+            "The error is divided by the diagonal and spread along the row of u, which holds how columns make up "
+            "for one another. Columns to the left are final, so only later ones change, in place."
+        ),
+    },
 )
 
 EXERCISES = (ROUNDING, PACKING, AWQ, GPTQ)

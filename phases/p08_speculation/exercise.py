@@ -26,6 +26,17 @@ DRAFTING = Exercise(
     },
     text="Guess the next tokens of a text from the text itself: find where its ending stood before, and copy what "
     "followed.",
+    why={
+        "seen_before": (
+            "The longest ending is tried first, because a longer match predicts better, and the latest place first, "
+            "because texts repeat what they said recently. The scan is quadratic in the worst case; the final "
+            "engine keeps an index instead."
+        ),
+        "continuation": (
+            "It reads from the list that it appends to, so a copy may run over the old end of the text. That is how "
+            "a repeated word, or a table row, goes on for as long as it is asked to."
+        ),
+    },
 )
 
 VERIFICATION = Exercise(
@@ -50,6 +61,17 @@ VERIFICATION = Exercise(
     },
     text="Compare the drafts with what the model samples in their places, and cut the step down to what agrees, so "
     "that the rest of the engine never learns that there was a guess.",
+    why={
+        "accepted": (
+            "It compares tokens and asks for no probabilities: the noise depends on seed and position alone, so "
+            "sampling every row gives what plain decoding would have given. That keeps the output the same at any "
+            "temperature."
+        ),
+        "kept": (
+            "The span is cut to what a step without speculation could have been. So scheduler, cache and outputs "
+            "need no case for drafts, and one sample more than accepted drafts always comes out."
+        ),
+    },
 )
 
 ROLLBACK = Exercise(
@@ -67,6 +89,12 @@ ROLLBACK = Exercise(
     },
     text="Take positions back: a sequence forgets what rejected drafts have stored, and gives back the pages that it "
     "no longer fills.",
+    why={
+        "RollbackCache.truncate": (
+            "Pages beyond the new end go back, last first, as in `release`. The keys and values of rejected drafts "
+            "stay where they are: the next tokens overwrite them, and nothing reads beyond a sequence's length."
+        ),
+    },
 )
 
 EXERCISES = (DRAFTING, VERIFICATION, ROLLBACK)

@@ -21,6 +21,13 @@ NORM = Exercise(
     },
     text="Write a first kernel: x += delta and y = norm(x), with every row read once. Triton's interpreter judges it. "
     "It runs one program after the other on the CPU, and `print` shows what a lane holds.",
+    why={
+        "add_rms_norm_kernel": (
+            "Sum and norm share one reading of the row, which stays in registers between the two. The sum is "
+            "rounded to the stored type before it is squared, so that the norm is of the very numbers that later "
+            "layers read."
+        ),
+    },
     tests=("tests/kernels/interpreted_norm.py",),
     interpreted=True,
 )
@@ -43,6 +50,13 @@ SOFTMAX = Exercise(
     },
     text="Write the heart of the attention kernel: take more keys into a softmax that has begun already. The kernel "
     "around it finds the pages, and calls yours for every block of keys.",
+    why={
+        "take_in": (
+            "Rescaling what is already summed replaces a second pass over the scores, so the kernel never holds "
+            "more than one block of keys. The base of 0 for rows that have seen nothing avoids the one case in "
+            "which -inf would meet -inf."
+        ),
+    },
     tests=("tests/kernels/interpreted_p09.py",),
     interpreted=True,
 )

@@ -40,6 +40,24 @@ AHEAD = Exercise(
     text="Plan with tokens that are not known yet, and set right what is known too late. `span` plans a step from "
     "lengths alone; while it runs, a sequence may stop, be cancelled or be preempted, and `record` must cope. No token "
     "after a stop may come out.",
+    why={
+        "PlanningAhead.advance": (
+            "The limit is checked here, because it is the one ending that can be known ahead. A stop token cannot "
+            "be, so a step may be computed in vain: that is the price of not waiting."
+        ),
+        "PlanningAhead.end_of_span": (
+            "Planned length takes the place of known tokens, and nothing else changes. p06's rule about the budget "
+            "stays as it was."
+        ),
+        "PlanningAhead.span": (
+            "The parent plans what is known, and an empty span shows that the token is still on the device. A "
+            "placeholder fills it in; the count of such tokens is what `length` is made of."
+        ),
+        "PlanningAhead.record": (
+            "Late news is sorted out in one place, in the order in which it may have become stale: ended, "
+            "preempted, or as planned. The scheduler before it never has to look back."
+        ),
+    },
 )
 
 DEVICE = Exercise(
@@ -64,6 +82,16 @@ DEVICE = Exercise(
     },
     text="Keep on the device what the next step starts from. A step writes what it sampled into a table, one row per "
     "slot; the next one, planned before the host has seen that, takes it from there.",
+    why={
+        "NewestTokens.record": (
+            "One indexed write serves any slots in any order. The clamp turns the -1 of an invalid row into a "
+            "harmless token, because a condition would need the value on the host."
+        ),
+        "NewestTokens.fill_in": (
+            "Which spans have a hole is known on the host, so only row and slot numbers travel, and the tokens "
+            "never leave the device. Without holes nothing is launched."
+        ),
+    },
 )
 
 GRAPH = Exercise(
@@ -98,6 +126,21 @@ GRAPH = Exercise(
     },
     text="Record a decode step and replay it. Without a GPU the check records with `recording.py`, which has a CUDA "
     "graph's rules: it does the noted operations again, on the same memory, whatever the host computes meanwhile.",
+    why={
+        "GraphRunner.step": (
+            "Every input is a slice of a tensor that the runner owns, at the same address in each replay. The clamp "
+            "lets padded rows compute something harmless instead of branching around them, which a graph cannot do."
+        ),
+        "GraphRunner.forward": (
+            "Only the commonest step is recorded, one token per sequence. Everything else stays eager, so a handful "
+            "of graphs covers almost all steps."
+        ),
+        "GraphRunner.fill": (
+            "The copies are in place, since a new tensor would have a new address that the graph does not know. The "
+            "rows behind are zeroed at every step, or a shrinking batch would write through another sequence's old "
+            "table."
+        ),
+    },
 )
 
 EXERCISES = (AHEAD, DEVICE, GRAPH)

@@ -15,7 +15,8 @@ import pytest
 from gradus import phases
 from gradus.course import check as course_check
 from gradus.course.check import Verdict
-from gradus.exercises.declaration import Exercise, exercise_of, exercises_of, reference_of
+from gradus.exercises.declaration import Exercise, exercises_of, reference_of
+from gradus.exercises.solution import look
 
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]
@@ -29,6 +30,12 @@ def exercises() -> list:
         if phase.has("exercise")  # that each has one is a test of its own
         for exercise in exercises_of(phase)
     ]
+
+
+def exercise_of(info: phases.PhaseInfo, file: Path | None = None) -> Exercise:
+    """The phase's exercise whose file has this name; the first one without a name."""
+    exercises = exercises_of(info)
+    return exercises[0] if file is None else next(one for one in exercises if one.file_name == file.name)
 
 
 def reference(phase: str, file_name: str | None = None) -> str:
@@ -53,10 +60,11 @@ def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
 
     def run(phase: str, source: str, exercise: Exercise | None = None, **options) -> Verdict:
         info = phases.find(phase)
-        file = tmp_path / phase / (exercise or exercise_of(info)).file_name
+        exercise = exercise or exercise_of(info)
+        file = tmp_path / phase / exercise.file_name
         file.parent.mkdir(exist_ok=True)
         file.write_text(source, encoding="utf-8")
-        return course_check.check(info, file, **options)
+        return course_check.check(info, look(exercise, file, source), **options)
 
     return run
 
@@ -91,7 +99,6 @@ def run_pytest(arguments: list[str], cwd: Path, env: dict, bytecode: Path, outpu
     os.environ.clear()  # what the server was started with must not decide here
     os.environ.update(env)
     assert "triton" not in sys.modules, "Triton decides at its import whether it interprets, so it is not preloaded"
-    assert env["PYTHONDONTWRITEBYTECODE"] == "1", "a real process leaves nothing behind"
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(bytecode)
     sys.path.insert(0, str(cwd))
     gc.freeze()  # what was preloaded is no garbage: pytest collects several times before it ends

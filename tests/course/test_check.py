@@ -8,10 +8,12 @@ import pytest
 from gradus import phases
 from gradus.course import check as course_check
 from gradus.errors import ConfigError
-from gradus.exercises.declaration import exercise_of
 from gradus.exercises.skeleton import cut
-from tests.course.conftest import ROOT, exercises, reference
+from gradus.exercises.solution import look
+from tests.course.conftest import ROOT, exercise_of, exercises, reference
 from tests.course.test_hints import in_other_words
+from tests.phases import judge
+from tests.phases.drive import Ending
 
 
 def references() -> list:
@@ -101,6 +103,14 @@ WRONG = {
         "if end > self.capacity:",
         "reserve must say False to a second sequence",
     ),
+    "p01: queries are said to begin at position 0": ("p01", "start=self.start,", "start=0,", "(capped)"),
+    "p01: the soft cap is dropped": ("p01", "softcap=self.config.attention_softcap,", "softcap=None,", "(capped)"),
+    "p01: the scale is worked out again": (
+        "p01",
+        "scale=self.config.attention_scale,",
+        "scale=q.shape[-1] ** -0.5,",
+        "(capped)",
+    ),
     "p02: the mask lets a decode see the padding behind a shorter prompt": (
         "p02",
         "seen = keys <= queries",
@@ -138,6 +148,12 @@ WRONG = {
         "        self.free_slots.append(sequence.slot)\n",
         "",
         "ContinuousBatching.check",
+    ),
+    "p03: free slots are left as they come": (
+        "p03",
+        "        self.free_slots.sort(reverse=True)  # low slots first: attention reads up to the highest one in use\n",
+        "",
+        "slots 0 and 1 are free, and 0 is to be given away first; yours gives 1",
     ),
     "p03: all wait until the batch is empty": (
         "p03",
@@ -209,21 +225,54 @@ def test_a_file_that_hangs_beyond_the_reach_of_a_test_is_stopped_too(checked):
 
 def test_a_file_that_ends_the_process_is_reported(checked):
     verdict = checked("p01", reference("p01") + "\nimport os\nos._exit(3)\n")
-    assert verdict.sentence.startswith("contiguous.py ended the tests' process (exit code 3)")
+    assert verdict.sentence == "contiguous.py ended the tests' process (exit code 3)"
 
 
-def test_a_file_that_cannot_be_read_and_tests_that_are_not_there_are_the_users_to_mend(tmp_path, monkeypatch):
+def test_a_file_that_crashes_the_process_is_told_where(checked):
+    verdict = checked("p01", reference("p01").replace(STORED, "import ctypes\n        ctypes.string_at(0)"))
+    assert verdict.sentence.startswith(
+        "contiguous.py crashed the tests' process at line 26, in stored: it read or wrote"
+    )
+
+
+def test_what_passed_before_a_failure_is_told(checked):
+    wrong = reference("p01").replace(
+        "if self.owner not in (None, id) or end > self.capacity:", "if end > self.capacity:"
+    )
+    verdict = checked("p01", wrong)
+    assert verdict.tests >= 2 and "each position is computed once" in verdict.kept
+    assert "the cache counts what was reserved" in verdict.kept
+
+
+def test_two_processes_say_what_one_says(checked):
+    wrong = reference("p01").replace(
+        "if self.owner not in (None, id) or end > self.capacity:", "if end > self.capacity:"
+    )
+    for source in (reference("p01"), wrong):
+        one, two = checked("p01", source), checked("p01", source, shares=2)
+        assert (two.passed, two.sentence, two.kept) == (one.passed, one.sentence, one.kept)
+    assert checked("p01", reference("p01") + "\nimport os\nos._exit(3)\n", shares=2).sentence.endswith("(exit code 3)")
+
+
+def test_a_wrong_token_is_told_as_what_was_expected_and_what_came():
+    left, right = {"a": Ending((1, 2), "length")}, {"a": Ending((1, 3), "length")}
+    assert judge.pytest_assertrepr_compare("==", left, right) == ["expected [1, 3], got [1, 2]"]
+    right["a"] = Ending((1, 2), "stop")
+    assert judge.pytest_assertrepr_compare("==", left, right) == ["expected an end by 'stop', got 'length'"]
+    (line,) = judge.pytest_assertrepr_compare("==", tuple(range(100)), (1,))
+    assert line.startswith("expected [1], got [0, 1, 2") and line.endswith(" …") and len(line) < 110
+    assert judge.pytest_assertrepr_compare("<", 1, 2) is None
+
+
+def test_tests_that_are_not_there_are_the_users_to_mend(tmp_path, monkeypatch):
     info = phases.find("p01")
-    with pytest.raises(ConfigError, match=r"nowhere\.py cannot be read: No such file"):
-        course_check.check(info, tmp_path / "nowhere.py")
-    file = tmp_path / "contiguous.py"
-    file.write_text(reference("p01"), encoding="utf-8")
+    found = look(exercise_of(info), tmp_path / "contiguous.py", reference("p01"))
     monkeypatch.setattr(course_check, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs pytest, .* run pip install -e '\.\[dev\]'"):
-        course_check.check(info, file)
+        course_check.check(info, found)
     monkeypatch.setattr(course_check, "repository", lambda phase: tmp_path)
     with pytest.raises(ConfigError, match="clone the repository"):
-        course_check.check(info, file)
+        course_check.check(info, found)
 
 
 def test_the_check_leaves_nothing_behind(checked, tmp_path):

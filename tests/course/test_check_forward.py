@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.exercises.declaration import exercise_of, exercises_of
-from tests.course.conftest import reference
+from gradus.exercises.declaration import exercises_of
+from tests.course.conftest import exercise_of, reference
 
 ROOT_OF_MEAN = "x / (mean_square + eps).sqrt() * weight"
 SPEEDS = "speeds = 1 / theta ** (2 * pairs / head_dim)"

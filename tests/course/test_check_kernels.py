@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from gradus import phases
-from gradus.exercises.declaration import exercise_of
-from tests.course.conftest import reference
+from tests.course.conftest import exercise_of, reference
 
 STORED = "    tl.store(x_ptr + here, x, mask=inside)\n"
 BASE = '    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: -inf - -inf would be NaN\n'

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.exercises.declaration import exercise_of
-from tests.course.conftest import reference
+from tests.course.conftest import exercise_of, reference
 
 COUNTED = "        self.unknown[sequence] += span.logits\n"
 LATE = "        if sequence.finish_reason is not None:\n            return []  # computed in vain\n"

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.errors import ConfigError
-from gradus.exercises.declaration import exercise_of, exercises_of
-from tests.course.conftest import reference
+from tests.course.conftest import exercise_of, reference
 
 MISSING = "return max(0, self.pages_for(end) - len(self.block_tables.get(id, ())))"
 REFUSAL = "        if not self.has_room(id, end):\n            return False\n"
@@ -136,19 +134,3 @@ def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
     assert not verdict.passed
     assert says in verdict.sentence
     assert verdict.test.startswith("tests/") and "\n" not in verdict.sentence
-
-
-def test_of_several_exercises_the_files_name_tells_which_is_meant():
-    info = phases.find("p04")
-    assert [exercise.file_name for exercise in exercises_of(info)] == ["cache.py", "scheduler.py", "attention.py"]
-    assert exercise_of(info, Path("mine/scheduler.py")) is exercises_of(info)[1]
-    with pytest.raises(
-        ConfigError,
-        match=r"p04 has 3 exercises: name your file cache\.py or scheduler\.py or attention\.py, not pool\.py",
-    ):
-        exercise_of(info, Path("pool.py"))
-
-
-def test_where_there_is_one_exercise_a_file_may_have_any_name():
-    info = phases.find("p01")
-    assert exercise_of(info, Path("solution.py")) is exercise_of(info)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.exercises.declaration import exercise_of
-from tests.course.conftest import reference
+from tests.course.conftest import exercise_of, reference
 
 STEP = "    w[:, column + 1 :] -= (error / u[column, column])[:, None] * u[column, column + 1 :]\n"
 FACTORS = "factors = (x_size**ratio / (w_size ** (1 - ratio) + SMALLEST)).clamp(min=SMALLEST)"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.exercises.declaration import exercise_of
-from tests.course.conftest import PHASES, reference
+from tests.course.conftest import PHASES, exercise_of, reference
 
 SWAP = """                self.pool.share(page)
                 self.pool.drop(table[place])

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.exercises.declaration import exercise_of
-from tests.course.conftest import reference
+from tests.course.conftest import exercise_of, reference
 
 WRONG = {
     # the file, the right text, the wrong text, what the sentence must say

@@ -1,5 +1,6 @@
 """The course on the command line, as a student types it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus,
         "scheduler.py",
         "attention.py",
     }
-    assert all(f"gradus check p04 --impl mine/{name}.py" in out for name in ("cache", "scheduler", "attention"))
+    assert "Then: gradus check p04 --impl mine\n" in out
     assert gradus("exercise", "p04")[0] == 0
     code, out, _ = gradus("check", "p04", "--hint", "1")
     assert code == 1 and out.count("still to be written") == 3
@@ -67,7 +68,94 @@ def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus,
     assert code == 1 and "PagedBatching.preempt" in out and "PagedCache" not in out
     (tmp_path / "solution.py").write_text("")
     code, out, err = gradus("check", "p04", "--impl", "solution.py")
-    assert (code, out) == (2, "") and "name your file cache.py or scheduler.py or attention.py, not solution.py" in err
+    assert (code, out) == (2, "") and "solution.py has no function of p04: " in err
+    (tmp_path / "all.py").write_text("".join(file.read_text() for file in (tmp_path / "mine").iterdir()))
+    code, out, _ = gradus("check", "p04", "--impl", "all.py")
+    assert code == 1 and out.count("still to be written") == 3
+    code, out, err = gradus("exercise", "p04", "--only", "pool.py")
+    assert code == 2 and "p04 has no file pool.py to write, only cache.py, scheduler.py, attention.py" in err
+    (tmp_path / "exercises" / "p04" / "cache.py").unlink()
+    assert gradus("exercise", "p04", "--only", "cache.py")[0] == 0
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Verdicts without tests: a file passes unless it says "wrong"."""
+
+    def verdict(phase, found, **_):
+        if not found.complete:
+            return Verdict(False, "still to be written", suspects=found.unwritten)
+        wrong = "wrong" in found.file.read_text()
+        return Verdict(
+            not wrong, "it is wrong" if wrong else "it passes", tests=3, kept=("one thing holds", "another holds")
+        )
+
+    monkeypatch.setattr("gradus.course.check.check", verdict)
+
+
+def test_success_says_what_was_right_and_what_comes_next(gradus, judged, tmp_path):
+    folder = tmp_path / "exercises" / "p04"
+    folder.mkdir(parents=True)
+    (folder / "cache.py").write_text(reference("p04", "cache.py"))
+    code, out, _ = gradus("check", "p04")
+    assert code == 0 and out.startswith("p04: it passes\n  ✓ one thing holds\n  ✓ another holds\n")
+    assert "Next: gradus exercise p00: Baseline" not in out and "Next: gradus exercise p04 --only scheduler.py" in out
+    for name in ("scheduler.py", "attention.py"):
+        (folder / name).write_text(reference("p04", name))
+    code, out, _ = gradus("check", "p04")
+    assert code == 0 and "All of p04 is written. Now try:" in out and "gradus bench p04 --quick --impl exercises" in out
+    assert "Next: gradus exercise p05: Prefix cache" in out
+
+
+def test_progress_knows_passed_failing_unchecked_and_not_begun(gradus, judged, tmp_path):
+    code, out, _ = gradus("progress")
+    assert code == 0 and "0 of " in out and "Next: gradus exercise p00: Baseline" in out
+    assert gradus("exercise", "p01")[0] == 0
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "any_name.py").write_text(reference("p03"))
+    assert gradus("check", "p03", "--impl", "mine")[0] == 0
+    (mine / "other.py").write_text(reference("p06") + "# wrong\n")
+    assert gradus("check", "p06", "--impl", "mine")[0] == 1
+
+    def states() -> dict[str, str]:
+        code, out, _ = gradus("progress", "--json")
+        assert code == 0
+        return {row["phase"]: row["state"] for row in json.loads(out)["exercises"]}
+
+    found = states()
+    assert (found["p01"], found["p02"], found["p03"], found["p06"]) == ("not begun", "not begun", "passed", "failing")
+    (mine / "any_name.py").write_text(reference("p03") + "# edited\n")
+    file = tmp_path / "exercises" / "p01" / "contiguous.py"
+    file.write_text(file.read_text().replace('raise NotImplementedError("p01: Contiguous.stored")', "return 0"))
+    found = states()
+    assert (found["p01"], found["p03"]) == ("begun", "unchecked")
+    _, out, _ = gradus("progress")
+    assert "changed since its check" in out and "it is wrong" in out
+    (tmp_path / "exercises" / "progress.json").write_text("not JSON")
+    assert states()["p03"] == "not begun"
+
+
+def test_our_solution_is_shown_once_theirs_passes(gradus, judged, tmp_path):
+    code, out, err = gradus("solution", "p01")
+    assert (code, out) == (2, "") and "yours first: `gradus check p01` must pass" in err
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "cache.py").write_text(reference("p01").replace("if id == self.owner", "if self.owner == id"))
+    assert gradus("check", "p01", "--impl", "mine")[0] == 0
+    for arguments in (("--impl", "mine"), ("--impl", "mine", "--plain"), ()):
+        code, out, _ = gradus("solution", "p01", *arguments)
+        assert code == 0 and "\x1b" not in out
+        assert "# Contiguous.stored\n\n# -- yours\ndef stored" in out
+        assert "if self.owner == id" in out and "if id == self.owner" in out
+    code, out, _ = gradus("solution", "p02", "--anyway")
+    assert code == 0 and "# -- ours" in out and "# -- yours" not in out
+
+
+def test_hint_without_a_number_shows_the_first(gradus, judged):
+    gradus("exercise", "p01")
+    code, out, _ = gradus("check", "p01", "--hint")
+    assert code == 1 and "hint 1: " in out and "hint 2: " not in out
 
 
 def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
@@ -81,7 +169,8 @@ def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
 
 def test_the_test_that_failed_and_what_was_printed_go_to_stderr(gradus, monkeypatch, tmp_path):
     verdict = Verdict(False, "it is wrong", "tests/phases/test_oracle.py, line 9", ("Contiguous.stored",), "a = 3")
-    monkeypatch.setattr("gradus.course.check.check", lambda phase, file: verdict)
+    monkeypatch.setattr("gradus.course.check.check", lambda phase, file, **_: verdict)
+    (tmp_path / "mine.py").write_text(reference("p01"))
     code, out, err = gradus("check", "p01", "--impl", "mine.py")
     assert (code, out) == (1, "p01: it is wrong\n")
     assert "the test: tests/phases/test_oracle.py, line 9" in err and "a = 3" in err
@@ -93,7 +182,7 @@ def test_the_test_that_failed_and_what_was_printed_go_to_stderr(gradus, monkeypa
         (["exercise", "p99"], "phase must be one of p00"),
         (["exercise", "p01", "--to", "/proc/nowhere"], "cannot be written"),
         (["check", "p01"], "start with `gradus exercise p01`"),
-        (["check", "p01", "--impl", "nowhere.py"], "nowhere.py cannot be read"),
+        (["check", "p01", "--impl", "nowhere.py"], "nowhere.py: no such file or folder"),
         (["check", "p01", "--hint", "4"], "--hint"),
         (["diff", "p00"], "new"),
         (["diff", "p00", "p77"], "p77"),

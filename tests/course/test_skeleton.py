@@ -1,6 +1,7 @@
 """A skeleton is its reference without the bodies of some functions, to the letter."""
 
 import ast
+import re
 
 import pytest
 
@@ -123,3 +124,10 @@ def test_the_skeleton_is_the_reference_but_for_the_bodies(phase, exercise):
     assert added == {f'raise NotImplementedError("{phase}: {name}")' for name in exercise.functions}
     signatures = [{name: ast.unparse(f.args) for name, f in functions(text).items()} for text in (whole, skeleton)]
     assert signatures[0] == signatures[1]
+
+
+@pytest.mark.parametrize(("phase", "exercise"), exercises())
+def test_every_function_has_two_or_three_sentences_on_why_ours_is_so(phase, exercise):
+    assert list(exercise.why) == list(exercise.functions)
+    for name, why in exercise.why.items():
+        assert 2 <= len(re.findall(r"[.:](?: |$)", why)) <= 5, name

@@ -3,11 +3,19 @@
 Tiny on purpose: the interpreter takes milliseconds per program. New memory is poisoned with NaN.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from gradus.config.options import EngineOptions
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.models import SHAPES, create_model, randomize
+from gradus.models.layers import RMSNorm
+from phases.p01_kv_cache.engine import build as build_p01
 from phases.p09_triton_attention import norm
+from tests.phases.drive import parting, run
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +80,23 @@ def test_a_row_of_zeros_stays_zero():
 
 def test_no_rows_are_no_work():
     assert norm.add_rms_norm(*rows(count=0), torch.ones(80), 1e-5).shape == (0, 80)
+
+
+def test_a_model_with_this_norm_gives_the_tokens_that_it_gives_without(monkeypatch):
+    """Two layers, three tokens: every norm of the model adds nothing and normalizes."""
+    config = replace(SHAPES["tiny-llama"], num_layers=2, windows=SHAPES["tiny-llama"].windows[:2], context_length=16)
+    model = create_model(config)
+    randomize(model, seed=0, std=0.1)
+    limits = ModelLimits(config.vocab_size, 16)
+    request = Request.create("a", [5, 6], SamplingParams(max_tokens=3, ignore_eos=True), limits)
+    wanted = run(build_p01(model, EngineOptions(limits)), [request])["a", 0].tokens
+    calls = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return norm.add_rms_norm(x.clone(), torch.zeros_like(x), self.weight, self.eps)
+
+    monkeypatch.setattr(RMSNorm, "forward", forward)
+    found = run(build_p01(model, EngineOptions(limits)), [request])["a", 0].tokens
+    assert len(calls) == 3 * 5, "five norms per step: two per layer, and one at the end"
+    assert found == wanted, parting([5, 6], found, wanted)

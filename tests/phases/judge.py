@@ -1,11 +1,11 @@
 """The judge of an exercise: a pytest plugin that lets a student's file stand in for the module that it rewrites.
 
     pytest -p tests.phases.judge tests/phases -x --phase=p01 --module=phases.p01_kv_cache.contiguous --file=mine.py
-           --facts=facts.json
+           --facts=facts.json --share=0/1
 
-runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like:
-`gradus check` makes a sentence of it. Test files outside tests/phases, named beside it, are about a part that no phase
-owns (tests/cache), and run whole.
+runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like: `gradus
+check` makes a sentence of it. Of a share "1/2", every second test runs. Test files outside tests/phases, named beside
+it, are about a part that no phase owns (tests/cache), and run whole.
 """
 
 import json
@@ -16,16 +16,20 @@ from pathlib import Path
 import pytest
 
 from gradus.exercises.substitute import substitute
+from tests.phases.drive import Ending
 
 ROOT = Path(__file__).parents[2]
 PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
 failures: list[dict] = []
+passed: list[str] = []
+kept: dict[str, int] = {}  # what the tests that passed have shown, in words, and the first one's place in the order
+order: dict[str, int] = {}  # by node id
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("gradus check")
-    for name in ("phase", "module", "file", "facts"):
+    for name in ("phase", "module", "file", "facts", "share"):
         group.addoption(f"--{name}", required=True)
 
 
@@ -41,7 +45,10 @@ def pytest_collection_modifyitems(config, items):
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
-    items[:] = sorted(meant, key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
+    meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
+    order.update({item.nodeid: place for place, item in enumerate(meant)})
+    first, shares = map(int, config.getoption("share").split("/"))
+    items[:] = meant[first::shares]
 
 
 def is_phases(item) -> bool:
@@ -75,9 +82,37 @@ def pytest_exception_interact(node, call, report):
         failures.append(facts_of(node, call.excinfo.value, report))
 
 
+def pytest_runtest_logreport(report):
+    if report.when == "call" and report.passed:
+        passed.append(report.nodeid)
+        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), order[report.nodeid])
+
+
+def pytest_assertrepr_compare(op, left, right):
+    """What was expected and what came, in the student's terms. In the tests, what comes stands on the left."""
+    if op != "==":
+        return None
+    if isinstance(left, dict) and isinstance(right, dict):
+        key = next((key for key in [*right, *left] if left.get(key) != right.get(key)), None)
+        left, right = left.get(key), right.get(key)
+    if isinstance(left, Ending) and isinstance(right, Ending):
+        if left.tokens == right.tokens:
+            left, right = left.finish_reason, right.finish_reason
+            return [f"expected an end by {right!r}, got {left!r}"]
+        left, right = left.tokens, right.tokens
+    return [f"expected {brief(right)}, got {brief(left)}"]
+
+
+def brief(value) -> str:
+    """At most as long as fits a sentence; of a long row of tokens, the beginning."""
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 90 else f"{text[:80]} …"
+
+
 def facts_of(node, error: BaseException, report) -> dict:
     error = bare(error)
     return {
+        "order": order.get(node.nodeid, -1),
         "claim": claim(node),
         "kind": type(error).__name__,
         "message": str(error),
@@ -105,7 +140,11 @@ def claim(node) -> str:
     if name == "runTest":  # hypothesis's state machines have no name of their own
         return "the books balance under random use"
     shape = parameters(node).get("shape")
-    return name.removeprefix("test_").replace("_", " ") + (f" ({shape})" if shape else "")
+    return words(name) + (f" ({shape})" if shape else "")
+
+
+def words(name: str) -> str:
+    return name.removeprefix("test_").replace("_", " ")
 
 
 def frames(error: BaseException) -> list[dict]:
@@ -129,6 +168,5 @@ def frames(error: BaseException) -> list[dict]:
 
 
 def pytest_sessionfinish(session):
-    passed = session.testscollected - session.testsfailed
-    facts = {"passed": passed, "failure": failures[0] if failures else None}
+    facts = {"passed": len(passed), "kept": kept, "failure": failures[0] if failures else None}
     Path(session.config.getoption("facts")).write_text(json.dumps(facts), encoding="utf-8")

@@ -8,7 +8,7 @@ import torch
 from gradus.engine.request import Request, SamplingParams
 from gradus.models.shapes import SHAPES
 from phases.p01_kv_cache.contiguous import ContiguousAttention
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, next_logits, tiny_model
+from tests.phases.conftest import CAPPED, FAMILIES, build_engine, limits_of, next_logits, tiny_model
 from tests.phases.drive import parting, run
 
 LENGTH = 24
@@ -35,14 +35,14 @@ def oracle(shape: str) -> tuple[tuple[tuple[int, ...], float], ...]:
     return tuple(answers)
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
+@pytest.mark.parametrize("shape", [*FAMILIES, CAPPED])
 def test_the_oracles_choices_are_clear(shape):
     assert min(gap for _, gap in oracle(shape)) > CLEAR
     assert len({token for tokens, _ in oracle(shape) for token in tokens}) > 3  # and not one token over and over
 
 
-@pytest.mark.parametrize("shape", FAMILIES)
-def test_greedy_tokens_are_the_bare_models(phase, shape):
+@pytest.mark.parametrize("shape", [*FAMILIES, CAPPED])
+def test_greedy_tokens_are_those_of_the_model_alone(phase, shape):
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     requests = [Request.create(f"r{i}", p, params, limits_of(shape)) for i, p in enumerate(prompts(shape))]
     done = run(build_engine(phase, shape), requests)

@@ -170,3 +170,26 @@ def test_a_cancelled_sequence_leaves_its_slot_to_the_next(phase):
     EngineProbe(engine).check()
     ran = next(steps(engine)).names
     assert sorted(ran) == ["b", "c"], f"c takes the slot of the cancelled a; yours runs {ran}"
+
+
+@since("p03")
+def test_a_newcomer_takes_the_lowest_free_slot(phase):
+    """Attention reads up to the highest slot in use, so a high slot costs every step that it is used in."""
+    wanted = {"a": 0, "b": 1, "c": 2, "d": 0, "e": 1}
+    requests = [ask("a", max_tokens=2), ask("b", max_tokens=3), ask("c", max_tokens=9)]
+    engine = engine_of(phase, *requests, ask("d", max_tokens=9), ask("e", max_tokens=1), max_sequences=3)
+    for step in steps(engine):
+        slots = {span.request_id: span.slot for span in step.spans}
+        right = {name: wanted[name] for name in slots}
+        assert slots == right, f"the lowest free slot is given away first: {right}; yours gives {slots}"
+
+
+@since("p03")
+def test_of_two_free_slots_the_lower_one_is_given_away_first(phase):
+    engine = engine_of(phase, ask("a", max_tokens=50), ask("b", max_tokens=50), max_sequences=2)
+    next_step(engine)
+    for name in "ab":  # the lower slot is given back first
+        engine.cancel(name)
+    engine.submit(ask("c"))
+    slot = next(steps(engine)).spans[0].slot
+    assert slot == 0, f"slots 0 and 1 are free, and 0 is to be given away first; yours gives {slot}"

@@ -279,6 +279,21 @@ def test_a_text_is_the_engines_token_for_token(phase):
 
 
 @of("p00")
+def test_a_drawn_text_has_the_token_whose_piece_holds_each_draw(phase):
+    model, tokens, draws = tiny_model(SHAPE), [5, 6, 7, 200], [0.05, 0.9, 0.5, 0.999, 0.3, 0.7]
+    coming = iter(draws)
+    written = forward.write(tokens, weights_of(model), lambda logits: sampling.sample(logits, 0.8, 20, next(coming)))
+    found = tuple(token for _, token in zip(draws, written, strict=False))
+    wanted = list(tokens)
+    for draw in draws:
+        best = next_logits(model, wanted).double().topk(20)
+        ids = best.indices.sort().values
+        pieces = (next_logits(model, wanted)[ids].double() / 0.8).softmax(0).cumsum(0)
+        wanted.append(int(ids[int((pieces <= draw).sum())]))
+    assert found == tuple(wanted[4:]), parting(tokens, found, tuple(wanted[4:]))
+
+
+@of("p00")
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen2", "tiny-qwen3", "tiny-mistral", "tiny-gemma3"])
 def test_a_model_that_is_more_than_plain_llama_is_refused(phase, shape):
     with pytest.raises(ConfigError, match="runs plain Llama, such as smollm2-135m"):

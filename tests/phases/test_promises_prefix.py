@@ -157,3 +157,26 @@ def test_pages_of_a_running_sequence_are_never_evicted(phase):
         assert held <= set(probe.tables("a")[0]), "a lost a page that it runs on"
     kept = {node.tokens[0] for node in walk(probe.tree())}
     assert 100 not in kept and 109 in kept, "the others had to evict each other's pages: the first one's are gone"
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+
+
+@since("p05")
+def test_what_was_looked_up_and_what_was_found_is_counted_in_positions(phase):
+    engine = engine_of(phase)
+    serve(engine, ask("a", [*BEGINNING, 50, 51]))
+    serve(engine, ask("b", [*BEGINNING, 60, 61, 62]))
+    usage = EngineProbe(engine).cache.usage()
+    counted = usage.queried_positions, usage.hit_positions
+    assert counted == (34 + 35, 32), f"69 prompt tokens, of which 32 were found: (69, 32); yours counted {counted}"
+
+
+@since("p05")
+def test_evictions_are_counted_in_pages(phase):
+    engine = engine_of(phase, pages=4)
+    serve(engine, ask("a", BEGINNING))
+    serve(engine, ask("b", list(range(50, 50 + 3 * PAGE))))
+    usage, pages = EngineProbe(engine).cache.usage(), EngineProbe(engine).pages()
+    gone = 2 + 3 - pages.idle  # full pages that were published, and are no longer there
+    assert gone > 0 and usage.evictions == gone, f"{gone} pages were evicted; yours counted {usage.evictions}"

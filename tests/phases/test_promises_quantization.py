@@ -3,11 +3,18 @@
 That the model made of them gives the tokens of its dequantized self is in test_quantized.py.
 """
 
+import pytest
 import torch
 from torch import Tensor
 
-from phases.p07_quantization import awq, gptq, packing, rounding
-from tests.phases.conftest import of
+from gradus import phases
+from gradus.config.options import EngineOptions
+from gradus.engine.request import Request, SamplingParams
+from phases.p07_quantization import awq, gptq, packing, quality, rounding
+from tests.phases.conftest import limits_of, of, tiny_model
+from tests.phases.drive import run
+
+SHAPE = "tiny-llama"
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -262,3 +269,32 @@ def test_a_group_has_the_grid_that_it_had_when_its_first_column_came(phase):
     plain_scale, plain_offset = rounding.grid(w.unflatten(1, (2, 64)))
     assert torch.allclose(scale[:, 0], plain_scale[:, 0]) and torch.allclose(offset[:, 0], plain_offset[:, 0])
     assert not torch.allclose(scale[:, 1], plain_scale[:, 1])
+
+
+# -- a whole model -----------------------------------------------------------------------------------------------------
+
+
+def by_awq(x: Tensor, w: Tensor, bits: int) -> Tensor:
+    return awq.rounded(w, awq.search(x, w, GROUP, bits), GROUP, bits)
+
+
+def by_gptq(x: Tensor, w: Tensor, bits: int) -> Tensor:
+    return rounding.dequantize_groups(*gptq.quantize(w, x, GROUP, bits))
+
+
+GROUP = 32  # a tiny model's matrices are no multiples of 64 wide
+SEEN = [7 * i % 320 for i in range(48)]
+
+
+@of("p07")
+@pytest.mark.parametrize("way", [by_awq, by_gptq])
+def test_a_model_rounded_to_eight_bits_is_nearly_the_model_and_answers(phase, way):
+    model = tiny_model(SHAPE)
+    made = quality.rounded(model, quality.inputs_of(model, SEEN), way, 8)
+    wanted, found = (quality.log_probabilities(each, SEEN) for each in (model, made))
+    off = float((found - wanted).norm() / wanted.norm())
+    assert off < 0.02, f"with eight bits the whole model is off by less than 2 %; yours is off by {off:.1%}"
+    limits = limits_of(SHAPE)
+    request = Request.create("a", SEEN[:9], SamplingParams(max_tokens=8, ignore_eos=True), limits)
+    tokens = run(phases.load("p00").build(made, EngineOptions(limits)), [request])["a", 0].tokens
+    assert len(tokens) == 8, f"the model answers with 8 tokens; yours with {len(tokens)}"

@@ -6,7 +6,8 @@ Read in this order:
     terminal.py    what goes to stdout and what to stderr;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
     generate.py, chat.py, serve.py, models.py (models, pull)
-    exercises.py (exercise, check, diff, show, flat), xray.py (xray), demo.py (demo), course.py (phases)
+    exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo)
+    course.py (phases)
     bench.py (bench, report, profile), health.py (doctor)
 
 Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
@@ -45,6 +46,8 @@ for command, panel in (
     (models.train_heads, "Get a model"),
     (exercises.exercise, "Follow the course"),
     (exercises.check, "Follow the course"),
+    (exercises.solution, "Follow the course"),
+    (exercises.progress, "Follow the course"),
     (exercises.diff, "Follow the course"),
     (exercises.show, "Follow the course"),
     (exercises.flat, "Follow the course"),

@@ -1,5 +1,6 @@
-"""The course's commands: `gradus exercise`, `check`, `diff`, `show` and `flat`."""
+"""The course's commands: `gradus exercise`, `check`, `solution`, `progress`, `diff`, `show` and `flat`."""
 
+import os
 import sys
 from pathlib import Path
 from textwrap import fill
@@ -7,21 +8,28 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from gradus.cli import terminal
+from gradus.cli import options, terminal
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
     from gradus.course.check import Verdict
+    from gradus.course.solved import Pair
     from gradus.exercises.declaration import Exercise
-
-FOLDER = Path("exercises")
+    from gradus.exercises.solution import Found
+    from gradus.phases import PhaseInfo
 
 Phase = Annotated[str, Argument(help="A phase of the course, as in p01.")]
+Impl = Annotated[
+    Path | None,
+    Option(help="Your folder or file; its files may have any names. exercises/ by default.", metavar="DIR"),
+]
+SHOWN = 5  # of what passed
 
 
 def exercise(
     phase: Phase,
     to: Annotated[Path | None, Option(help="The folder to write into; exercises/<phase> by default.")] = None,
+    only: Annotated[list[str] | None, Option(help="Only this file of several, as in cache.py.")] = None,
     force: Annotated[bool, Option("--force", help="Write over your own file, and lose it.")] = False,
 ) -> int:
     """Start an exercise: the phase's file (or files) without the functions that are yours to write.
@@ -30,56 +38,170 @@ def exercise(
 
       gradus exercise p01                    writes exercises/p01/contiguous.py
       gradus exercise p01 --to my-solutions
+      gradus exercise p04 --only cache.py --force    begin one file again
     """
     from gradus import phases
+    from gradus.course.progress import FOLDER
     from gradus.exercises.declaration import exercises_of, reference_of
     from gradus.exercises.skeleton import cut
 
     info = phases.find(phase)
-    tasks = {(to or FOLDER / info.name) / task.file_name: task for task in exercises_of(info)}
+    names = [task.file_name for task in exercises_of(info)]
+    for name in only or ():
+        if name not in names:
+            raise ConfigError(f"{info.name} has no file {name} to write, only {', '.join(names)}")
+    folder = to or FOLDER / info.name
+    tasks = {folder / task.file_name: task for task in exercises_of(info) if task.file_name in (only or names)}
     for file in tasks:
         if file.exists() and not force:
             raise ConfigError(f"{file} is there already, and is left as it is; --force writes over it")
     for file, task in tasks.items():
         _write(file, cut(reference_of(info, task), task.functions, info.name))
-        _print_task(info.name, task, file)
+        _print_task(task, file)
+    print(f"\nThen: gradus check {info.name}{'' if to is None else f' --impl {to}'}")
     return 0
 
 
 def check(
     phase: Phase,
-    impl: Annotated[Path | None, Option(help="Your file; the one that `gradus exercise` wrote by default.")] = None,
-    hint: Annotated[int | None, Option(min=1, max=3, help="Show hints up to this one; 3 says almost how.")] = None,
+    impl: Impl = None,
+    upto: Annotated[str | None, Argument(metavar="[1|2|3]", help="After --hint: show hints up to this one.")] = None,
+    hint: Annotated[
+        bool, Option("--hint", help="Show hints: the first alone, or up to 3, which says almost how.")
+    ] = False,
 ) -> int:
-    """Run the phase's own tests against your file, and say in a sentence what is wrong.
+    """Run the phase's own tests against your functions, and say what is right, what is wrong, and what comes next.
 
     Where an exercise has several files, each is judged alone, beside the reference's others. The exit code is 0 if all
-    tests pass, and 1 if not.
+    that is there passes, and 1 if not.
 
     Examples:
 
       gradus check p01
-      gradus check p01 --impl my-solutions/contiguous.py
+      gradus check p01 --impl my-solutions
       gradus check p01 --hint 1
     """
     from gradus import phases
     from gradus.course import check as course_check
-    from gradus.exercises.declaration import exercise_of, exercises_of
+    from gradus.course import progress
+    from gradus.exercises import solution
+
+    shown = _hints(hint, upto)
+    info = phases.find(phase)
+    found = solution.search(info, solution.files_in(impl or _folder(info), info))
+    if not found:
+        raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
+    wrong, said = 0, set[str]()
+    shares = min(2, os.cpu_count() or 1)
+    for one in found:
+        verdict = course_check.check(info, one, shares=shares)
+        progress.remember(info, one, verdict)
+        print(f"{info.name}: {verdict.sentence}")
+        if verdict.passed:
+            _print_kept([claim for claim in verdict.kept if claim not in said][:SHOWN])
+            said |= set(verdict.kept)
+        else:
+            _print_help(info.name, one, verdict, shown)
+            wrong += 1
+    _print_next(info, impl, wrong=bool(wrong))
+    return int(wrong > 0)
+
+
+def solution(
+    phase: Phase,
+    impl: Impl = None,
+    anyway: Annotated[bool, Option("--anyway", help="Show ours before yours pass.")] = False,
+    plain: Annotated[bool, Option("--plain", help="Text alone: no colors, no columns.")] = False,
+) -> int:
+    """Show our functions beside yours, once yours pass, and say why ours are as they are.
+
+    Examples:
+
+      gradus solution p01
+      gradus solution p01 --impl my-solutions --plain
+      gradus solution p01 --anyway            ours, whether or not you have begun
+    """
+    from gradus import phases
+    from gradus.course import progress, solved
+    from gradus.exercises.solution import files_in, read
 
     info = phases.find(phase)
-    files = [impl] if impl else [FOLDER / info.name / task.file_name for task in exercises_of(info)]
-    if impl is None and not files[0].exists():
+    rows = progress.of_phase(info)
+    if impl is not None:  # the files of that folder, and no others
+        files = {file.resolve() for file in files_in(impl, info)}
+        rows = [row for row in rows if row.file is not None and row.file.resolve() in files] or rows
+    passed = [row for row in rows if row.state == "passed"]
+    if not passed and not anyway:
+        raise ConfigError(f"yours first: `gradus check {info.name}` must pass (--anyway shows ours all the same)")
+    for row in rows if anyway else passed:
+        theirs = read(row.file) if row.file is not None and row.state != "not begun" else ""
+        for pair in solved.pairs(info, row.exercise, theirs):
+            _print_pair(pair, plain=plain)
+    if left := [row.exercise.file_name for row in rows if row not in passed and not anyway]:
+        terminal.print_note(f"not passed yet, and so not shown: {', '.join(left)}")
+    return 0
+
+
+def progress(json: options.Json = False) -> int:
+    """Show where you stand: every exercise, passed, failing or not begun, and what to do next. Runs nothing.
+
+    It reads what `gradus check` wrote down in exercises/progress.json; a file that was changed since is unchecked.
+
+    Examples:
+
+      gradus progress
+      gradus progress --json
+    """
+    from gradus.course import progress as course_progress
+
+    rows = list(course_progress.standings())
+    command, why = course_progress.next_step(rows)
+    if json:
+        found = [
+            {
+                "phase": row.phase.name,
+                "exercise": row.exercise.file_name,
+                "state": row.state,
+                "detail": row.detail,
+                "file": None if row.file is None else str(row.file),
+            }
+            for row in rows
+        ]
+        terminal.print_json({"exercises": found, "next": command or None})
+        return 0
+    table = [[row.phase.name, row.exercise.file_name, row.state, row.detail] for row in rows]
+    names = [row[0] for row in table]
+    table = [
+        [name if names.index(name) == i else "", *row[1:]]
+        for i, (name, row) in enumerate(zip(names, table, strict=True))
+    ]
+    terminal.print_table(["phase", "exercise", "", ""], table)
+    passed = sum(row.state == "passed" for row in rows)
+    print(f"\n{passed} of {len(rows)} exercises passed. Next: {command + ': ' if command else ''}{why}")
+    return 0
+
+
+def _folder(info: "PhaseInfo") -> Path:
+    """Where `gradus exercise` wrote. Raises ConfigError if it did not."""
+    from gradus.course.progress import FOLDER
+
+    if not (FOLDER / info.name).is_dir():
         raise ConfigError(
-            f"{files[0]} is not there: start with `gradus exercise {info.name}`, or name yours with --impl"
+            f"{FOLDER / info.name} is not there: start with `gradus exercise {info.name}`, "
+            "or name your folder with --impl"
         )
-    code = 0
-    for file in files:
-        verdict = course_check.check(info, file)
-        print(f"{info.name}: {verdict.sentence}")
-        if not verdict.passed:
-            _print_help(info.name, exercise_of(info, file), verdict, hint)
-            code = 1
-    return code
+    return FOLDER / info.name
+
+
+def _hints(wanted: bool, upto: str | None) -> int:
+    """How many hints to show. (An option with or without a value is more than the parser of options knows.)"""
+    if not wanted and upto is not None:
+        raise ConfigError(
+            f"{upto!r} is one argument too many: a folder is named with --impl, hints are shown with --hint"
+        )
+    if upto not in (None, "1", "2", "3"):
+        raise ConfigError(f"--hint takes 1, 2 or 3, got {upto!r}")
+    return int(upto or 1) if wanted else 0
 
 
 def diff(
@@ -150,25 +272,78 @@ def _write(file: Path, text: str) -> None:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
-def _print_task(name: str, task: "Exercise", file: Path) -> None:
+def _print_task(task: "Exercise", file: Path) -> None:
     print(f"{fill(task.text, 100)}\n\nYours to write, in {file}:")
     for function in task.functions:
         print(f"  {function}")
-    print(f"\nThen: gradus check {name}{'' if file.parent == FOLDER / name else f' --impl {file}'}")
 
 
-def _print_help(name: str, task: "Exercise", verdict: "Verdict", hint: int | None) -> None:
+def _print_kept(claims: list[str]) -> None:
+    for claim in claims:
+        print(f"  ✓ {claim}")
+
+
+def _print_help(name: str, found: "Found", verdict: "Verdict", hints: int) -> None:
+    if verdict.tests:
+        terminal.print_note(f"{verdict.tests} tests passed before that one")
     if verdict.test:
         terminal.print_note(f"the test: {verdict.test}")
     if verdict.printed:
         terminal.print_note(f"your file printed:\n{verdict.printed}")
-    if hint is None:
-        terminal.print_note("help: gradus check … --hint 1, 2 or 3")
+    if not hints:
+        terminal.print_note(f"help: gradus check {name} --hint 1, 2 or 3")
         return
     for function in verdict.suspects:
         print(f"\n{function}")
-        for number, text in enumerate(task.functions[function][:hint], start=1):
+        for number, text in enumerate(found.exercise.functions[function][:hints], start=1):
             print(fill(text, 100, initial_indent=f"  hint {number}: ", subsequent_indent=" " * 10))
+
+
+def _print_pair(pair: "Pair", *, plain: bool) -> None:
+    """Side by side where the terminal is wide enough for both, else one after the other."""
+    from rich.columns import Columns
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.syntax import Syntax
+
+    both = [(title, code) for title, code in (("yours", pair.theirs), ("ours", pair.ours)) if code]
+    if plain or not sys.stdout.isatty():
+        print(f"# {pair.name}\n")
+        for title, code in both:
+            print(f"# -- {title}\n{code}\n")
+        print(fill(pair.why, 100) + "\n")
+        return
+    console = Console()
+    wide = max(len(line) for _, code in both for line in code.splitlines()) + 4
+    room = console.width // len(both) - 1 if wide * len(both) < console.width else console.width
+    panels = [
+        Panel(Syntax(code, "python", background_color="default", word_wrap=True), title=title, width=room)
+        for title, code in both
+    ]
+    console.rule(pair.name, align="left")
+    console.print(Columns(panels, padding=(0, 0)))
+    console.print(fill(pair.why, min(100, console.width)), markup=False, highlight=False)
+    console.print()
+
+
+def _print_next(info: "PhaseInfo", impl: Path | None, *, wrong: bool) -> None:
+    """What to type now: after a phase's last exercise, ways to use it, and the next phase."""
+    from gradus.course import progress
+
+    if wrong:
+        return
+    rows = progress.of_phase(info)
+    if all(row.state == "passed" for row in rows):
+        where = f" --impl {impl or progress.FOLDER}"
+        print(f"\nAll of {info.name} is written. Now try:")
+        print(f"  gradus solution {info.name}{'' if impl is None else where}    yours beside ours, and why ours is so")
+        print(f'  gradus generate "Once upon a time" --phase {info.name}{where}')
+        print(f"  gradus bench {info.name} --quick{where}")
+        every = list(progress.standings())
+        later = [row for row in every if row.phase.number > info.number]
+        rows = later if any(row.state != "passed" for row in later) else every
+    command, why = progress.next_step(rows)
+    print(f"\nNext: {command + ': ' if command else ''}{why}")
 
 
 def _print_diff(lines: list[str]) -> None:

@@ -8,18 +8,20 @@ first failure ends the run.
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.exercises.declaration import Exercise, exercise_of, repository
-from gradus.exercises.skeleton import functions, unwritten
+from gradus.exercises.declaration import Exercise, repository
+from gradus.exercises.solution import Found, listed
 from gradus.phases import PhaseInfo
 
 SECONDS_A_TEST = 30
@@ -29,7 +31,10 @@ LONGEST_MESSAGE = 120  # of an exception: it may show a whole sequence, and what
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """passed, and what to say. On failure:
+    """passed, and what to say.
+
+    kept: what the tests that passed have shown, in their words, the most telling ones first.
+    tests: how many passed. On failure:
 
     test: where the failing test is, "tests/phases/test_oracle.py, line 44"; "" if none was run.
     suspects: the exercise's functions that the failure points at; all of them if it points at none.
@@ -41,43 +46,26 @@ class Verdict:
     test: str = ""
     suspects: tuple[str, ...] = ()
     printed: str = ""
+    tests: int = 0
+    kept: tuple[str, ...] = ()
 
 
-def check(phase: PhaseInfo, file: Path, *, seconds: float = SECONDS_A_TEST) -> Verdict:
-    """Run the phase's tests with `file` in the place of the exercise's module.
+def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
+    """Run the phase's tests with a student's file in the place of the exercise's module.
 
-    seconds: how long one test may take; all together get ten times that.
-    Raises ConfigError if the file cannot be read, or if the tests or pytest are not there.
+    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests.
+    Raises ConfigError if the tests or pytest are not there.
     """
-    exercise = exercise_of(phase, file)
-    source = _read(file)
-    names = tuple(exercise.functions)
-    try:
-        written = functions(source)
-    except SyntaxError as error:
-        return Verdict(False, f"{file.name} does not parse: {error.msg} (line {error.lineno})", suspects=names)
-    if missing := [name for name in names if name not in written]:
-        return Verdict(False, f"{file.name} has no {listed(missing)}", suspects=tuple(missing))
-    if todo := unwritten(source, names):
+    exercise, file = found.exercise, found.file
+    if found.broken:
+        return Verdict(False, f"{file.name} does not parse: {found.broken}", suspects=tuple(exercise.functions))
+    if found.missing:
+        return Verdict(False, f"{file.name} has no {listed(found.missing)}", suspects=found.missing)
+    if todo := found.unwritten:
         are = "is" if len(todo) == 1 else "are"
-        return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=tuple(todo))
+        return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=todo)
     _require_tests(repository(phase), exercise)
-    return _judge(phase, exercise, file.resolve(), seconds)
-
-
-def listed(names: Iterable[str]) -> str:
-    """a, b and c"""
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 ({error.reason} at byte {error.start})") from error
+    return _judge(phase, exercise, file.resolve(), seconds, shares)
 
 
 def _require_tests(root: Path, exercise: Exercise) -> None:
@@ -89,13 +77,35 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
         raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
 
 
-def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> Verdict:
+def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, shares: int) -> Verdict:
+    """Each share in a process of its own. What says most is told: of several failures, the one that comes first."""
+    with ThreadPoolExecutor(shares) as pool:
+        judged = [pool.submit(_run, phase, exercise, file, seconds, f"{i}/{shares}") for i in range(shares)]
+        ended = [one.result() for one in judged]
+    verdicts = [one for one in ended if isinstance(one, Verdict)]
+    return (
+        verdicts[0] if verdicts else _verdict(_merged([one for one in ended if isinstance(one, dict)]), file, exercise)
+    )
+
+
+def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
+    """The facts of all shares as if one process had found them."""
+    failures = [facts["failure"] for facts in shares if facts["failure"] is not None]
+    before = min((failure["order"] for failure in failures), default=None)
+    kept = sorted((order, claim) for facts in shares for claim, order in facts["kept"].items())
+    claims = list(dict.fromkeys(claim for order, claim in kept if before is None or order < before))
+    first = next((failure for failure in failures if failure["order"] == before), None)
+    return {"passed": sum(facts["passed"] for facts in shares), "kept": claims, "failure": first}
+
+
+def _run(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, share: str) -> dict[str, Any] | Verdict:
+    """The judge's facts about one share of the tests, as in "0/2"; a Verdict if it did not end properly."""
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts.json"
         tests = [exercise.alone or "tests/phases", *exercise.tests]
         command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *tests]
         command += ["-x", "-q", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
-        command += [f"--timeout={seconds}"]
+        command += [f"--timeout={seconds}", f"--share={share}"]
         command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
         try:
             done = subprocess.run(
@@ -111,37 +121,47 @@ def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float) -> 
             return Verdict(False, late, suspects=tuple(exercise.functions))
         if not facts.is_file():
             return _ended_early(done, file, exercise)
-        return _verdict(json.loads(facts.read_text(encoding="utf-8")), file, exercise)
+        found: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
+        return found
 
 
 def _environment(exercise: Exercise) -> dict[str, str]:
-    """Ours, without settings and plugins that change what pytest does; no bytecode, whose age is told by the second."""
+    """Ours, without settings and plugins that change what pytest does."""
     triton = {"TRITON_INTERPRET": "1"} if exercise.interpreted else {}  # heeded where Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
-    return ours | triton | {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return ours | triton | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: Exercise) -> Verdict:
     """pytest writes the facts when it ends; here it did not come to that."""
-    said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    last = f"; its last line was: {said[-1]}" if said else ""
-    sentence = f"{file.name} ended the tests' process (exit code {done.returncode}){last}"
+    said = done.stdout + done.stderr
+    line = re.search(rf'File "{re.escape(str(file))}", line (\d+) in (\w+)', said)  # faulthandler: the innermost first
+    where = f" at line {line[1]}, in {line[2]}" if line else ""
+    if done.returncode == -signal.SIGSEGV:
+        why = "it read or wrote memory that is not the tensor's"
+        mask = " (does every load and store have a mask?)" if exercise.interpreted else ""
+        sentence = f"{file.name} crashed the tests' process{where}: {why}{mask}"
+    else:
+        sentence = f"{file.name} ended the tests' process{where} (exit code {done.returncode})"
     return Verdict(False, _one_line(sentence), suspects=tuple(exercise.functions))
 
 
 def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
     failure = facts["failure"]
+    kept = tuple(facts["kept"])
     if failure is None:
-        tests = f"{facts['passed']} tests"
         if facts["passed"] == 0:
             raise ConfigError(f"no test in tests/phases is about {exercise.file}: is this checkout complete?")
-        return Verdict(True, f"{file.name} passes all {tests} of its phase")
+        said = f"{file.name} passes all {facts['passed']} tests of its phase"
+        return Verdict(True, said, tests=facts["passed"], kept=kept)
     return Verdict(
         passed=False,
         sentence=_one_line(sentence(failure, file)),
         test=f"{failure['test_file']}, line {failure['test_line']}",
         suspects=_suspects(failure, file, exercise),
         printed=failure["printed"].strip(),
+        tests=facts["passed"],
+        kept=kept,
     )
 
 
@@ -154,19 +174,26 @@ def sentence(failure: dict[str, Any], file: Path) -> str:
     if kind == "Failed" and message.startswith("Timeout"):
         where = f"{_place(own[-1])} was at work" if own else "the engine still had work to do"
         return f"it takes too long: {where} when the test gave up that checks that {claim}"
+    said = _cut(message.splitlines()[0], LONGEST_MESSAGE) if message else ""
+    if kind == "AssertionError" and not innermost["test"] and said and not said.startswith("assert "):
+        by = f", called by {_place(own[-1])}" if own and innermost not in own else ""
+        return f"{said}: {_place(innermost)}{by} found that, when checking that {claim}"
     if kind == "AssertionError" and innermost["test"]:
-        explanation = message.splitlines()[0] if message else innermost["text"]
-        if explanation.startswith("assert "):
-            return f"it should be that {claim}, but this does not hold: {explanation.removeprefix('assert ')}"
-        return f"{explanation} ({claim})"
-    error = (
-        f"{kind}: {_cut(message.splitlines()[0], LONGEST_MESSAGE)}" if message else f"{kind} at `{innermost['text']}`"
-    )
+        return _asserted(message.splitlines()[0] if message else innermost["text"], claim)
+    error = f"{kind}: {said}" if said else f"{kind} at `{innermost['text']}`"
     if innermost in own:
         return f"{_place(innermost)} raised {error}, when checking that {claim}"
     if own:
         return f"{_place(own[-1])} led to {error}, raised in {_place(innermost)}, when checking that {claim}"
     return f"{_place(innermost)} raised {error}, when checking that {claim}"
+
+
+def _asserted(explanation: str, claim: str) -> str:
+    """What a test found, in its own words where it has some."""
+    if not explanation.startswith("assert "):
+        return f"{explanation} ({claim})"
+    found = explanation.removeprefix("assert ")
+    return f"{claim}: {found}" if found.startswith("expected ") else f"{claim}: that does not hold, for {found}"
 
 
 def _place(frame: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ class Exercise:
     file: its path in the repository, as in "phases/p01_kv_cache/contiguous.py".
     functions: "Class.method" or "function", each with three hints: where to look, what to do, almost how.
     text: the task, in a few sentences; the lesson has said the rest.
+    why: for each function, why ours is as it is: read beside the student's, once that passes.
     alone: the one file of tests that judges it, where no engine uses it; "" for all tests of the phase.
     tests: what judges the file beside the phase's own tests: the files that test the part alone, if it lives in src.
     interpreted: the file is a Triton kernel, which is judged in Triton's interpreter, on the CPU.
@@ -24,6 +25,7 @@ class Exercise:
     file: str
     functions: dict[str, Hints]
     text: str
+    why: dict[str, str]
     tests: tuple[str, ...] = ()
     alone: str = ""
     interpreted: bool = False
@@ -47,26 +49,11 @@ def exercises_of(phase: PhaseInfo) -> tuple[Exercise, ...]:
     return exercises
 
 
-def exercise_of(phase: PhaseInfo, file: Path | None = None) -> Exercise:
-    """Which exercise a student's `file` solves: its name tells, where the phase has several. Without a file, the first.
-
-    Raises ConfigError if the phase has none, or the name fits none of several.
-    """
-    exercises = exercises_of(phase)
-    if file is None or len(exercises) == 1:
-        return exercises[0]
-    for exercise in exercises:
-        if exercise.file_name == file.name:
-            return exercise
-    names = " or ".join(exercise.file_name for exercise in exercises)
-    raise ConfigError(f"{phase.name} has {len(exercises)} exercises: name your file {names}, not {file.name}")
-
-
 def repository(phase: PhaseInfo) -> Path:
     """The folder that holds `phases`, and beside it `src` and `tests`."""
     return phase.path.parent.parent
 
 
-def reference_of(phase: PhaseInfo, exercise: Exercise | None = None) -> str:
-    """The source of the file that an exercise, by default the phase's first, is cut out of."""
-    return (repository(phase) / (exercise or exercise_of(phase)).file).read_text(encoding="utf-8")
+def reference_of(phase: PhaseInfo, exercise: Exercise) -> str:
+    """The source of the file that an exercise is cut out of."""
+    return (repository(phase) / exercise.file).read_text(encoding="utf-8")

@@ -144,7 +144,7 @@ def search(info: PhaseInfo, files: Iterable[Path]) -> list[Found]:
 
     Raises ConfigError if a file cannot be read, or two files have the same exercise whole.
     """
-    sources = {file: _read(file) for file in files}
+    sources = {file: read(file) for file in files}
     exercises = exercises_of(info)
     taken = [found for exercise in exercises if (found := _whole(exercise, sources)) is not None]
     busy = {one.file for one in taken}
@@ -156,7 +156,7 @@ def search(info: PhaseInfo, files: Iterable[Path]) -> list[Found]:
 
 
 def _whole(exercise: Exercise, sources: dict[Path, str]) -> Found | None:
-    having = [one for file, source in sources.items() if not (one := _look(exercise, file, source)).missing]
+    having = [one for file, source in sources.items() if not (one := look(exercise, file, source)).missing]
     having = [one for one in having if not one.broken]
     if len(having) > 1:
         raise ConfigError(
@@ -167,13 +167,14 @@ def _whole(exercise: Exercise, sources: dict[Path, str]) -> Found | None:
 
 
 def _begun(exercise: Exercise, sources: dict[Path, str]) -> list[Found]:
-    looked = [_look(exercise, file, source) for file, source in sources.items()]
+    looked = [look(exercise, file, source) for file, source in sources.items()]
     having = [one for one in looked if one.broken or len(one.missing) < len(exercise.functions)]
     named = [one for one in having if not one.broken or one.file.name == exercise.file_name or len(sources) == 1]
     return sorted(named, key=lambda one: len(one.missing))[:1]
 
 
-def _look(exercise: Exercise, file: Path, source: str) -> Found:
+def look(exercise: Exercise, file: Path, source: str) -> Found:
+    """What a file with this source has of the exercise."""
     try:
         written = functions(source)
     except SyntaxError as error:
@@ -182,7 +183,8 @@ def _look(exercise: Exercise, file: Path, source: str) -> Found:
     return Found(exercise, file, missing, tuple(unwritten(source, exercise.functions)))
 
 
-def _read(file: Path) -> str:
+def read(file: Path) -> str:
+    """Raises ConfigError if the file cannot be read, or is not UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
@@ -221,10 +223,12 @@ def _unfinished(info: PhaseInfo, found: list[Found]) -> str:
 
 
 def _note(info: PhaseInfo, found: list[Found]) -> str:
-    """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt is still to be written)" """
-    theirs = _names(one.file for one in found if one.complete)
-    ours = [_ours(exercise, found) for exercise in exercises_of(info) if not _is_theirs(exercise, found)]
-    return f"your {info.name}: {', '.join(theirs)}" + (f"; ours: {', '.join(ours)}" if ours else "")
+    """ "your p04: cache.py; ours: attention.py, scheduler.py (PagedBatching.preempt still to be written)" """
+    theirs = _names(one.file for one in found if one.complete and not one.exercise.alone)
+    ours = [
+        _ours(one, found) for one in exercises_of(info) if not one.alone and not _is_theirs(one, found)
+    ]  # what is judged alone, no engine runs
+    return f"your {info.name}: {', '.join(theirs) or 'nothing'}" + (f"; ours: {', '.join(ours)}" if ours else "")
 
 
 def _is_theirs(exercise: Exercise, found: list[Found]) -> bool:

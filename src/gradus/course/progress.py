@@ -1,0 +1,152 @@
+"""Where a student stands: every exercise passed, failing, begun or not begun, and what to type next.
+
+`gradus check` writes down what it found, in one small file beside the student's folders. A verdict is about the file's
+content, so it is kept with the content's hash, and an edit makes it void. Nothing is run here.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gradus import phases
+from gradus.course.check import Verdict
+from gradus.errors import ConfigError
+from gradus.exercises import solution
+from gradus.exercises.declaration import Exercise, exercises_of
+from gradus.exercises.solution import Found, listed
+from gradus.phases import PhaseInfo
+
+FOLDER = Path("exercises")
+"""Where `gradus exercise` writes, a folder per phase, and what the commands look into if no folder is named."""
+RECORD = FOLDER / "progress.json"
+
+State = Literal["passed", "failing", "unchecked", "begun", "not begun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One exercise. detail: the sentence about a failure, or what is left to write. file: None where there is none."""
+
+    phase: PhaseInfo
+    exercise: Exercise
+    state: State
+    detail: str = ""
+    file: Path | None = None
+
+
+def remember(phase: PhaseInfo, found: Found, verdict: Verdict) -> None:
+    """Write a verdict down. Raises ConfigError if the record cannot be written."""
+    entries = _entries()
+    entries[_key(phase, found.exercise)] = {
+        "file": str(found.file.resolve()),
+        "sha256": _hash(found.file),
+        "passed": verdict.passed,
+        "sentence": verdict.sentence,
+    }
+    try:
+        RECORD.parent.mkdir(parents=True, exist_ok=True)
+        RECORD.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{RECORD} cannot be written: {error.strerror or error}") from error
+
+
+def standings() -> Iterator[Standing]:
+    """Every exercise of every phase, in the course's order."""
+    entries = _entries()
+    for info in phases.available():
+        if info.has("exercise"):
+            yield from _of_phase(info, entries)
+
+
+def of_phase(info: PhaseInfo) -> list[Standing]:
+    """The exercises of one phase."""
+    return list(_of_phase(info, _entries()))
+
+
+def _of_phase(info: PhaseInfo, entries: dict[str, Any]) -> Iterator[Standing]:
+    here: list[Found] = []
+    with suppress(ConfigError):  # no such folder, or one that `check` will complain about
+        here = solution.search(info, solution.files_in(FOLDER, info))
+    for exercise in exercises_of(info):
+        entry = entries.get(_key(info, exercise))
+        found = next((one for one in here if one.exercise is exercise), None)
+        if found is None or not found.complete:
+            found = _elsewhere(exercise, entry) or found
+        yield _standing(info, exercise, found, entry)
+
+
+def _elsewhere(exercise: Exercise, entry: dict[str, Any] | None) -> Found | None:
+    """A file that was checked in another folder, with --impl."""
+    if entry is None or not Path(entry["file"]).is_file():
+        return None
+    file = Path(entry["file"])
+    return solution.look(exercise, file, solution.read(file))
+
+
+def _standing(info: PhaseInfo, exercise: Exercise, found: Found | None, entry: dict[str, Any] | None) -> Standing:
+    if found is None:
+        return Standing(info, exercise, "not begun")
+    if found.broken:
+        return Standing(info, exercise, "failing", f"does not parse: {found.broken}", found.file)
+    if left := (*found.missing, *found.unwritten):
+        done = len(exercise.functions) - len(left)
+        state: State = "begun" if done or found.missing else "not begun"
+        return Standing(info, exercise, state, f"to write: {listed(left)}", found.file)
+    if entry is None or entry["sha256"] != _hash(found.file):
+        return Standing(info, exercise, "unchecked", "changed since its check" if entry else "", found.file)
+    if entry["passed"]:
+        return Standing(info, exercise, "passed", file=found.file)
+    return Standing(info, exercise, "failing", entry["sentence"], found.file)
+
+
+def next_step(rows: list[Standing]) -> tuple[str, str]:
+    """The first exercise that has not passed: the command to type, and what it is for. ("", …) after the last one."""
+    row = next((row for row in rows if row.state != "passed"), None)
+    if row is None:
+        return "", "every exercise of the course has passed"
+    functions = listed(row.exercise.functions)
+    match row.state:
+        case "not begun" if row.file is None:
+            if FOLDER.joinpath(row.phase.name).exists():
+                return f"gradus exercise {row.phase.name} --only {row.exercise.file_name}", f"then write {functions}"
+            return f"gradus exercise {row.phase.name}", f"{row.phase.title}: {row.phase.idea}"
+        case "not begun" | "begun":
+            return f"gradus check {row.phase.name}{_where(row)}", f"once {functions} are written in {_shown(row.file)}"
+        case _:
+            return f"gradus check {row.phase.name}{_where(row)}", row.detail or "to have it judged"
+
+
+def _where(row: Standing) -> str:
+    """How a command is told where the file is; nothing if it is where commands look by themselves."""
+    usual = row.file is None or row.file.resolve().parent in (FOLDER.resolve(), (FOLDER / row.phase.name).resolve())
+    return "" if usual else f" --impl {_shown(row.file)}"
+
+
+def _shown(file: Path | None) -> Path | str:
+    """Relative to the current folder where it is below that."""
+    if file is None:
+        return ""
+    return file.relative_to(Path.cwd()) if file.is_absolute() and file.is_relative_to(Path.cwd()) else file
+
+
+def _entries() -> dict[str, Any]:
+    """What was written down; nothing where the record is missing or is not ours."""
+    try:
+        found = json.loads(RECORD.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    entries = found.items() if isinstance(found, dict) else ()
+    fields = {"file", "sha256", "passed", "sentence"}
+    return {key: entry for key, entry in entries if isinstance(entry, dict) and fields <= entry.keys()}
+
+
+def _key(phase: PhaseInfo, exercise: Exercise) -> str:
+    return f"{phase.name}/{exercise.file_name}"
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
