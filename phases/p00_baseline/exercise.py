@@ -1,6 +1,6 @@
 """The student writes a forward pass in five small files; then the simplest scheduler."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 TESTS = "tests/phases/test_promises_forward.py"
 

@@ -2,7 +2,7 @@
 
     python -m phases.p00_baseline.sentence "The best thing about the sea is" --impl my_p00
 
-The folder may have any of the five files. Ours stand in for the others.
+Your files may have any names. Ours stand in for exercises that you have not written yet.
 """
 
 import argparse
@@ -15,19 +15,22 @@ from random import Random
 import torch
 
 from gradus import LLM, SamplingParams
-from gradus.course.substitute import substitute
 from gradus.errors import ConfigError, GradusError
+from gradus.exercises.solution import load
+from gradus.exercises.substitute import substitute
 from gradus.loading import load_model, open_checkpoint
 from phases.p00_baseline.exercise import FORWARD
 
 
 def take_in(folder: Path) -> None:
-    """Import the student's files in the place of ours, as many as there are."""
-    found = [exercise for exercise in FORWARD if (folder / exercise.file_name).is_file()]
-    if not found:
-        sys.exit(f"sentence: {folder} has none of {', '.join(exercise.file_name for exercise in FORWARD)}")
-    for exercise in found:
-        substitute(exercise.module, folder / exercise.file_name)
+    """Import the student's files in the place of ours, as many as there are. Raises ConfigError if none is written."""
+    modules = [exercise.module for exercise in FORWARD]
+    files = {module: file for module, file in load("p00", folder).files.items() if module in modules}
+    if not files:
+        raise ConfigError(
+            f"{folder} has none of the forward pass: its files are yours to write in `gradus exercise p00`"
+        )
+    substitute(files)
 
 
 def refuse(asked: argparse.Namespace, prompt: list[int], vocabulary: int) -> None:
@@ -75,7 +78,7 @@ def compare(asked: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="A sentence by hand, and by the engine.")
     parser.add_argument("prompt", nargs="?", default="The best thing about the sea is")
-    parser.add_argument("--impl", type=Path, help="the folder with your files; ours stand in for those it lacks")
+    parser.add_argument("--impl", type=Path, help="the folder with your files; ours stand in for what it lacks")
     parser.add_argument("--model", default="smollm2-135m", help="any plain Llama")
     parser.add_argument("--tokens", type=int, default=24, help="most tokens to write")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token")

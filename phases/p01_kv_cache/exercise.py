@@ -1,6 +1,6 @@
 """The student writes the cache itself: the numbers of its manager, and the reading and writing of its tensors."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 EXERCISE = Exercise(
     file="phases/p01_kv_cache/contiguous.py",

@@ -1,6 +1,6 @@
 """The student writes attention over a rectangle, of which some cells are padding, to be neither stored nor seen."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 EXERCISE = Exercise(
     file="phases/p02_static_batching/padded.py",

@@ -1,6 +1,6 @@
 """The student writes the step from static to continuous: slots that are given and taken back at every step."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 EXERCISE = Exercise(
     file="phases/p03_continuous_batching/scheduler.py",

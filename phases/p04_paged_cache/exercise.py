@@ -1,6 +1,6 @@
 """The student writes how a sequence grows by pages, what happens when none is left, and how attention finds rows."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 GROWTH = Exercise(
     file="phases/p04_paged_cache/cache.py",

@@ -1,6 +1,6 @@
 """The student writes the radix tree, and what the cache does with it: find, publish, evict."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 TREE = Exercise(
     file="phases/p05_prefix_cache/radix.py",

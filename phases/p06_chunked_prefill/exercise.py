@@ -1,6 +1,6 @@
 """The student writes what makes a step of bounded length: where a span ends, and which spans are sampled from."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 EXERCISE = Exercise(
     file="phases/p06_chunked_prefill/scheduler.py",

@@ -1,6 +1,6 @@
 """The student writes a grid for a group of weights, packing, AWQ's search for factors, and one column of GPTQ."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 ROUNDING = Exercise(
     file="phases/p07_quantization/rounding.py",

@@ -1,6 +1,6 @@
 """The student writes the guess, its verification, and the rollback of the cache."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 DRAFTING = Exercise(
     file="phases/p08_speculation/drafting.py",

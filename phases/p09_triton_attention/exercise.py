@@ -1,6 +1,6 @@
 """The student writes add and norm in one pass, then the online softmax. No GPU is needed: Triton interprets."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 NORM = Exercise(
     file="phases/p09_triton_attention/norm.py",

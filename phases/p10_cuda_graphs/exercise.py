@@ -1,6 +1,6 @@
 """The student writes what makes it possible not to wait, and then a replay: three files. None of it needs a GPU."""
 
-from gradus.course import Exercise
+from gradus.exercises import Exercise
 
 AHEAD = Exercise(
     file="phases/p10_cuda_graphs/scheduler.py",

@@ -13,9 +13,10 @@ The way of a token, which docs/architecture.md follows, is the order in which to
     attention/    how keys and values are stored and read;  kernels/: the same, and the rest of a layer, in Triton
     sampling/     logits to token ids;  speculative/: tokens drafted for the model to verify
     assembly/     the final engine, put together;  garbage.py: its process, kept from pausing
-    text/         text in, text out: LLM
+    text/         text in, text out: LLM;  training/: heads that draft, trained
     server/       the same over HTTP
-    phases.py     the course: its syllabus, and loading a phase;  course/: its exercises and figures
+    phases.py     the course: its syllabus, and loading a phase
+    exercises/    what a student writes, put in place of ours;  course/: checking it, views of a phase, figures
     bench/        measuring
     cli/          the `gradus` command;  __main__.py: the same for `python -m gradus`;  doctor.py: what works here
 

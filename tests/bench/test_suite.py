@@ -1,6 +1,9 @@
 """A whole benchmark, quick, on a tiny model; and the two front ends."""
 
 import json
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from gradus.errors import ConfigError
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.quantized_builders import quantize_folder
 
+ROOT = Path(__file__).parents[2]
 TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
 
 
@@ -44,6 +48,61 @@ def test_a_quick_look_measures_every_table_and_writes_the_report(gradus, tmp_pat
     assert "not to be quoted" in text and "p01 KV cache" in text
     assert "| tokens generated |" in text and "| prompt tokens |" in text
     assert command.report(tmp_path, check=True) == 0
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with a student's p01, under a name of their own."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(ROOT / "phases/p01_kv_cache/contiguous.py", folder / "my_cache.py")
+    return folder
+
+
+def test_a_students_phase_has_a_row_of_its_own_and_a_sentence(gradus, tmp_path, mine):  # noqa: F811
+    asked = ["p01", "--quick", "--no-peers", "--table", "output-length", "--out", str(tmp_path), *TINY]
+    done = gradus("bench", *asked, "--impl", str(mine))
+    assert done.code == 0, done.err
+    (run,) = results.read(tmp_path / "cpu" / "p01" / "results.json").runs
+    assert all([entry.contender for entry in cell.entries] == ["p00", "p01", "your p01"] for cell in run.cells)
+    assert all(entry.samples and entry.prediction for cell in run.cells for entry in cell.entries)
+    assert run.settings["your p01"] == "your p01: my_cache.py"
+    first, *_, report = done.out.splitlines()
+    assert re.fullmatch(
+        r"your p01 \(200 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first
+    )
+    assert first in Path(report).read_text() and "| your p01 |" in Path(report).read_text()
+
+
+def test_the_students_own_baseline_is_what_theirs_is_compared_with(gradus, tmp_path, mine):  # noqa: F811
+    shutil.copy(ROOT / "phases/p00_baseline/scheduler.py", mine / "first.py")
+    asked = ["ladder", "--quick", "--no-peers", "--out", str(tmp_path), *TINY, "--impl", str(mine)]
+    done = gradus("bench", *asked, *(f"--contender={name}" for name in ("p00", "your p00", "your p01")))
+    assert done.code == 0, done.err
+    assert re.search(r"^your p00: [\d.,]+ tok/s \(ours: [\d.,]+ tok/s\)$", done.out, re.MULTILINE)
+    assert re.search(r"^your p01: [\d.,]+ tok/s, [\d.]+ × your p00$", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "says"),
+    [
+        ("x = 1\n", ["p01"], "mine has no function of p00, p01: "),
+        ("1 / 0\n", ["p01"], "my_cache.py, line 1: ZeroDivisionError: division by zero"),
+        ("", ["p01", "--resume"], "leave it or --impl out"),
+        ("", ["quality"], "--impl is for a phase (p01) or the ladder, not for quality"),
+        (
+            "",
+            ["p01", "--contender", "your p00"],
+            "p01 has no contender 'your p00', only p00, p01, transformers, your p01",
+        ),
+    ],
+)
+def test_a_students_folder_that_cannot_be_measured_gets_one_line(gradus, tmp_path, mine, text, asked, says):  # noqa: F811
+    file = mine / "my_cache.py"
+    file.write_text(text if text == "x = 1\n" else text + file.read_text())
+    done = gradus("bench", *asked, "--impl", str(mine), "--out", str(tmp_path), *TINY)
+    assert done.code == 2 and done.out == "" and len(done.err.splitlines()) == 1
+    assert says in done.err
 
 
 def test_resuming_keeps_what_is_there_and_adds_what_is_not(tmp_path):

@@ -2,9 +2,11 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32"]
 
 
@@ -41,6 +43,20 @@ def test_json_says_what_ran_and_how_it_went(gradus):
     assert completion["finish_reason"] == "length"
     assert completion["timings"]["ttft_s"] > 0
     assert completion["timings"]["decode_tokens_per_s"] > 0
+
+
+def test_a_students_phase_runs_by_the_name_of_its_folder(gradus, tmp_path):
+    file = tmp_path / "my_cache.py"
+    file.write_text((ROOT / "phases/p01_kv_cache/contiguous.py").read_text())
+    arguments = ["generate", "Hello", *TINY, "--json", "--max-tokens", "5", "--ignore-eos"]
+    done = gradus(*arguments, "--impl", str(tmp_path))
+    assert "your p01: my_cache.py" in done.err
+    assert (generated(done)["engine"], generated(done)["phase"]) == ("your p01", "p01")
+    ours = generated(gradus(*arguments, "--phase", "p01"))
+    assert generated(done)["completions"][0]["token_ids"] == ours["completions"][0]["token_ids"]
+    file.write_text(file.read_text().replace("return self.length if id == self.owner else 0", "return {}[id]"))
+    done = gradus(*arguments, "--impl", str(tmp_path))
+    assert done.code == 1 and "my_cache.py, line 25: KeyError: ('request-0', 0) (`gradus check` says" in done.err
 
 
 def test_without_a_phase_the_final_engine_says_the_same(gradus):

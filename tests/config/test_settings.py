@@ -194,10 +194,10 @@ def test_what_is_not_given_suits_the_engine_and_the_device():
 
 
 def test_a_phase_heeds_what_it_says_and_the_final_engine_everything():
-    everywhere = {"model", "phase", "device", "dtype", "quantize", "context_length", "max_sequences", "threads"}
+    everywhere = {"model", "phase", "impl", "device", "dtype", "quantize", "context_length", "max_sequences", "threads"}
     assert heeded("p00") == everywhere
     assert heeded("p04") == everywhere | phases.load("p04").USES
-    assert heeded(None) == described(Settings).keys() >= SETTINGS.keys()
+    assert heeded(None) == described(Settings).keys() - {"impl"} >= SETTINGS.keys()
 
 
 def test_none_keeps_the_default_and_a_list_is_a_tuple():

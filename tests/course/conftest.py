@@ -15,7 +15,7 @@ import pytest
 from gradus import phases
 from gradus.course import check as course_check
 from gradus.course.check import Verdict
-from gradus.course.exercise import Exercise, exercise_of, exercises_of, reference_of
+from gradus.exercises.declaration import Exercise, exercise_of, exercises_of, reference_of
 
 ROOT = Path(__file__).parents[2]
 PHASES = [phase.name for phase in phases.available()]

@@ -7,9 +7,9 @@ import pytest
 
 from gradus import phases
 from gradus.course import check as course_check
-from gradus.course.exercise import exercise_of
-from gradus.course.skeleton import cut
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import exercise_of
+from gradus.exercises.skeleton import cut
 from tests.course.conftest import ROOT, exercises, reference
 from tests.course.test_hints import in_other_words
 

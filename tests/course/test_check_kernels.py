@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("triton")
 
 from gradus import phases
-from gradus.course.exercise import exercise_of
+from gradus.exercises.declaration import exercise_of
 from tests.course.conftest import reference
 
 STORED = "    tl.store(x_ptr + here, x, mask=inside)\n"

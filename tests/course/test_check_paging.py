@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.course.exercise import exercise_of, exercises_of
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import exercise_of, exercises_of
 from tests.course.conftest import reference
 
 MISSING = "return max(0, self.pages_for(end) - len(self.block_tables.get(id, ())))"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.course.exercise import exercise_of
+from gradus.exercises.declaration import exercise_of
 from tests.course.conftest import reference
 
 STEP = "    w[:, column + 1 :] -= (error / u[column, column])[:, None] * u[column, column + 1 :]\n"

@@ -11,8 +11,8 @@ from textwrap import dedent, indent
 import pytest
 
 from gradus import phases
-from gradus.course.exercise import Exercise, exercises_of, reference_of
-from gradus.course.skeleton import cut, unwritten
+from gradus.exercises.declaration import Exercise, exercises_of, reference_of
+from gradus.exercises.skeleton import cut, unwritten
 from tests.course.conftest import PHASES
 
 FOLLOWED = {

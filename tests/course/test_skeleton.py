@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from gradus import phases
-from gradus.course.exercise import exercises_of
-from gradus.course.skeleton import cut, functions, unwritten
+from gradus.exercises.declaration import exercises_of
+from gradus.exercises.skeleton import cut, functions, unwritten
 from tests.course.conftest import PHASES, ROOT, exercises, reference
 
 SOURCE = '''\

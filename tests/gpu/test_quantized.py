@@ -95,21 +95,37 @@ def test_norms_and_gates_around_a_product(rows, scheme):
 
 
 @pytest.mark.parametrize("k", [24, 128, 576, 4096, 14336])
+@pytest.mark.parametrize("rows", [67, 300])  # 300 wide ones in pieces
 @pytest.mark.parametrize("dtype", ROUNDING)
-def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, dtype):
+def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype):
     from gradus.kernels.quantize import quantize, quantize_reference
     from gradus.quantization.fp8 import E4M3
 
-    x = torch.randn(67, k, device="cuda") * torch.logspace(-6, 4, 67, device="cuda").unsqueeze(1)
+    x = torch.randn(rows, k, device="cuda") * torch.logspace(-6, 4, rows, device="cuda").unsqueeze(1)
     x[5, 3], x[6] = float("nan"), 0
     kinds = [(torch.int8, None)]
     kinds += [(E4M3, None), (E4M3, 128)] if capability(x.device).multiplies_fp8 else []
     for kind, group in kinds:
         found, expected = quantize(x.to(dtype), kind, group), quantize_reference(x.to(dtype), kind, group)
-        finite = torch.arange(67, device="cuda") != 5
+        finite = torch.arange(rows, device="cuda") != 5
         assert torch.equal(found.scales[:, finite], expected.scales[:, finite])
         assert torch.equal(found.values[finite].view(torch.int8), expected.values[finite].view(torch.int8))
         assert found.scales[:, 5].isnan().any()
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("k", [1000, 14336])
+def test_what_a_gate_lets_through_is_rounded_as_it_would_be_alone(k, activation):
+    """But for values next to a step, since silu's last bit may differ."""
+    from gradus.kernels.quantize import quantize_gated, quantize_gated_reference
+    from gradus.quantization.fp8 import E4M3
+
+    gate_up = torch.randn(70, 2 * k, device="cuda").bfloat16() * 3
+    for kind in [torch.int8, *([E4M3] if capability(gate_up.device).multiplies_fp8 else [])]:
+        found, expected = (made(gate_up, kind, activation) for made in (quantize_gated, quantize_gated_reference))
+        torch.testing.assert_close(found.scales, expected.scales, rtol=8e-3, atol=0)
+        wide, exact = (each.values.float() * each.scales.t() for each in (found, expected))
+        assert (wide - exact).norm() < 0.02 * exact.norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

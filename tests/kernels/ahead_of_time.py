@@ -29,6 +29,16 @@ class Resources(NamedTuple):
 def compile_for(
     able: Capability, kernel: Any, types: Mapping[str, Any], constants: dict[str, Any], **options: int
 ) -> Resources:
+    """As `source_of` and `triton.compile` take it."""
+    compiled = triton.compile(source_of(kernel, types, constants), target=target_of(able), options=options)
+    return Resources(*_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"])
+
+
+def target_of(able: Capability) -> GPUTarget:
+    return GPUTarget("cuda", 10 * able.major + able.minor, 32)
+
+
+def source_of(kernel: Any, types: Mapping[str, Any], constants: dict[str, Any]) -> ASTSource:
     """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32"); of one that is a
     tuple, a tuple of the same kind.
 
@@ -43,10 +53,7 @@ def compile_for(
         for place, part in parts.items():
             if part.startswith("*") or part.endswith(":16"):
                 divisible[place] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, divisible)
-    target = GPUTarget("cuda", 10 * able.major + able.minor, 32)
-    compiled = triton.compile(source, target=target, options=options)
-    return Resources(*_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"])
+    return ASTSource(kernel, signature, constants, divisible)
 
 
 def _bare(kind: str) -> str:

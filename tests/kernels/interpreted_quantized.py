@@ -11,7 +11,7 @@ from gradus.kernels import int4
 from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference
 from gradus.kernels.gemv import Norm
 from gradus.kernels.int4 import Int4Weights, int4_product, int4_reference, widen, widened_product, widened_reference
-from gradus.kernels.quantize import quantize, quantize_reference
+from gradus.kernels.quantize import quantize, quantize_gated, quantize_gated_reference, quantize_reference
 from gradus.kernels.splits import counters
 from gradus.kernels.tile import TileLaunch
 from gradus.models.layers import Place
@@ -130,6 +130,33 @@ def test_activations_are_rounded_as_the_scheme_rounds_them(rows, k, scheme, dtyp
             assert torch.equal(found.values.view(torch.int8), expected.values.view(torch.int8))
         torch.testing.assert_close(found.scales, expected.scales, rtol=2e-3, atol=0)
         torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=1.01)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, E4M3])
+@pytest.mark.parametrize("k", [31, 100, 192])
+def test_many_wide_rows_are_rounded_in_pieces_to_the_same_values(k, kind, monkeypatch):
+    x = torch.randn(4, k)
+    x[0] *= 100
+    x[2, k // 2] = 1e4  # whichever piece has the largest
+    whole = quantize(x, kind)
+    for name, number in {"MANY": 3, "WIDE": 16, "PIECE": 64}.items():
+        monkeypatch.setattr(f"gradus.kernels.quantize.{name}", number)
+    monkeypatch.delattr("gradus.kernels.quantize.quantize_kernel")  # it is not what runs
+    pieces = quantize(x, kind)
+    assert torch.equal(pieces.scales, whole.scales)
+    assert torch.equal(pieces.values.view(torch.int8), whole.values.view(torch.int8))
+
+
+@pytest.mark.parametrize("kind", [torch.int8, E4M3])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_a_gate_lets_through_is_rounded_with_its_token_s_scale(kind, activation, dtype):
+    gate_up = torch.randn(3, 2 * 100).to(dtype) * 3
+    gate_up[1] *= 20
+    found, expected = (made(gate_up, kind, activation) for made in (quantize_gated, quantize_gated_reference))
+    assert found.values.shape == (3, 100) and found.scales.shape == (1, 3)
+    torch.testing.assert_close(found.scales, expected.scales, rtol=2e-3, atol=0)
+    torch.testing.assert_close(found.values.float(), expected.values.float(), rtol=0.13, atol=1.01)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

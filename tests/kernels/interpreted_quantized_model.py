@@ -57,6 +57,21 @@ def test_matrices_side_by_side_have_twins_of_their_own():
     assert answers(view, TritonPagedAttention) == answers(model)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "rounds"),
+    [("int8", "int8", True), ("int4", "fp8", True), ("fp8", "int4", False), ("int8", "fp8-block", False)],
+)
+def test_gates_are_handed_over_to_a_product_that_rounds_rows_anyway(first, second, rounds):
+    model = quantized(
+        "tiny-llama", Mix("a mix", (("*.gate_proj", first), ("*.up_proj", first), ("*.down_proj", second)))
+    )
+    view = fused(model)
+    block, x = view.layers[0], torch.randn(66, model.config.hidden_size)
+    features = block.gate_up.after(block.mlp_norm, x, block.gate)
+    assert features.shape[1] == model.config.intermediate_size * (2 if rounds else 1)
+    assert answers(view, TritonPagedAttention) == answers(model)
+
+
 # -- one matrix ------------------------------------------------------------------------------------------------------
 
 

@@ -14,14 +14,18 @@ from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.fuse import fused
+from gradus.kernels.view import view
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.heads_drafter import HeadsDrafter
 from gradus.speculative.history import History
 from gradus.speculative.ngram import NgramDrafter
+from gradus.speculative.states import HiddenStates
 from tests.kernels.interpreted_fused_model import small
 from tests.phases.drive import run
+from tests.speculative.heads import Reference, heads_of
 
 LIMITS = ModelLimits(320, 64)
 SLOTS = 2
@@ -67,7 +71,7 @@ def requests() -> list[Request]:
 
 
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
-    """drafter: None is an engine in torch that does not speculate."""
+    """drafter: None is an engine in torch that does not speculate; a pair is heads, and the model's head for them."""
     model = small(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
@@ -80,7 +84,10 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
         own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
         own.tables = attention.tables
         drafter = DraftPasses(fused(model), own, sampler)
-    step = DraftStep(fused(model), attention, sampler, drafter, history)
+    states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
+    if isinstance(drafter, tuple):
+        drafter = HeadsDrafter(*drafter, model, states, sampler.guess_slots)
+    step = DraftStep(fused(model), attention, sampler, drafter, history, states)
     control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
     return Engine(Scheduler(cache, SLOTS, 6, drafting=control), DraftRunner(step), LIMITS, 1)
 
@@ -116,3 +123,31 @@ def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
     assert answers(speculating) == answers(engine("tiny-llama"))
     told = speculating.scheduler.drafting.stats()
     assert told.accepted == told.drafted and sum(told.accepted) > 3
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
+    """On kernels as in torch; greedy requests of which one has its logits adjusted, so that its drafts wait."""
+    model = small("tiny-llama")
+    heads_of(model, tmp_path, kind, vocabulary=160)
+    reference = Reference(model, tmp_path)
+    speculating = engine("tiny-llama", (view(reference.heads), view(reference.head)))
+    drafter = speculating.runner.step.drafter
+    propose, heard = drafter.propose, []
+
+    def listening(history, slots, count, limits):
+        drafts = propose(history, slots, count, limits)
+        for slot, said in zip(slots.tolist(), drafts.tolist(), strict=True):
+            if drafter.states.values[slot].any() and drafter_is_greedy(speculating, slot):
+                heard.append((history.tokens[slot, : history.lengths[slot]].tolist(), said))
+        return drafts
+
+    drafter.propose = listening
+    assert answers(speculating) == answers(engine("tiny-llama"))
+    assert len(heard) > 5
+    for said, drafts in heard:
+        assert drafts == reference.drafts(said, len(drafts))
+
+
+def drafter_is_greedy(engine: Engine, slot: int) -> bool:
+    return float(engine.runner.step.sampler.table.temperatures[slot]) == 0

@@ -24,11 +24,12 @@ from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.fuse_quantized import FUSED_ROWS
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
+from gradus.kernels.keep_hidden import keep_hidden_kernel
 from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
 from gradus.kernels.ngram import look_up_kernel
 from gradus.kernels.norm import norm_kernel, warps_of
-from gradus.kernels.quantize import quantize_kernel
+from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
@@ -123,6 +124,8 @@ def drafts() -> Iterator[tuple[str, Case]]:
     ):
         types = {each: kind for each, kind in (pointers | numbers).items() if each in kernel.arg_names}
         yield name, Case(kernel, types, constants, {"num_warps": warps})
+    types = {"slots_ptr": "*i32", "kept_ptr": "*i64", "rows_ptr": "*i64", "D": "i32:16", "hidden_stride": "i32:16"}
+    yield "keep hidden", Case(keep_hidden_kernel, types, {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}, {"num_warps": 4})
 
 
 def products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -182,6 +185,9 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
         types = {"values_ptr": kind, "scales_ptr": "*fp32", "M": "i32", "eps": "fp32"}
         constants = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": 16384, "shift_ptr": None}
         yield f"rounded {kind} {group}", Case(quantize_kernel, types, constants, {"num_warps": warps_of(16384)})
+        gated = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "ACTIVATION": "silu", "BLOCK": PIECE}
+        types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
+        yield f"rounded {kind} in pieces", Case(quantize_in_pieces_kernel, types, gated, {"num_warps": 8})
 
 
 def samplers() -> Iterator[tuple[str, Case]]:
@@ -261,6 +267,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
+SAMPLE += ["keep hidden"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)

@@ -13,7 +13,7 @@ import triton.language as tl
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.int4 import MAGIC, SUBNORMAL, int4_kernel, widen_kernel
 from gradus.kernels.norm import warps_of
-from gradus.kernels.quantize import quantize_kernel
+from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
 from gradus.kernels.tile import TOGETHER
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
@@ -154,6 +154,15 @@ def test_a_row_is_rounded_out_of_registers(width, group, kind):
     assert_within(used, 128)
     assert len(re.findall(r"ld\.global[^;]*v4\.b32", used.assembly)) >= 4
     assert used.assembly.count("div.rn.f32") > block // (32 * warps_of(block))  # each value's, and the scales'
+
+
+@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_pieces_of_a_row_leave_room_for_other_programs(activation, kind):
+    constants = {"K": 14336, "LARGEST": 448.0, "FLOOR": 1e-36, "ACTIVATION": activation, "BLOCK": PIECE, "PDL": False}
+    types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
+    used = compile_for(H200, quantize_in_pieces_kernel, types, constants, num_warps=8)
+    assert_within(used, 64)  # of 256 threads each: four programs at once
 
 
 # -- arithmetic that no interpreter has ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.course.substitute import substitute
+from gradus.exercises.substitute import substitute
 
 ROOT = Path(__file__).parents[2]
 PHASES = ROOT / "tests" / "phases"
@@ -33,7 +33,7 @@ def pytest_addoption(parser):
 def pytest_load_initial_conftests(early_config):
     """Before any conftest can import the module."""
     options = early_config.known_args_namespace
-    substitute(options.module, Path(options.file))
+    substitute({options.module: Path(options.file)})
 
 
 def pytest_collection_modifyitems(config, items):

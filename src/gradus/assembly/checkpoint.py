@@ -3,16 +3,19 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from gradus.assembly.final import build as build_final
 from gradus.assembly.final import check_draft, runnable
+from gradus.assembly.heads import trained_heads
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
 from gradus.execution.memory_plan import memory_plan
+from gradus.exercises import solution
 from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision
@@ -28,8 +31,11 @@ def assemble(
     device: torch.device,
     precision: Precision,
     progress: Progress | None,
+    impl: str | None = None,
 ) -> tuple[Engine, EngineOptions]:
     """Load the model and compose its engine. phase: None is the final one, whose options must be an EngineConfig.
+
+    impl: a student's folder or file, whose functions run in place of the phase's.
 
     Returns the options as they turned out, too: memory may have decided the cache, and with it the context length, and
     a device without the kernels runs without them.
@@ -42,11 +48,12 @@ def assemble(
     if phase is not None:
         from gradus import phases
 
-        build = phases.load(phase).build
+        build = phases.load(phase).build if impl is None else _build_of(phase, impl, progress)
         with _enough_memory(options):
             engine = build(load(checkpoint, precision), options)
         return engine, options
     assert isinstance(options, EngineConfig)
+    trained_heads(options, checkpoint.config)  # what does not go with the model is said before anything is loaded
     draft = open_draft(checkpoint, options, device, precision)
     plan = memory_plan(
         checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
@@ -59,6 +66,14 @@ def assemble(
         engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter)
         plan.check_room(device)
     return engine, config
+
+
+def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:
+    """The phase's `build` with a student's functions. Says whose functions run."""
+    yours = solution.load(phase, Path(impl))
+    if progress is not None:
+        progress.note(yours.note)
+    return yours.build
 
 
 def open_draft(

@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradus.assembly.heads import (
+    check_model,
+    heads_drafter,
+    heads_on_kernels,
+    hidden_states,
+    most_drafts,
+    trained_heads,
+)
 from gradus.assembly.rehearsal import rehearse
 from gradus.attention.fp8_storage import Fp8Storage
 from gradus.attention.paged import PagedAttention
@@ -38,6 +46,7 @@ from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import MOST_ROWS, DraftControl, choices
 from gradus.scheduling.scheduler import Scheduler
 from gradus.speculative.drafter import Drafter
+from gradus.speculative.heads_folder import HeadsConfig
 from gradus.speculative.history import History
 from gradus.speculative.ngram import NgramDrafter
 
@@ -61,7 +70,7 @@ def build(
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
-    draft: the model that drafts, where `speculate` names one.
+    draft: the model that drafts, where `speculate` names one. Heads are read from the folder that it names.
 
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
     limits are as short. Raises ConfigError where no room is left for one, for a kv_dtype that the GPU cannot read, and
@@ -69,6 +78,9 @@ def build(
     """
     if draft is not None:
         check_draft(model.config, draft.config)
+    trained = trained_heads(config, model.config)
+    if trained is not None:
+        check_model(config, trained, model)
     check_kv_dtype(config.kv_dtype, model.device, config.kernels)
     config = runnable(sized(model, config, draft), model.device)
     page_size, count, device = config.page_size, config.max_sequences, model.device
@@ -79,8 +91,9 @@ def build(
     latest = LatestTokens(count, device) if (config.overlap or config.graphs) and not config.speculate else None
     if config.kernels and device.type == "cuda":
         with current(device):
-            runner: Runner = kernel_runner(model, storage, latest, config, report, draft)
-            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, drafting(config, runner))
+            runner: Runner = kernel_runner(model, storage, latest, config, report, draft, trained)
+            control = drafting(config, runner, trained)
+            rehearse(runner, config, PagedCache(pages, page_size, windows), device.type, control)
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         sampler = Sampler(model.config.vocab_size, device, count)
@@ -91,11 +104,15 @@ def build(
         runner = eager
         if config.speculate:
             drafter: Drafter = NgramDrafter()
+            states = None
             if draft is not None:
                 drafter = draft_drafter(draft, attention, sampler, config)
-            runner = SpeculatingRunner(eager, attention, drafter, history(config, device))
+            if trained is not None:
+                states = hidden_states(config, model)
+                drafter = heads_drafter(trained, config, model, states, sampler)
+            runner = SpeculatingRunner(eager, attention, drafter, history(config, device), states)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
-    times, drafts = TimeLimits(fastest=1 + config.most_drafts), drafting(config, runner)
+    times, drafts = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, runner, trained)
     scheduler = Scheduler(cache, count, config.budget(device.type), config.policy, times, drafts)
     told = None if drafts is None else drafts.stats
     return Engine(scheduler, runner, config.limits, lag(config), times, told)
@@ -105,13 +122,13 @@ def lag(config: EngineConfig) -> int:
     return 1 if config.overlap else 0
 
 
-def drafting(config: EngineConfig, runner: Runner) -> DraftControl | None:
+def drafting(config: EngineConfig, runner: Runner, trained: HeadsConfig | None = None) -> DraftControl | None:
     """How many drafts are verified, where there are any: in steps of no more rows than the runner is quick with."""
     if not config.speculate:
         return None
     rows = runner.runner.quick_rows if isinstance(runner, SpeculatingRunner) else MOST_ROWS
-    adaptive = config.drafts is None
-    return DraftControl(config.most_drafts, config.max_sequences, lag=lag(config), adaptive=adaptive, rows=rows)
+    most, adaptive = most_drafts(config, trained), config.drafts is None
+    return DraftControl(most, config.max_sequences, lag=lag(config), adaptive=adaptive, rows=rows)
 
 
 def history(config: EngineConfig, device: torch.device) -> History:
@@ -181,6 +198,7 @@ def kernel_runner(
     config: EngineConfig,
     report: Report,
     draft: Model | None = None,
+    trained: HeadsConfig | None = None,
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
@@ -208,8 +226,11 @@ def kernel_runner(
         if draft is not None:
             drafter, warm_draft = draft_passes(draft, attention, sampler, config)
             warming.append(warm_draft)
-        step = DraftStep(view, attention, sampler, drafter, history(config, model.device))
-        most, adaptive = config.most_drafts, config.drafts is None
+        states = None if trained is None else hidden_states(config, model)
+        if trained is not None and states is not None:
+            drafter = heads_on_kernels(trained, config, model, states, sampler)
+        step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
+        most, adaptive = most_drafts(config, trained), config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
         runner: Runner = DraftRunner(step, graphs)
     else:

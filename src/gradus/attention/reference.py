@@ -72,6 +72,12 @@ def _attend(
     return out.squeeze(0).transpose(0, 1)
 
 
+def attend_side_by_side(q: Tensor, keys: Tensor, values: Tensor, *, scale: float) -> Tensor:
+    """Causal attention of B whole sequences. q: [B, n, Hq, Dh]; keys, values: [B, Hkv, n, Dh]. Returns as q."""
+    grouped = q.shape[2] != keys.shape[1]
+    return _fused(q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=grouped).transpose(1, 2)
+
+
 def causal_mask(n: int, m: int, start: int, window: int | None, device: torch.device) -> Tensor:
     """[n, m] bool, True where query start + i may see key j: j ≤ start + i, and j > start + i - window."""
     queries = torch.arange(start, start + n, device=device).unsqueeze(1)

@@ -1,11 +1,12 @@
 """Attention over one whole sequence that is read in one step: each token sees those before it, and nothing is kept.
 
-For looking at a model without an engine: its statistics, its divergence from another.
+For looking at a model without an engine: its statistics, its divergence from another, heads to be trained on it.
 """
 
+import torch
 from torch import Tensor
 
-from gradus.attention.reference import attend_causal
+from gradus.attention.reference import attend_causal, attend_masked, attend_side_by_side, causal_mask
 from gradus.models.config import ModelConfig
 from gradus.quantization.kv import rounded
 
@@ -27,3 +28,34 @@ class WholeSequence:
             q, k.transpose(0, 1), v.transpose(0, 1), start=0, scale=self.config.attention_scale,
             window=self.config.windows[layer], softcap=self.config.attention_softcap,
         )  # fmt: skip
+
+
+class WholeSequences:
+    """The same of many: the flat batch is `count` sequences of one length, one after the other.
+
+    What follows a text's end, to fill it up to that length, changes nothing before it.
+    """
+
+    def __init__(self, config: ModelConfig, count: int) -> None:
+        self.config, self.count = config, count
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        config, window = self.config, self.config.windows[layer]
+        q, k, v = (each.unflatten(0, (self.count, -1)) for each in (q, k, v))
+        length = q.shape[1]
+        keys, values = k.transpose(1, 2), v.transpose(1, 2)
+        if config.attention_softcap is None and (window is None or window >= length):
+            out = attend_side_by_side(q, keys, values, scale=config.attention_scale)
+        else:
+            visible = self._mask(length, window, q.device)
+            out = attend_masked(
+                q, keys, values, visible, scale=config.attention_scale, softcap=config.attention_softcap
+            )
+        return out.flatten(0, 1)
+
+    def _mask(self, length: int, window: int | None, device: torch.device) -> Tensor:
+        if window not in self._masks:
+            mask = causal_mask(length, length, 0, window, device)
+            self._masks[window] = mask.expand(self.count, length, length)
+        return self._masks[window]

@@ -12,6 +12,7 @@ Read in this order:
     memory.py        how much of it a contender takes
     idle.py          whether the GPU waits for the host between steps
     contenders.py    a phase's engine as a contender;  block.py: a process of its own
+    yours.py         a student's phases among the contenders
     peers.py         transformers as a contender;  hugging_face.py: our configurations in its spelling
     llama_cpp.py     llama.cpp as a contender;  gguf_files.py: our checkpoints in its format
     fingerprint.py   what machine this is, and what it reaches;  gpu.py: what NVML knows
@@ -22,6 +23,7 @@ Read in this order:
     sampling_cost.py what each sampling parameter costs beside the plain draw;  sampling_report.py: what is said of it
     quality.py       how far a quantized model is from its original;  divergence.py: in which figures;
                      quality_text.py: on which text;  quality_report.py: what is said of it
+    speculation_report.py   what is said of benchmarks/speculation.py
     suite.py         a whole benchmark, cell by cell;  progress.py: how far it is
     profiler.py      where a step's time goes
     command.py       what `gradus bench`, `gradus report` and `gradus profile` do

@@ -49,6 +49,7 @@ def _bench(arguments: Sequence[str]) -> None:
     parser.add_argument("--table", dest="tables", action="append", default=[])
     parser.add_argument("--contender", dest="contenders", action="append", default=[])
     parser.add_argument("--text", type=Path, help="of quality: what is read, documents divided by form feeds")
+    parser.add_argument("--impl", type=Path, help="a folder or file with your functions: they get rows of their own")
     parser.add_argument("--commit", help="what the results come from, where git cannot tell")
     options = vars(parser.parse_args(arguments))
     options["tables"], options["contenders"] = tuple(options["tables"]), tuple(options["contenders"])

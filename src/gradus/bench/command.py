@@ -36,11 +36,13 @@ def bench(
     text: Path | None = None,
     commit: str | None = None,
     quantize: str | None = None,
+    impl: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Path]:
     """Measure `target` ("p01", "sampling", "all"), then write the reports and figures. Returns the results files.
 
     Raises ConfigError or CheckpointError in one line. text: what quality is measured on; None is the repository's own.
+    impl: a student's folder or file, whose phases get rows of their own; sentences about them are said first.
     commit: what the results are said to come from, where git cannot tell. Without matplotlib the figures are left to a
     later `gradus report`.
     """
@@ -49,9 +51,11 @@ def bench(
     from gradus.bench.suite import Settings, measure
 
     out = out or Path(OWN_REPORTS)
-    settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders, quantize)
+    settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders, quantize, impl)
     if text is not None and target != quality_report.NAME:
         raise ConfigError(f"--text is for `gradus bench {quality_report.NAME}`, not for {target}")
+    if impl is not None and target in (quality_report.NAME, sampling_report.NAME):
+        raise ConfigError(f"--impl is for a phase (p01) or the ladder, not for {target}")
     files: Sequence[Path]
     with watcher() as watching:
         if target == sampling_report.NAME:
@@ -64,8 +68,21 @@ def bench(
             files = measure(target, settings, out, watching, load)
     report(out, say=lambda _: None)
     for file in files:
+        if impl is not None:
+            _say_yours(file, say)
         say(str(file.with_name("report.md")))
     return list(files)
+
+
+def _say_yours(file: Path, say: Callable[[str], None]) -> None:
+    """The sentences about a student's phases, those of the run that was just made: it is the one that names them."""
+    from gradus.bench import registry, results, yours
+
+    found = results.read(file)
+    for run in found.runs:
+        for table in registry.load(found.benchmark).tables:
+            for sentence in yours.sentences(run, table):
+                say(sentence)
 
 
 def bench_scheduler(

@@ -23,6 +23,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory import free_memory
+from gradus.exercises.solution import Solution
 from gradus.garbage import spare_what_stays
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model, create_model, kv_bytes_per_token, parameter_count
@@ -39,6 +40,7 @@ class Workbench:
     """One model, loaded once; the phases share its weights, as they share its code.
 
     schemes: the same model with its matrices quantized, loaded when a contender first asks for one.
+    solutions: a student's phases, by contender.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +48,7 @@ class Workbench:
     precision: Precision
     model: Model
     schemes: "dict[str, Workbench]" = field(default_factory=dict)
+    solutions: dict[str, Solution] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -154,7 +157,8 @@ class Workbench:
         given = {"cache_tokens": room.cache_tokens, "token_budget": room.token_budget}
         used = {name: value for name, value in given.items() if name in heeded(engine)}
         settings = Settings.of({"phase": engine, "max_sequences": room.batch, **used})
-        return phases.load(engine).build(model, settings.options(limits, self.device.type))
+        phase = self.solutions.get(contender) or phases.load(engine)
+        return phase.build(model, settings.options(limits, self.device.type))
 
     @property
     def bytes_a_position(self) -> int:

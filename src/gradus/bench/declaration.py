@@ -35,6 +35,9 @@ GGUF_FORMATS: dict[str | None, str] = {None: "F16", "int8": "Q8_0", "int4": "Q4_
 """llama.cpp's format with as many bits for each weight of the layers as a scheme of ours. None: unquantized."""
 
 
+YOURS = "your "
+"""Begins the name of a contender that runs a student's functions: "your p01" is p01 with them in place."""
+
 ByDevice = int | None | Mapping[str, int]
 
 
@@ -173,9 +176,11 @@ def is_peer(contender: str) -> bool:
 def switched(contender: str) -> tuple[str, tuple[str, ...]]:
     """A contender's engine, and what is switched off in it: "final-graphs:int8" is ("final", ("graphs",)).
 
+    A student's phase has the engine of the phase.
+
     Raises ConfigError for an unknown switch, and for a phase, which has none.
     """
-    engine, *off = quantized(contender)[0].split("-")
+    engine, *off = quantized(contender)[0].removeprefix(YOURS).split("-")
     for switch in off:
         if engine != FINAL or switch not in SWITCHES:
             raise ConfigError(

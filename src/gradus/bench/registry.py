@@ -6,8 +6,18 @@ What a benchmark is, declaration.py says; here all are found, those of the phase
 from collections.abc import Iterator
 
 from gradus import phases
-from gradus.bench import beside, quality_report, sampling_report, suites
-from gradus.bench.declaration import GGUF_FORMATS, LLAMA_CPP, PEERS, SWITCHES, Benchmark, is_peer, quantized, switched
+from gradus.bench import beside, quality_report, sampling_report, speculation_report, suites
+from gradus.bench.declaration import (
+    GGUF_FORMATS,
+    LLAMA_CPP,
+    PEERS,
+    SWITCHES,
+    YOURS,
+    Benchmark,
+    is_peer,
+    quantized,
+    switched,
+)
 from gradus.bench.prediction import Policy, continuous, reusing
 from gradus.config.options import FINAL
 from gradus.errors import ConfigError
@@ -24,6 +34,7 @@ TITLES = {
     beside.NAME: "Beside vLLM",
     sampling_report.NAME: "What sampling parameters cost",
     quality_report.NAME: "What quantization does to predictions",
+    speculation_report.NAME: "What speculation brings",
 }
 
 
@@ -79,6 +90,8 @@ def title_of(contender: str) -> str:
     named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
     if contender in named:
         return named[contender]
+    if contender.startswith(YOURS):
+        return contender
     whole, scheme = quantized(contender)
     if whole == LLAMA_CPP and scheme in GGUF_FORMATS:
         return f"{whole} {GGUF_FORMATS[scheme]}"

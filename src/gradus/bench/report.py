@@ -24,7 +24,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import beside, plots, quality_report, registry, results, sampling_report, scheduling, scripts, suites
+from gradus.bench import (
+    beside,
+    plots,
+    quality_report,
+    registry,
+    results,
+    sampling_report,
+    scheduling,
+    scripts,
+    speculation_report,
+    suites,
+    yours,
+)
 from gradus.bench.declaration import Account, Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
@@ -34,7 +46,7 @@ from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
-OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report)}
+OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
@@ -137,6 +149,7 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
         for table in benchmark.tables:
             if run.of(table.name):
                 parts += [f"### {table.title}", table_of(run, table)]
+                parts += yours.sentences(run, table)
                 if has_figure(run, table):
                     parts.append(f"![{table.title}]({figure_name(found, run, table.name)})")
                 if table.panels:
@@ -222,6 +235,8 @@ def _again(found: Results) -> str:
         ]
     elif found.benchmark == quality_report.NAME:
         commands = [quality_report.command(run, device) for run in found.runs]
+    elif found.benchmark == speculation_report.NAME:
+        commands = [speculation_report.command(run, device) for run in found.runs]
     else:
         commands = [
             f"gradus bench {found.benchmark} --device {device} --model {run.model}{_numbers(run)}" for run in found.runs

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gradus.bench import beside, registry, results
+from gradus.bench import beside, registry, results, yours
 from gradus.bench.contenders import Room, Workbench
 from gradus.bench.declaration import ON_CPU_ALONE, PEERS, Benchmark, Row, Table, is_peer, quantized
 from gradus.bench.fingerprint import commit as current_commit
@@ -45,6 +45,7 @@ class Watcher(Protocol):
 @dataclass(frozen=True)
 class Settings:
     """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all). quantize: as in `LLM`.
+    impl: a student's folder or file, whose phases run beside ours.
 
     Raises ConfigError for fewer repeats than one.
     """
@@ -60,8 +61,11 @@ class Settings:
     tables: tuple[str, ...] = ()
     contenders: tuple[str, ...] = ()
     quantize: str | None = None
+    impl: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.impl is not None and self.resume:
+            raise ConfigError("--resume keeps what an earlier version of your files measured: leave it or --impl out")
         if self.repeats is not None and self.repeats < 1:
             raise ConfigError(f"repeats must be 1 or more, got {self.repeats}")
         if self.quantize and any(is_peer(name) for name in self.contenders):
@@ -134,6 +138,7 @@ class Suite:
                 "precision": self.bench.precision.reason,
                 "peers' weights": str(self.bench.model.dtype).removeprefix("torch."),
                 **self.settings.of_quantized(self.bench.precision),
+                **{name: one.note for name, one in self.bench.solutions.items()},
             },
         )
         old = before.run(*fresh.key)
@@ -181,7 +186,8 @@ class Suite:
         return here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
 
     def _contenders(self, table: Table) -> list[str]:
-        names = [name for name in table.contenders if self._has_place(name)]
+        every = yours.beside(table.contenders, list(self.bench.solutions))
+        names = [name for name in every if self._has_place(name)]
         if self.bench.device.type == "cpu":
             names = [name for name in names if name not in table.gpu_only]
         return [name for name in names if name in (self.settings.contenders or names)]
@@ -317,12 +323,12 @@ def targets(name: str) -> list[str]:
     return [name]
 
 
-def _check_names(wanted: Sequence[str], settings: Settings) -> None:
-    """Raises ConfigError for a table or a contender that none of the benchmarks has."""
+def _check_names(wanted: Sequence[str], settings: Settings, names: list[str]) -> None:
+    """Raises ConfigError for a table or a contender that none of the benchmarks has. names: of a student's phases."""
     tables = [table for name in wanted for table in registry.load(name).tables]
     for kind, asked, known in (
         ("table", settings.tables, {*(table.name for table in tables), PROFILE}),
-        ("contender", settings.contenders, {name for table in tables for name in table.contenders}),
+        ("contender", settings.contenders, {name for t in tables for name in yours.beside(t.contenders, names)}),
     ):
         for name in asked:
             if name not in known:
@@ -334,9 +340,11 @@ def measure(
 ) -> Sequence[Path]:
     """Run `target` ("p01", "ladder", "all"); returns the results files, all written."""
     wanted = targets(target)
-    _check_names(wanted, settings)
+    found = {} if settings.impl is None else yours.solutions(settings.impl, [registry.load(name) for name in wanted])
+    _check_names(wanted, settings, list(found))
     bench = (
         load() if load else Workbench.open(settings.model, settings.device, settings.dtype, quantize=settings.quantize)
     )
+    bench.solutions = found
     suite = Suite(settings, bench, out, watcher)
     return [suite.measure(name) for name in wanted]

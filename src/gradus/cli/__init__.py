@@ -25,6 +25,7 @@ import gradus
 from gradus.cli import bench, chat, course, exercises, generate, health, models, serve, terminal
 from gradus.device.threads import sleep_while_waiting, stay_within_share
 from gradus.errors import CapacityError, GradusError
+from gradus.exercises.solution import blamed
 
 app = typer.Typer(
     name="gradus",
@@ -41,6 +42,7 @@ for command, panel in (
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
     (models.quantize, "Get a model"),
+    (models.train_heads, "Get a model"),
     (exercises.exercise, "Follow the course"),
     (exercises.check, "Follow the course"),
     (exercises.diff, "Follow the course"),
@@ -99,6 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GradusError as mistake:
         terminal.print_mistake(str(mistake))
         return 2
+    except Exception as error:
+        own = blamed(error)  # a student's file under --impl
+        if own is None:
+            raise
+        terminal.print_mistake(f"{own} (`gradus check` says what the phase expects)")
+        return 1
     except (KeyboardInterrupt, Abort):
         print(file=sys.stderr)
         return 130

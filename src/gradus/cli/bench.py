@@ -24,6 +24,26 @@ Out = Annotated[
 ]  # never the repository's own reports, unless they are named
 
 
+Impl = Annotated[
+    Path | None,
+    Option(
+        help="A folder or file with your functions: your phases get rows beside the course's.",
+        metavar="DIR",
+        rich_help_panel=_WHAT,
+    ),
+]
+Peers = Annotated[
+    bool, Option("--peers/--no-peers", help="Also run transformers on the same work.", rich_help_panel=_WHAT)
+]
+Repeats = Annotated[
+    int | None, Option(help="Runs of each contender; 5 by default, 3 where they are slow.", rich_help_panel=_WHAT)
+]
+Tables = Annotated[
+    list[str] | None, Option(help="Only this table of the benchmark; may be repeated.", rich_help_panel=_WHAT)
+]
+Contenders = Annotated[
+    list[str] | None, Option(help="Only this contender, as in p01; may be repeated.", rich_help_panel=_WHAT)
+]
 Resume = Annotated[
     bool, Option("--resume", help="Leave out what this commit has measured there already.", rich_help_panel=_WHAT)
 ]
@@ -49,18 +69,11 @@ def bench(
         bool, Option("--quick", help="A look in under a minute: short workloads, two repeats. Numbers not to quote.")
     ] = False,
     out: Out = None,
-    peers: Annotated[
-        bool, Option("--peers/--no-peers", help="Also run transformers on the same work.", rich_help_panel=_WHAT)
-    ] = True,
-    repeats: Annotated[
-        int | None, Option(help="Runs of each contender; 5 by default, 3 where they are slow.", rich_help_panel=_WHAT)
-    ] = None,
-    table: Annotated[
-        list[str] | None, Option(help="Only this table of the benchmark; may be repeated.", rich_help_panel=_WHAT)
-    ] = None,
-    contender: Annotated[
-        list[str] | None, Option(help="Only this contender, as in p01; may be repeated.", rich_help_panel=_WHAT)
-    ] = None,
+    impl: Impl = None,
+    peers: Peers = True,
+    repeats: Repeats = None,
+    table: Tables = None,
+    contender: Contenders = None,
     resume: Resume = False,
     text: Text = None,
     requests: Requests = None,
@@ -75,6 +88,7 @@ def bench(
     Examples:
 
       gradus bench p01 --quick
+      gradus bench p01 --impl exercises         with your own p01 among them
       gradus bench ladder --quantize int8
       gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
       gradus bench p02 --table batch-size --resume
@@ -83,7 +97,7 @@ def bench(
       gradus bench scheduler --requests 1000 --batch 64 --policy priority
     """
     if target == "scheduler":
-        others = (any(name in settings for name in MODEL), not peers, repeats, table, contender, resume, text)
+        others = (any(name in settings for name in MODEL), not peers, repeats, table, contender, resume, text, impl)
         if any(others):
             raise ConfigError("`gradus bench scheduler` loads no model: it takes --requests, --batch, --policy")
         command.bench_scheduler(requests=requests, batches=tuple(batch or ()), out=out, quick=quick, **settings)
@@ -100,6 +114,7 @@ def bench(
         tables=tuple(table or ()),
         contenders=tuple(contender or ()),
         text=text,
+        impl=impl,
         **settings,
     )
     return 0

@@ -12,7 +12,7 @@ from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
     from gradus.course.check import Verdict
-    from gradus.course.exercise import Exercise
+    from gradus.exercises.declaration import Exercise
 
 FOLDER = Path("exercises")
 
@@ -32,8 +32,8 @@ def exercise(
       gradus exercise p01 --to my-solutions
     """
     from gradus import phases
-    from gradus.course.exercise import exercises_of, reference_of
-    from gradus.course.skeleton import cut
+    from gradus.exercises.declaration import exercises_of, reference_of
+    from gradus.exercises.skeleton import cut
 
     info = phases.find(phase)
     tasks = {(to or FOLDER / info.name) / task.file_name: task for task in exercises_of(info)}
@@ -64,7 +64,7 @@ def check(
     """
     from gradus import phases
     from gradus.course import check as course_check
-    from gradus.course.exercise import exercise_of, exercises_of
+    from gradus.exercises.declaration import exercise_of, exercises_of
 
     info = phases.find(phase)
     files = [impl] if impl else [FOLDER / info.name / task.file_name for task in exercises_of(info)]

@@ -48,6 +48,7 @@ def generate(
 
       gradus generate "Once upon a time"
       gradus generate "The three primary colors are" --max-tokens 40 --phase p00
+      gradus generate "The three primary colors are" --impl exercises/p01
       gradus generate "A haiku about rain:" --temperature 0.8 --seed 7 --n 3
       gradus generate - < prompt.txt > answer.txt
       gradus generate "2 + 2 =" --json | python -m json.tool

@@ -88,6 +88,54 @@ def quantize(
     return 0
 
 
+@options.settings_of(only=("device", "dtype"))
+def train_heads(
+    model: Annotated[str, Argument(help="A model of `gradus models`, a folder, a .gguf file, or a hub id.")],
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
+    kind: Annotated[
+        str, Option(help="eagle (each draft knows those before it) or medusa (all in one pass).")
+    ] = "eagle",
+    drafts: Annotated[int, Option(help="How many tokens ahead they look.")] = 4,
+    tokens: Annotated[int, Option(help="Tokens of answers that the model writes to train on.")] = 4_000_000,
+    minutes: Annotated[float | None, Option(help="Most minutes for all of it, half of them for writing.")] = None,
+    passes: Annotated[int, Option(help="How often that text is read.")] = 3,
+    seed: Annotated[int, Option(help="The same seed gives the same heads, where minutes do not run out.")] = 0,
+    **given: Any,
+) -> int:
+    """Train heads that draft for a model, for speculate=heads:FOLDER: a few MB beside it, from text that it writes.
+
+    Minutes on a GPU, and many hours on a CPU.
+
+    Examples:
+
+      gradus train-heads smollm2-135m --out smollm2-heads --minutes 6
+      gradus train-heads random:tiny-llama --out heads --kind medusa --tokens 2000 --device cpu
+      gradus generate "Hello" --speculate heads:smollm2-heads
+    """
+    from gradus.cli.progress import Bars
+    from gradus.config.settings import Settings
+    from gradus.loading import open_checkpoint
+    from gradus.training.heads import Recipe
+    from gradus.training.heads import train_heads as train
+
+    recipe, asked = Recipe(kind, drafts, tokens, minutes, passes, seed=seed), Settings.of(given)
+    with Bars() as progress:
+        checkpoint = open_checkpoint(model, progress=progress)
+        trained = train(checkpoint, out, recipe, device=asked.device, dtype=asked.dtype, progress=progress)
+    found, told = trained.agreement, trained.config.trained
+    terminal.print_text(
+        f"{out} is ready: {kind} heads for {checkpoint.name}, {trained.size / 1e6:.1f} MB, {told['steps']} steps on "
+        f"{told['answer_tokens']} tokens\n"
+        f"held out, by position: right {_percents(found.right)}; right with all before {_percents(found.stands)}; "
+        f"{found.tokens_per_step:.2f} tokens per step if all are verified\n"
+    )
+    return 0
+
+
+def _percents(shares: tuple[float, ...]) -> str:
+    return ", ".join(f"{100 * share:.0f} %" for share in shares)
+
+
 def pull(
     name: Annotated[str, Argument(help="A model of `gradus models`, or a hub id.")],
     json: options.Json = False,

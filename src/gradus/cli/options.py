@@ -67,6 +67,7 @@ def _parameter(setting: Setting, panel: str) -> inspect.Parameter:
         help=f"{setting.help}{several}{only}",
         show_default=setting.by_default,
         rich_help_panel=panel or setting.panel,
+        metavar=setting.metavar,
     )
     kind = list[str] if setting.kind is tuple else setting.kind
     return inspect.Parameter(

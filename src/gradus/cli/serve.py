@@ -36,6 +36,7 @@ def serve(
       gradus serve --model gemma3-270m --port 9000
       gradus serve --config configs/cpu.yaml --dry-run    where the memory would go
       gradus serve --memory-fraction 0.6 --max-context 8192
+      gradus serve --impl exercises/p03    your own phase behind HTTP
       gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
       curl http://127.0.0.1:8000/    what is where
     """
@@ -53,10 +54,13 @@ def serve(
 def _plan(settings: ServerConfig, json: bool) -> None:
     """Show what serving would take, found out without reading a weight. Raises what serving would raise."""
     from gradus.config.options import FINAL
+    from gradus.exercises import solution
     from gradus.loading import open_checkpoint
     from gradus.server.serve import bind
 
     bind(settings).close()
+    if settings.impl is not None and settings.phase is not None:
+        terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
     checkpoint = open_checkpoint(settings.model)
     memory = _memory(settings, checkpoint)
     if json:

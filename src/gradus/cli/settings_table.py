@@ -29,6 +29,8 @@ def _engines(setting: Setting) -> str:
     """Which engines heed it, where not all do: the phases that name it, or the final engine alone."""
     if setting.heeded == "all":
         return ""
+    if setting.heeded == "phase":
+        return " (phases)"
     names = [phase.name for phase in phases.available() if setting.name in heeded(phase.name)]
     return f" ({', '.join([*names, 'the final engine'])})"
 

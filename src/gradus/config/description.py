@@ -23,8 +23,8 @@ class Setting:
     kind: str, int, float, bool (a switch of the final engine) or tuple (of texts). optional: whether None is a value.
     unset: in words, what None stands for. suits: the final engine's default by kind of device, where it depends on it.
     least, above, most: bounds of a number. unit: "seconds", for people. choices: the texts that may be given.
-    heeded: by "all" engines, by those whose phase names it in `USES`, or by the "final" engine alone.
-    flags: other spellings of its option. panel: where help shows that.
+    heeded: by "all" engines, by every "phase", by the phases that name it in `USES`, or by the "final" engine alone.
+    flags: other spellings of its option. metavar: what help calls its value. panel: where help shows that.
     """
 
     default: Any
@@ -36,8 +36,9 @@ class Setting:
     most: float | None = None
     choices: tuple[str, ...] = ()
     unit: str = ""
-    heeded: Literal["all", "uses", "final"] = "all"
+    heeded: Literal["all", "phase", "uses", "final"] = "all"
     flags: tuple[str, ...] = ()
+    metavar: str | None = None
     panel: str = "Model"
     name: str = ""
     kind: type = object

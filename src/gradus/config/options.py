@@ -11,7 +11,7 @@ FINAL = "final"  # what the final engine is called where a phase would be named
 
 Policy = Literal["fcfs", "priority", "deadline"]
 KvDtype = Literal["auto", "fp8"]
-NGRAM, DRAFT = "ngram", "draft:"
+NGRAM, DRAFT, HEADS = "ngram", "draft:", "heads:"
 
 DEFAULT_PAGE_SIZE = 16
 
@@ -121,8 +121,8 @@ class EngineConfig(EngineOptions):
     )
     speculate: str | None = setting(
         None,
-        "Verify several tokens per step, the same that come without, drafted by ngram (from the text itself) or by "
-        "draft:MODEL (a smaller model of the same vocabulary).",
+        "Verify several tokens per step, the same that come without, drafted by ngram (from the text itself), by "
+        "draft:MODEL (a smaller model of the same vocabulary), or by heads:FOLDER (as gradus train-heads writes it).",
         unset="one token per step",
         heeded="final",
         panel=_CACHE,
@@ -130,7 +130,7 @@ class EngineConfig(EngineOptions):
     drafts: int | None = setting(
         None,
         "How many tokens are drafted per step, with speculate.",
-        unset=f"up to {USUAL_DRAFTS}, as many as make it faster",
+        unset=f"up to {USUAL_DRAFTS}, or as many as there are heads, and of these as many as make it faster",
         least=1,
         most=MOST_DRAFTS,
         heeded="final",
@@ -155,8 +155,8 @@ class EngineConfig(EngineOptions):
         EngineOptions.__post_init__(self)
         if self.graphs and not self.kernels:
             raise ConfigError("graphs need kernels: switch both on, or graphs off")
-        if self.speculate not in (None, NGRAM) and not self.draft_model:
-            raise ConfigError(f"speculate must be {NGRAM} or {DRAFT}MODEL, got {self.speculate!r}")
+        if self.speculate not in (None, NGRAM) and not (self.draft_model or self.heads):
+            raise ConfigError(f"speculate must be {NGRAM}, {DRAFT}MODEL or {HEADS}FOLDER, got {self.speculate!r}")
         if self.drafts is not None and self.speculate is None:
             raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
 
@@ -173,8 +173,16 @@ class EngineConfig(EngineOptions):
     @property
     def draft_model(self) -> str | None:
         """The name of the model that drafts, if one does."""
-        drafts = self.speculate is not None and self.speculate.startswith(DRAFT)
-        return (self.speculate or "").removeprefix(DRAFT) if drafts else None
+        return self._named(DRAFT)
+
+    @property
+    def heads(self) -> str | None:
+        """The folder of the heads that draft, if some do."""
+        return self._named(HEADS)
+
+    def _named(self, kind: str) -> str | None:
+        named = self.speculate is not None and self.speculate.startswith(kind)
+        return (self.speculate or "").removeprefix(kind) if named else None
 
     @property
     def most_drafts(self) -> int:

@@ -6,6 +6,7 @@ ignore is refused: an option that seems to do something is worse than none.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 from gradus import phases
@@ -13,6 +14,7 @@ from gradus.config.description import check, check_names, described, offers, set
 from gradus.config.options import FINAL, SETTINGS, SWITCHES, EngineConfig, EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
+from gradus.exercises import solution
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,14 @@ class Settings:
     )
     phase: str | None = setting(
         None, "The phase of the course that runs it, as in p01.", unset="none: the final engine", flags=("-p",)
+    )
+    impl: str | None = setting(
+        None,
+        "A folder or file with your functions of a phase; they run in place of the course's. The phase may be left out "
+        "if the folder has functions of one phase only.",
+        unset="none: the course's own",
+        heeded="phase",
+        metavar="DIR",
     )
     device: str = setting("auto", "auto (a GPU if there is one), cpu, cuda, or a GPU by its number, as in cuda:1.")
     dtype: str = setting("auto", "auto (bfloat16 on a GPU, measured on a CPU), float32, bfloat16 or float16.")
@@ -59,6 +69,8 @@ class Settings:
         if isinstance(self.switch_off, list):  # as YAML and the command line have it
             object.__setattr__(self, "switch_off", tuple(self.switch_off))
         check(self)
+        if self.impl is not None and self.phase is None:
+            object.__setattr__(self, "phase", solution.phase_in(Path(self.impl)))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -107,16 +119,16 @@ class Settings:
 
 
 def heeded(phase: str | None) -> frozenset[str]:
-    """Names of the settings that a phase heeds; None is the final engine, which heeds all.
+    """Names of the settings that a phase heeds; None is the final engine, which heeds all but a phase's.
 
     A phase's engine module names them, beside those that all engines heed: `USES = frozenset({...})`.
     Raises ConfigError for an unknown phase.
     """
     every = described(Settings)
     if phase is None:
-        return frozenset(every)
+        return frozenset(name for name, one in every.items() if one.heeded != "phase")
     used: frozenset[str] = getattr(phases.load(phase), "USES", frozenset())
-    return used | {name for name, one in every.items() if one.heeded == "all"}
+    return used | {name for name, one in every.items() if one.heeded in ("all", "phase")}
 
 
 def capacity(phase: str | None, max_sequences: int) -> int:

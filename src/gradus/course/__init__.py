@@ -1,11 +1,8 @@
-"""The course's tools: exercises cut out of the reference and checked by its tests, and views of a phase. No torch here.
+"""The course's tools: exercises checked by the reference's tests, and views of a phase. No torch here.
 
-Read in this order:
+What an exercise is, and how a student's file takes the place of ours, gradus.exercises says. Read in this order:
 
-    exercise.py     what a phase asks the student to write
-    skeleton.py     the reference with those functions' bodies cut out
     check.py        the phase's own tests against the student's file, and one sentence about what is wrong
-    substitute.py   the student's file in a module's place
     probe.py        what tests and drawings may know of an engine
     reading.py      the order in which a lesson reads its files
     difference.py   what a phase changed
@@ -18,5 +15,3 @@ Read in this order:
     figures_speculation.py                                               p08
     figures_kernels.py, figures_graphs.py, figures_timeline.py           p09, p10
 """
-
-from gradus.course.exercise import Exercise as Exercise

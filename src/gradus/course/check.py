@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gradus.course.exercise import Exercise, exercise_of, repository
-from gradus.course.skeleton import functions, unwritten
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import Exercise, exercise_of, repository
+from gradus.exercises.skeleton import functions, unwritten
 from gradus.phases import PhaseInfo
 
 SECONDS_A_TEST = 30

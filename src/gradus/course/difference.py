@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FunctionType
 
 from gradus import phases
-from gradus.course.exercise import repository
+from gradus.exercises.declaration import repository
 from gradus.phases import PhaseInfo
 
 # a part is known by what it does: the method that only its role has

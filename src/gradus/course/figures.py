@@ -21,7 +21,7 @@ from gradus.course import (
     figures_timeline,
 )
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
-from gradus.course.exercise import repository
+from gradus.exercises.declaration import repository
 
 STORY = ["The", "cat", "sat", "on", "the", "mat", "and", "slept"]
 PROMPT, STEPS = 3, 5

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradus.course.exercise import repository
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import repository
 from gradus.phases import PhaseInfo
 
 WIDTH = 120

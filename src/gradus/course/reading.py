@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradus.course.exercise import repository
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import repository
 from gradus.phases import PhaseInfo
 
 ITEM = re.compile(r"^\d+\. (.*?)(?=^\d+\. |\Z)", re.MULTILINE | re.DOTALL)

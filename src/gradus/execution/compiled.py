@@ -72,7 +72,11 @@ class CompiledRunner(ModelRunner):
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
         before = [number for count in batch.counts for number in range(count)]
         logits = self.decode.run(batch.token_ids, batch.positions, slots, before)
-        return logits if len(batch.row_spans) == len(logits) else logits[batch.logits_rows]
+        every = len(batch.row_spans) == len(logits)
+        if self.keeps_hidden:
+            hidden = self.decode.hidden(len(logits))
+            self.hidden = hidden if every else hidden[batch.logits_rows]
+        return logits if every else logits[batch.logits_rows]
 
     @torch.inference_mode()
     def _warm_up(self) -> None:

@@ -24,12 +24,14 @@ from gradus.engine.plan import Column, Decodes, Plan, Sampled
 from gradus.execution.runner import lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
+from gradus.kernels.keep_hidden import keep_hidden
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
 from gradus.sampling.sampler import DrawnLogprobs, Rows
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
 
 
 class Verified(NamedTuple):
@@ -41,7 +43,8 @@ class Verified(NamedTuple):
 
 
 class DraftStep:
-    """A step of decodes on the device. attention and sampler have room for one slot more, which is padding's."""
+    """A step of decodes on the device. attention and sampler have room for one slot more, which is padding's. states:
+    kept where the drafter reads them."""
 
     def __init__(
         self,
@@ -50,15 +53,16 @@ class DraftStep:
         sampler: KernelSampler,
         drafter: Drafter,
         history: History,
+        states: HiddenStates | None = None,
     ) -> None:
         self.model, self.attention, self.sampler = model, attention, sampler
-        self.drafter, self.history = drafter, history
+        self.drafter, self.history, self.states = drafter, history, states
 
     def run(self, slots: Tensor, limits: Tensor, drafts: int, *, early: bool = False, asked: bool) -> Verified:
         """slots, limits: int32 [B], the limits being the positions that each may store: 0 for padding."""
         rows = self.rows(slots, limits, drafts)
-        draw = self.draw(slots, rows, drafts, early, asked)
-        return self.keep(slots, rows, draw)
+        draw, hidden = self.draw(slots, rows, drafts, early, asked)
+        return self.keep(slots, rows, draw, hidden)
 
     @torch.inference_mode()
     def rehearse(self, slots: Tensor, limits: Tensor, drafts: int, early: bool) -> None:
@@ -66,8 +70,10 @@ class DraftStep:
         rows = self.rows(slots, limits, drafts)
         nothing = torch.zeros_like(rows.tokens)
         for asked in (False, True):
-            draw = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
-            keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+            draw, hidden = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
+            kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+            if self.states is not None:
+                keep_hidden(slots, kept, torch.zeros_like(origins), hidden, self.states.values)
 
     def rows(self, slots: Tensor, limits: Tensor, drafts: int) -> DraftRows:
         history, attention = self.history, self.attention
@@ -81,7 +87,8 @@ class DraftStep:
             attention.storage.page_size,
         )  # fmt: skip
 
-    def draw(self, slots: Tensor, rows: DraftRows, drafts: int, early: bool, asked: bool) -> SlotDraw:
+    def draw(self, slots: Tensor, rows: DraftRows, drafts: int, early: bool, asked: bool) -> tuple[SlotDraw, Tensor]:
+        """What the rows draw, and their hidden states, [R, D]."""
         model, attention = self.model, self.attention
         if drafts:
             attention.prepare_drafts(slots, rows, 1 + drafts)
@@ -92,10 +99,12 @@ class DraftStep:
         # the kernel widens each logit as it reads it: no second matrix of them
         logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
         with early_launches(early):
-            return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked)
+            return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked), hidden
 
-    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw) -> Verified:
+    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor) -> Verified:
         kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
+        if self.states is not None:
+            keep_hidden(slots, kept, origins, hidden, self.states.values)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
 
 
@@ -180,13 +189,15 @@ class DraftRunner:
             picked = torch.cat([torch.arange(count, device=self.device), picked + count])
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
         asked = step.sampler.asked(np.concatenate([decodes.slots, wanted.slots]))
-        hidden = step.model(token_ids, positions, step.attention)
-        draw = step.sampler.draw_slots(step.model.logits(hidden[picked]), slots, ends, asked=asked)
+        hidden = step.model(token_ids, positions, step.attention)[picked]
+        draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
         history.record(slots[count:].long(), ends[count:].long(), draw.tokens[count:])
+        if step.states is not None:
+            step.states.record(slots[count:].long(), hidden[count:])
         verified = None
         if count:
             decoded = SlotDraw(draw.tokens[:count], None if draw.pairs is None else draw.pairs[:count])
-            verified = step.keep(mine, rows, decoded)
+            verified = step.keep(mine, rows, decoded, hidden[:count])
         told = None if draw.pairs is None else draw.pairs[count:]
         reports = self.reports(np.concatenate([decodes.slots, wanted.slots]), asked)
         return self.result(plan, len(token_ids), verified, reports, (wanted, draw.tokens[count:], told))

@@ -14,6 +14,7 @@ allocation, made once, so the device is as full at the start as it ever is betwe
 """
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ from gradus.quantization.fp8 import E4M3
 from gradus.quantization.kv import SCALE
 from gradus.sampling.slots import table_bytes
 from gradus.scheduling.drafting import MOST_ROWS, choices
+from gradus.speculative.heads_folder import heads_bytes
 from gradus.speculative.history import history_bytes
+from gradus.speculative.states import states_bytes
 
 PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
 # What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
@@ -301,6 +304,8 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
     if options.speculate:
         tables += history_bytes(count, wanted)
+    if options.heads is not None:
+        tables += heads_bytes(Path(options.heads), itemsize) + states_bytes(count, config.hidden_size, itemsize)
     fraction = 1.0 if options.memory_fraction is None else options.memory_fraction
     usable = at.memory.usable(fraction)
     weights = at.weights + (0 if draft is None else weight_bytes(draft))

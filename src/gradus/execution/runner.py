@@ -23,10 +23,13 @@ class ModelRunner:
     quick_rows: beyond so many rows, a step of decodes takes a slower way.
     verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and the
     scheduler compares that with the drafts of its plan.
+    keeps_hidden: whether `hidden` is wanted, the hidden states of the newest step's rows with logits, [R, D].
     """
 
     quick_rows: int = MOST_ROWS
     verifies: bool = False
+    keeps_hidden: bool = False
+    hidden: Tensor | None = None
 
     def __init__(
         self, model: Model, attention: AttentionBackend, sampler: Sampler, latest: "LatestTokens | None" = None
@@ -65,8 +68,10 @@ class ModelRunner:
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""
         self.attention.prepare(batch)
-        hidden = self.model(batch.token_ids, batch.positions, self.attention)
-        return self.model.logits(hidden[batch.logits_rows])
+        hidden = self.model(batch.token_ids, batch.positions, self.attention)[batch.logits_rows]
+        if self.keeps_hidden:
+            self.hidden = hidden
+        return self.model.logits(hidden)
 
     def prepare(self, plan: Plan) -> Batch:
         """The plan on the device. A phase that pads overrides this: padding is the runner's affair alone."""

@@ -17,24 +17,33 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.paged import PagedAttention
 from gradus.cache import TableChange
 from gradus.device.transfer import current, upload, upload_parts
-from gradus.engine.plan import UNDRAFTED, Column, Decodes, Plan, Sampled, Span
+from gradus.engine.plan import REJECTED, UNDRAFTED, Column, Decodes, Plan, Sampled, Span
 from gradus.execution.runner import ModelRunner
 from gradus.execution.step import packed
 from gradus.sampling.sampler import Drawn, Rows
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
 
 
 class SpeculatingRunner:
     """Runs plans of an engine that speculates.
 
-    runner: runs the spans; it needs no latest tokens. pages: its attention. drafter, history: of its device.
+    runner: runs the spans; it needs no latest tokens. pages: its attention. drafter, history: of its device. states:
+    kept where the drafter reads them.
     """
 
-    def __init__(self, runner: ModelRunner, pages: PagedAttention, drafter: Drafter, history: History) -> None:
-        self.runner, self.pages, self.drafter, self.history = runner, pages, drafter, history
+    def __init__(
+        self,
+        runner: ModelRunner,
+        pages: PagedAttention,
+        drafter: Drafter,
+        history: History,
+        states: HiddenStates | None = None,
+    ) -> None:
+        self.runner, self.pages, self.drafter, self.history, self.states = runner, pages, drafter, history, states
         self.device = runner.model.device
-        runner.verifies = True
+        runner.verifies, runner.keeps_hidden = True, states is not None
 
     @property
     def attention(self) -> AttentionBackend:
@@ -92,6 +101,11 @@ class SpeculatingRunner:
         if len(rows):
             slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
             self.history.record(slots, positions, tokens)
+        if self.states is not None and self.runner.hidden is not None:
+            drawn = zip(rows.slots.tolist(), tokens.tolist(), strict=True)
+            last = {slot: row for row, (slot, token) in enumerate(drawn) if token > REJECTED}  # rows are in their order
+            slots, standing = upload_parts([list(last), list(last.values())], torch.int64, self.device)
+            self.states.record(slots, self.runner.hidden[standing])
 
 
 def upto_missing(drafts: Iterable[int]) -> list[int]:

@@ -1,19 +1,24 @@
 """Kernels compiled side by side, before the first of them is needed.
 
 Triton compiles a kernel when it is first launched with arguments of a new kind, one after the other, while everything
-waits. Most of a compilation runs outside Python's lock (MLIR, LLVM, ptxas), so a machine with many cores can do many at
-once. What is to be compiled follows from what is launched; so the launches are gone through once without being made.
+waits. What is to be compiled follows from what is launched; so the launches are gone through once without being made,
+and each kernel that Triton's cache does not have is compiled in a process of its own (`compilers.py`).
 """
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
+import torch
+import triton
 from triton import AsyncCompileMode
+from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+from gradus.kernels.compilers import Compilers, is_cached
 
 
 @contextmanager
@@ -23,15 +28,19 @@ def compiled_together() -> Iterator[None]:
     Torch's own operations run as ever, on what kernels have not computed: no result means anything, and no index may
     come from one.
     """
-    kernels = _kernels()
-    with ThreadPoolExecutor(os.cpu_count()) as threads, AsyncCompileMode(threads):
+    modules = [name for name in sys.modules if name.startswith("gradus.kernels.")]
+    kernels, cores = _kernels(modules), len(os.sched_getaffinity(0))
+    with closing(Compilers(cores, modules)) as compilers, ThreadPoolExecutor(cores) as threads:
         for kernel in kernels:
-            kernel.run = _OnlyCompile(kernel)
+            kernel.device_caches[torch.cuda.current_device()]  # when it is first looked up, `compile` is set
+            kernel.run, kernel.compile = _OnlyCompile(kernel), _elsewhere(compilers)
         try:
-            yield
+            with AsyncCompileMode(threads):
+                yield
         finally:
             for kernel in kernels:
                 del kernel.run
+                kernel.compile = triton.compile
 
 
 class _OnlyCompile:
@@ -44,8 +53,18 @@ class _OnlyCompile:
         return self._run(*args, warmup=True, **kwargs)
 
 
-def _kernels() -> list[Any]:
-    """Of the package's modules that are loaded, each kernel once, wherever it is imported to."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("gradus.kernels.")]
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)]
+def _elsewhere(compilers: Compilers) -> Callable[..., Any]:
+    """Stands in for a kernel's `compile`: what another process has compiled is only read here."""
+
+    def compile(source: ASTSource, target: Any, options: dict[str, Any], **more: Any) -> Any:
+        if not is_cached(source, target, options):
+            compilers.compile(source, target, options)
+        return triton.compile(source, target=target, options=options, **more)
+
+    return compile
+
+
+def _kernels(modules: list[str]) -> list[Any]:
+    """Of these modules each kernel once, wherever it is imported to."""
+    found = [value for name in modules for value in vars(sys.modules[name]).values() if isinstance(value, JITFunction)]
     return list({id(kernel): kernel for kernel in found}.values())

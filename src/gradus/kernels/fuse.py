@@ -18,7 +18,7 @@ from typing import Protocol, cast
 
 from torch import Tensor, nn
 
-from gradus.kernels import fuse_quantized  # noqa: F401 (names the twins of quantized matrices)
+from gradus.kernels import fuse_quantized  # names the twins of quantized matrices, too
 from gradus.kernels.activation import activation, gated_activation
 from gradus.kernels.gemv import Norm
 from gradus.kernels.linear import fused_gemv, linear
@@ -41,7 +41,9 @@ ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 
 def fused(model: Model) -> Model:
     """The view, for a model on a CUDA GPU. Its attention backend must be a `PagesAttention`."""
-    return cast(Model, view(model))
+    seen = cast(Model, view(model))
+    fuse_quantized.hand_gates_over(seen)
+    return seen
 
 
 class PagesAttention(Attention, Protocol):

@@ -2,8 +2,9 @@
 
 What a scheme's reference does in many operations is here one launch for 4 bits, and two for 8: the activations are
 rounded in one, together with the norm, and multiplied in the other. For few rows the activation behind it, gated or
-not, is part of the product; for many it is a launch of its own, since a gate's two sums take the registers of a tile
-twice as large. A sum with the residual stream is part of every product but the library's.
+not, is part of the product. For many it is a launch of its own, since a gate's two sums take the registers of a tile
+twice as large; but where the next product rounds what the gate lets through to 8 bits, that launch does both
+(`hand_gates_over`). A sum with the residual stream is part of every product but the library's.
 
 Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
 """
@@ -20,7 +21,7 @@ from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, librar
 from gradus.kernels.gemv import Norm
 from gradus.kernels.int4 import Int4Weights, int4_product, piece_rows, widened_product
 from gradus.kernels.overlap import early_launches, starts_early
-from gradus.kernels.quantize import Rounded, quantize
+from gradus.kernels.quantize import Rounded, quantize, quantize_gated
 from gradus.kernels.tile import TileLaunch, result
 from gradus.kernels.tile_tables import Scheme, choose_tile
 from gradus.kernels.view import Twin, twin_of, view
@@ -37,6 +38,8 @@ class FusedQuantized(Twin, QuantizedLinear):
     """Subclass: `scheme`, `product`, `after_norm`."""
 
     scheme: ClassVar[Scheme]
+    hands_over = False
+    """Whether gates of many rows are left to the next product: what it is given is then [m, 2 F]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x.shape[0], x, None)
@@ -45,7 +48,8 @@ class FusedQuantized(Twin, QuantizedLinear):
         if then is None:
             return self.run(x.shape[0], x, norm)
         if x.shape[0] > FUSED_ROWS or x.element_size() > 2:  # nor do two sums fit registers in float32
-            return then.forward(self.run(x.shape[0], x, norm))
+            out = self.run(x.shape[0], x, norm)
+            return out if self.hands_over else then.forward(out)
         return self.run(x.shape[0], x, norm, activation=then.name, gated=isinstance(then, Gated))
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
@@ -110,12 +114,17 @@ class FusedEightBits(FusedQuantized):
     group: ClassVar[int | None] = None
     """Activations with one scale; None is a whole row."""
     weights: EightBitWeights
+    gate: str | None = None
+    """The activation of what the product before hands over."""
 
     def product(
         self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
     ) -> Tensor:
         before = None if norm is None else Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
-        rounded = quantize(x, self.kind, self.group, before)
+        if self.gate is not None and x.shape[1] == 2 * self.in_features:
+            rounded = quantize_gated(x, self.kind, self.gate)
+        else:
+            rounded = quantize(x, self.kind, self.group, before)
         if launch is None:
             return activated(self.by_library, rounded, x.dtype, **around)
         return eight_bit_product(rounded, self.weights, x.dtype, launch, padded=padded, **around)
@@ -157,6 +166,16 @@ class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
     def __init__(self, part: Fp8BlockLinear) -> None:
         super().__init__(part)
         self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
+
+
+def hand_gates_over(model: nn.Module) -> None:
+    """In every block of a view whose gated product is followed by one in 8 bits with a scale per token."""
+    for block in model.modules():
+        first, gate, second = (getattr(block, name, None) for name in ("gate_up", "gate", "down"))
+        if not (isinstance(first, FusedQuantized) and isinstance(gate, Gated) and isinstance(second, FusedEightBits)):
+            continue
+        if second.group is None:
+            first.hands_over, second.gate = True, gate.name
 
 
 def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, device: torch.device) -> int:

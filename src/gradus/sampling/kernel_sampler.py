@@ -53,6 +53,11 @@ class KernelSampler(Sampler):
         tokens, best = sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=latest)
         return SlotDraw(tokens if latest is not None else torch.where(best.isfinite(), tokens, -1), None)
 
+    def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """What these slots would draw by temperature and seed alone, int64 [R]: always one of logits' columns."""
+        table = self.table
+        return sample(logits, table.seeds, positions, table.temperatures, slots=slots)[0]
+
     def told(self, draw: SlotDraw, slots: Column) -> Drawn:
         """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""
         tokens, counts = draw.tokens[: len(slots)], self.table.reporting[slots]

@@ -6,7 +6,6 @@ Either side may be made in a process of its own; where one process makes both, t
 
 from typing import TYPE_CHECKING
 
-from gradus.config.options import FINAL
 from gradus.engine.core import Core
 from gradus.loading import Progress
 from gradus.server.config import ServerConfig
@@ -42,7 +41,7 @@ def described(llm: "LLM") -> ModelInfo:
     """What a server says of an engine."""
     return ModelInfo(
         model=llm.checkpoint.name,
-        engine=llm.phase or FINAL,
+        engine=llm.engine_name,
         phase=llm.phase,
         device=str(llm.device),
         dtype=llm.precision.title,

@@ -154,7 +154,7 @@ def ready_line(info: ModelInfo, host: str, port: int) -> str:
     """Everything needed to try it, in one line."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    engine = f"phase {info.phase}" if info.phase else f"{info.engine} engine"
+    engine = f"phase {info.phase}" if info.engine == info.phase else f"{info.engine} engine"
     body = json.dumps({"prompt": "Once upon a time", "max_tokens": 32})
     return (
         f"gradus: serving {info.model} ({engine}, {info.device}, {info.dtype}) at {url} · try: "

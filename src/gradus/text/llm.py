@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from gradus.assembly.checkpoint import assemble
 from gradus.assembly.guard import GuardedCore
 from gradus.config.description import described, keywords
-from gradus.config.options import resolve_context
+from gradus.config.options import FINAL, resolve_context
 from gradus.config.settings import Settings, stated
 from gradus.device import threads
 from gradus.engine.metrics import Metrics
@@ -61,6 +61,7 @@ class LLM:
         self.config = self.checkpoint.config
         self.tokenizer = self.checkpoint.tokenizer
         self.phase = phase = given.phase
+        self.engine_name = ("your " if given.impl else "") + (phase or FINAL)
         self.device = resolve_device(given.device)
         limits = ModelLimits(
             vocab_size=self.config.vocab_size,
@@ -72,7 +73,9 @@ class LLM:
         self.precision: Precision = resolve(
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )
-        self.engine, self.options = assemble(self.checkpoint, phase, options, self.device, self.precision, progress)
+        self.engine, self.options = assemble(
+            self.checkpoint, phase, options, self.device, self.precision, progress, given.impl
+        )
         self.limits = self.options.limits
         self.core = GuardedCore(self.engine, self.device, self.options)
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
@@ -150,7 +153,8 @@ class LLM:
     @property
     def settings(self) -> dict[str, Any]:
         """Which engine this is, and the settings that it heeds, as they turned out."""
-        return stated(self.phase, self.options, getattr(self.engine.scheduler, "token_budget", None))
+        budget = getattr(self.engine.scheduler, "token_budget", None)
+        return stated(self.phase, self.options, budget) | {"engine": self.engine_name}
 
     def metrics(self) -> Metrics:
         return self.core.metrics()

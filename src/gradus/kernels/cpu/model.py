@@ -1,7 +1,7 @@
 """A model as the stages of a decode step, and the arrays that its steps work on."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from weakref import finalize
 
 import numpy as np
@@ -134,6 +134,10 @@ class DecodeModel:
         self._divide(slots, positions.tolist(), before or [0] * rows)
         self.team.run()
         return self.logits[:rows]
+
+    def hidden(self, rows: int) -> Tensor:
+        """The newest step's hidden states, [rows, D], as the model's head takes them."""
+        return cast(Tensor, self.model.norm(torch.from_numpy(self.step.x[:rows]).to(self.model.dtype)))
 
     def _work(self, thread: int, patience: int) -> None:
         opened = 0 if thread else len(self.step.stages)  # by the caller

@@ -1,0 +1,304 @@
+"""What speculation brings, and where it costs: one engine per drafter, in one process, on real weights and real text.
+
+    export PYTHONPATH=src:.
+    python3 -m gradus train-heads smollm2-135m --kind medusa --minutes 4 --out "$OUT"/medusa
+    python3 -m gradus train-heads smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
+    python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
+
+All engines serve the same prompts greedily, from benchmarks/prompts: texts to be repeated with a change, chat requests,
+functions to be completed, and open questions. They take turns: a round runs all of them, the next one the other way
+round. So what drifts, drifts for all, and every rate is compared with that of the engine without drafts in the same
+round. The number of drafts is chosen by each engine itself, unless --drafts says it.
+
+For every drafter it also works out how often it would be right on the very texts that came out, place by place: what
+acceptance should be. Each cell is written as soon as it is measured. `--quick` is a rehearsal: --quick --model
+random:tiny-llama --device cpu.
+"""
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradus.bench import results
+from gradus.bench.command import report
+from gradus.bench.fingerprint import commit as current_commit
+from gradus.bench.fingerprint import fingerprint, hardware_name
+from gradus.bench.results import Cell, Entry, Run
+from gradus.bench.speculation_report import NAME, NONE, TABLES
+from gradus.bench.statistics import distribution, significant
+from gradus.config.options import HEADS, USUAL_DRAFTS
+from gradus.engine.request import SamplingParams
+from gradus.errors import GradusError
+from gradus.garbage import spare_what_stays
+from gradus.kernels.ngram_reference import look_up
+from gradus.loading import load_model, open_checkpoint
+from gradus.models import Model
+from gradus.speculative.heads_drafter import draft_head
+from gradus.speculative.heads_folder import read_config, read_heads
+from gradus.text.llm import LLM
+from gradus.training.agreement import Agreement, agreement
+from gradus.training.writing import Conversation
+
+PROMPTS = Path(__file__).parent / "prompts"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Prompts that run `batch` at a time, and the tokens of each answer."""
+
+    table: str
+    batch: int
+    requests: int
+    output: int
+
+
+SIZES = (
+    Size("copy", 1, 6, 160),
+    Size("chat", 1, 6, 160),
+    Size("open", 1, 6, 160),
+    Size("code", 1, 6, 160),
+    Size("copy", 8, 16, 160),
+    Size("open", 8, 16, 160),
+    Size("open", 32, 64, 160),
+    Size("open", 128, 128, 160),
+)
+QUICK = (Size("copy", 1, 1, 24), Size("chat", 1, 1, 12), Size("open", 2, 2, 12))
+QUICK_PROMPT = 24  # tokens
+ROUNDS = {False: 5, True: 2}  # by --quick
+WARM_UP = 48  # tokens of each answer: kernels are there, and the number of drafts has been found
+
+
+def texts(name: str) -> list[str]:
+    """The prompts of a file: one per line, or pieces between lines of dashes."""
+    text = (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").strip()
+    return text.split("\n----\n") if "\n----\n" in text else text.splitlines()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--heads", action="append", default=[], help="a folder of trained heads; may be repeated")
+    parser.add_argument("--draft", help="a draft model")
+    parser.add_argument("--drafts", type=int, help="how many, always; by default each engine chooses")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seconds", type=float, default=230, help="no cell begins after so many")
+    parser.add_argument("--out", type=Path, default=Path("my-reports"))
+    parser.add_argument("--commit", help="what the results come from, where git cannot tell")
+    parser.add_argument("--quick", action="store_true")
+    asked = parser.parse_args(arguments)
+    try:
+        file = measure(asked)
+    except GradusError as mistake:
+        print(f"speculation: {mistake}", file=sys.stderr)
+        return 2
+    print(file)
+    return 0
+
+
+def measure(asked: argparse.Namespace) -> Path:
+    began = time.monotonic()
+    bench = Bench(asked)
+    rounds = asked.rounds or ROUNDS[asked.quick]
+    for size in bench.sizes:
+        if time.monotonic() - began > asked.seconds:
+            print(f"no time for {size.table}, batch {size.batch}, and what follows", flush=True)
+            break
+        cell = bench.cell(size, rounds)
+        bench.run.put(cell)
+        results.update(asked.out, bench.hardware, NAME, bench.run)
+        print(f"{time.monotonic() - began:5.0f} s  {said(cell)}", flush=True)
+    report(asked.out, say=lambda _: None)
+    return results.path(asked.out, bench.hardware, NAME)
+
+
+def said(cell: Cell) -> str:
+    """A cell in one line."""
+    rates = {
+        entry.contender: sum(sample["output_tokens"] for sample in entry.samples)
+        / sum(sample["seconds"] for sample in entry.samples)
+        for entry in cell.entries
+    }
+    told = ", ".join(f"{name} {rate:,.0f} tok/s ({rate / rates[NONE]:.2f}×)" for name, rate in rates.items())
+    return f"{cell.table}, batch {cell.row}: {told}"
+
+
+class Bench:
+    """The engines, the model on its own, and what is measured of them."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.sizes = QUICK if asked.quick else SIZES
+        checkpoint = open_checkpoint(asked.model)
+        self.quick = asked.quick
+        self.folders = {read_config(Path(folder)).shape.kind: Path(folder) for folder in asked.heads}
+        speculate = {NONE: None, "ngram": "ngram"}
+        speculate |= {kind: f"{HEADS}{folder}" for kind, folder in self.folders.items()}
+        if asked.draft:
+            speculate["draft model"] = f"draft:{asked.draft}"
+        most = max(size.batch for size in self.sizes)
+        longest = 96 if asked.quick else 640
+        self.llms = {
+            name: LLM(
+                checkpoint, device=asked.device, dtype=asked.dtype, speculate=how,
+                drafts=asked.drafts if how else None, max_sequences=most, context_length=longest,
+                cache_tokens=most * longest, switch_off=("prefix_cache",),
+            )
+            for name, how in speculate.items()
+        }  # fmt: skip
+        first = self.llms[NONE]
+        self.prompts = {table: self._encoded(first, table) for table in ("copy", "chat", "open", "code")}
+        self.hardware = hardware_name(first.device)
+        self.model: Model = load_model(
+            checkpoint, dtype=first.precision.activations, device=first.device, linear=first.precision.linear
+        )
+        spare_what_stays()
+        self.run = Run(
+            model=checkpoint.name,
+            dtype=first.precision.name,
+            device=first.device.type,
+            fingerprint=fingerprint(first.device, quick=asked.quick),
+            settings={
+                "commit": asked.commit or current_commit(),
+                "quick": asked.quick,
+                "drafts": asked.drafts or "chosen by each engine",
+                "prefix cache": "off",
+                "sampling": "greedy, end-of-sequence ignored",
+                "precision": first.precision.reason,
+                "heads": {kind: read_config(folder).trained for kind, folder in self.folders.items()},
+            },
+        )
+
+    def _encoded(self, llm: LLM, table: str) -> list[list[int]]:
+        tokens = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts(table)]
+        return [each[-QUICK_PROMPT:] for each in tokens] if self.quick else tokens
+
+    def cell(self, size: Size, rounds: int) -> Cell:
+        asked = self.prompts[size.table]
+        if size.requests > len(asked):  # no prompt twice, as long as there are others
+            asked = [*asked, *self.prompts["chat"], *self.prompts["code"]]
+        prompts = asked[: size.requests]
+        cell = Cell(
+            size.table, str(size.batch), size.batch, size.batch,
+            {
+                "what": f"{size.requests} prompts, {size.batch} at a time, {size.output} tokens each",
+                "requests": size.requests,
+                "prompt_tokens": sum(map(len, prompts)),
+                "output_tokens": size.requests * size.output,
+            },
+            [Entry(name) for name in self.llms],
+        )  # fmt: skip
+        for llm in self.llms.values():
+            served(llm, prompts, size.batch, min(WARM_UP, size.output))
+        right: list[list[int]] = []
+        for turn in range(rounds):
+            names = list(self.llms)
+            for name in reversed(names) if turn % 2 else names:
+                sample, answers = served(self.llms[name], prompts, size.batch, size.output)
+                right = right or (answers if name == NONE else [])
+                if right:
+                    same = sum(mine == theirs for mine, theirs in zip(answers, right, strict=True))
+                    sample["same"] = significant(same / len(right), 3)
+                entry = cell.entry(name)
+                assert entry is not None
+                entry.samples.append(sample)
+        for entry in cell.entries:
+            entry.prediction = self._agreement(entry.contender, prompts, right)
+        return cell
+
+    def _agreement(self, name: str, prompts: list[list[int]], answers: list[list[int]]) -> dict[str, Any] | None:
+        """How often drafts would be right on these texts."""
+        if name == "ngram":
+            found = ngram_agreement(prompts, answers)
+        elif name in self.folders:
+            folder = self.folders[name]
+            config = read_config(folder)
+            heads = read_heads(folder, config, dtype=torch.float32, device=self.model.device)
+            spoken = [
+                Conversation(number, (*prompt, *answer), len(prompt), True)
+                for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+            ]
+            head = draft_head(self.model, config.shape.vocabulary)
+            found = agreement(self.model, heads, head, [spoken[:8]], config.shape.drafts)
+        else:
+            return None
+        return {"right": _rounded(found.right), "stands": _rounded(found.stands)}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 4) for value in values]
+
+
+def ngram_agreement(prompts: list[list[int]], answers: list[list[int]]) -> Agreement:
+    """Of all places of the answers, as `agreement` has it of heads'."""
+    right = torch.zeros(USUAL_DRAFTS)
+    stands, places = torch.zeros(USUAL_DRAFTS), 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if len(answer) <= USUAL_DRAFTS:
+            continue
+        whole = torch.tensor([*prompt, *answer])
+        lengths = torch.arange(len(prompt) + 1, len(whole) - USUAL_DRAFTS + 1)
+        drafts = look_up(whole.int().expand(len(lengths), -1), lengths, USUAL_DRAFTS)
+        said = whole.unfold(0, USUAL_DRAFTS, 1)[lengths]
+        agree = (drafts == said).long()
+        right += agree.sum(0)
+        stands += agree.cumprod(-1).sum(0)
+        places += len(lengths)
+    return Agreement(*(tuple((each / max(1, places)).tolist()) for each in (right, stands)))
+
+
+def served(llm: LLM, prompts: list[list[int]], batch: int, output: int) -> tuple[dict[str, Any], list[list[int]]]:
+    """The prompts, so many at a time, to their ends: the sample, and the answers."""
+    params = SamplingParams(max_tokens=output, ignore_eos=True)
+    before = llm.metrics().speculation
+    answers: list[list[int]] = []
+    first: list[float] = []
+    between: list[float] = []
+    gc.collect()
+    began = time.perf_counter()
+    for start in range(0, len(prompts), batch):
+        submitted = time.perf_counter()
+        said = {llm.submit(prompt, params): list[int]() for prompt in prompts[start : start + batch]}
+        last: dict[str, float] = {}
+        while llm.has_work:
+            deltas = llm.step()
+            now = time.perf_counter()
+            for delta in deltas:
+                if not delta.token_ids:
+                    continue
+                if delta.request_id in last:
+                    between.append(now - last[delta.request_id])
+                else:
+                    first.append(now - submitted)
+                between += [0.0] * (len(delta.token_ids) - 1)  # what comes together waits for nothing
+                last[delta.request_id] = now
+                said[delta.request_id] += delta.token_ids
+        answers += said.values()
+    seconds = time.perf_counter() - began
+    sample = {
+        "seconds": significant(seconds, 5),
+        "output_tokens": sum(map(len, answers)),
+        "ttft_ms": distribution([1e3 * each for each in first], 3),
+        "itl_ms": distribution([1e3 * each for each in between], 3),
+    }
+    after = llm.metrics().speculation
+    if after is not None and before is not None:
+        sample["speculation"] = {
+            "steps": after.steps - before.steps,
+            "tokens": after.tokens - before.tokens,
+            "drafted": [new - old for new, old in zip(after.drafted, before.drafted, strict=True)],
+            "accepted": [new - old for new, old in zip(after.accepted, before.accepted, strict=True)],
+        }
+    return sample, answers
+
+
+if __name__ == "__main__":
+    assert set(TABLES) >= {size.table for size in SIZES}
+    sys.exit(main())

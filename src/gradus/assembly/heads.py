@@ -1,0 +1,78 @@
+"""Trained heads, put together with the model that they draft for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.config.options import EngineConfig
+from gradus.models import Model
+from gradus.models.config import ModelConfig
+from gradus.sampling.sampler import Sampler
+from gradus.speculative.heads import EagleHeads, MedusaHeads
+from gradus.speculative.heads_drafter import HeadsDrafter, draft_head
+from gradus.speculative.heads_folder import (
+    HeadsConfig,
+    check_drafts,
+    check_sizes,
+    check_weights,
+    read_config,
+    read_heads,
+)
+from gradus.speculative.states import HiddenStates
+
+if TYPE_CHECKING:
+    from gradus.sampling.kernel_sampler import KernelSampler
+
+
+def trained_heads(config: EngineConfig, model: ModelConfig) -> HeadsConfig | None:
+    """What `speculate` says of heads, if it names some. Raises ConfigError for those of a model of other sizes, and for
+    more drafts than there are heads."""
+    if config.heads is None:
+        return None
+    trained = read_config(Path(config.heads))
+    check_sizes(Path(config.heads), trained, model)
+    check_drafts(trained, config.drafts)
+    return trained
+
+
+def check_model(config: EngineConfig, trained: HeadsConfig, model: Model) -> None:
+    """Raises ConfigError for heads of a model with other weights."""
+    check_weights(Path(config.heads or ""), trained, model)
+
+
+def most_drafts(config: EngineConfig, trained: HeadsConfig | None) -> int:
+    """Per step and sequence: no more than there are heads."""
+    return config.most_drafts if trained is None else min(config.most_drafts, trained.shape.drafts)
+
+
+def hidden_states(config: EngineConfig, model: Model) -> HiddenStates:
+    return HiddenStates(config.max_sequences, model.config.hidden_size, model.dtype, model.device)
+
+
+def heads_drafter(
+    trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: Sampler
+) -> HeadsDrafter:
+    """In torch. sampler: the model's."""
+    width = model.config.vocab_size
+
+    def guess(logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        missing = width - logits.shape[1]  # tokens that heads never draft
+        wide = F.pad(logits.float(), (0, missing), value=float("-inf"))
+        return sampler.guess(wide, np.array(slots.tolist()), np.array(positions.tolist()))
+
+    heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
+    return HeadsDrafter(heads, draft_head(model, trained.shape.vocabulary), model, states, guess)
+
+
+def heads_on_kernels(
+    trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: "KernelSampler"
+) -> HeadsDrafter:
+    """The same on a GPU's kernels. model: as it was loaded."""
+    from gradus.kernels.view import view
+
+    heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
+    head = view(draft_head(model, trained.shape.vocabulary))
+    return HeadsDrafter(cast(MedusaHeads | EagleHeads, view(heads)), head, model, states, sampler.guess_slots)

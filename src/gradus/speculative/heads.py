@@ -1,0 +1,123 @@
+"""Heads that draft: trained on one model's hidden states, they say what comes after the next token.
+
+When a step ends, the model's newest hidden state h has just been turned into the newest token. Both are there for
+nothing, and a few matrices on top of them guess what follows. The model's own output head turns their answers into
+logits, so a head is small: a few MB beside a model of hundreds.
+
+    medusa    draft i = head(h + silu(W_i [h; e])), e being the newest token's embedding: all drafts in one product, and
+              none knows what the others say (Medusa: Cai et al., arXiv 2401.10774, where heads do not see e)
+    eagle     state = layer(state, e), draft = head(state), again with the embedding of that draft: each draft knows
+              those before it, and takes a pass of its own (EAGLE: Li et al., arXiv 2401.15077; the layer here has no
+              attention, since h has seen the whole context already)
+
+Shapes: B sequences, D hidden_size, K drafts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gradus.models.layers import Gated, Linear, Place, RMSNorm
+
+KINDS = ("medusa", "eagle")
+EPS = 1e-5
+
+Draw = Callable[[Tensor, int], Tensor]
+"""(features [B, n, D], i) → the drafts i, i + 1, … of each sequence, int64 [B, n]."""
+Embed = Callable[[Tensor, int], Tensor]
+"""(tokens [B], i) → [B, D]: embeddings of the tokens at i positions after the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsShape:
+    """kind: of KINDS. drafts: K. width: of the layer between, for eagle. vocabulary: they choose among the first so
+    many tokens; these are the most frequent ones where a tokenizer numbers its tokens in the order of its merges."""
+
+    kind: str
+    drafts: int
+    hidden_size: int
+    width: int
+    vocabulary: int
+
+
+class DraftHeads(Protocol):
+    """What both kinds are, beside modules."""
+
+    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
+        """hidden: [B, D]; newest: int64 [B], the tokens drawn from it. Returns int64 [B, count], count being K at
+        most."""
+
+    def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """All drafts at all places of S whole sequences, for training: hidden and embedded are [S, L, D], of their
+        tokens. Returns features [S, L - K, K, D]: at [t, i] they draft token t + 2 + i, knowing those before it as far
+        as this kind does."""
+
+
+class MedusaHeads(nn.Module):
+    """K residual blocks side by side, as one product."""
+
+    def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        size = shape.hidden_size
+        self.fuse = Linear(_PLACE, 2 * size, (size,) * shape.drafts, True, dtype, device)
+
+    def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """[…, D] each → […, K, D]."""
+        size = hidden.shape[-1]
+        blocks = self.fuse(torch.cat([hidden, embedded], dim=-1))
+        return hidden.unsqueeze(-2) + F.silu(blocks).unflatten(-1, (-1, size))
+
+    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
+        return draw(self.features(hidden, embed(newest, 0))[:, :count], 0)
+
+    def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        places = hidden.shape[1] - len(self.fuse.out_features)
+        return self.features(hidden[:, :places], embedded[:, 1 : places + 1])
+
+
+class EagleHeads(nn.Module):
+    """One layer, run once for each draft on what it made of the draft before."""
+
+    def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        size, self.drafts = shape.hidden_size, shape.drafts
+        self.fuse = Linear(_PLACE, 2 * size, (size,), False, dtype, device)
+        self.mlp_norm = RMSNorm(size, EPS, dtype, device)
+        self.gate_up = Linear(_PLACE, size, (shape.width, shape.width), False, dtype, device)
+        self.gate = Gated("silu")
+        self.down = Linear(_PLACE, shape.width, (size,), False, dtype, device)
+        self.norm = RMSNorm(size, EPS, dtype, device)
+
+    def step(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """[…, D] each → […, D]: the next state, as the model's head takes it."""
+        x = self.fuse(torch.cat([state, embedded], dim=-1))
+        return self.norm(self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate)))
+
+    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
+        drafts, state, token = [], hidden, newest
+        for number in range(count):
+            state = self.step(state, embed(token, number))
+            token = draw(state.unsqueeze(1), number)[:, 0]
+            drafts.append(token)
+        return torch.stack(drafts, dim=1)
+
+    def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        places = hidden.shape[1] - self.drafts
+        state, features = hidden[:, :places], []
+        for number in range(self.drafts):
+            state = self.step(state, embedded[:, number + 1 : number + 1 + places])
+            features.append(state)
+        return torch.stack(features, dim=2)
+
+
+_PLACE = Place("gate_up", None)  # a matrix of no layer of the model's
+_CLASSES: dict[str, type[MedusaHeads] | type[EagleHeads]] = {"medusa": MedusaHeads, "eagle": EagleHeads}
+
+
+def create_heads(shape: HeadsShape, *, dtype: torch.dtype, device: torch.device | str) -> MedusaHeads | EagleHeads:
+    """Heads whose weights are not set yet."""
+    return _CLASSES[shape.kind](shape, dtype, device).eval()

@@ -1,0 +1,83 @@
+"""Drafts by trained heads, inside the run: from each slot's newest hidden state and token, wherever those were decided.
+
+Nothing has to be caught up with, and nothing is stored but the states: so it does the same on a CPU and in a CUDA
+graph, after a preemption, a prefix hit, and steps without drafts.
+
+Drafts are drawn with the noise of the position that they are for, by the request's temperature. So where the heads
+expect about what the model does, they draw the same token, at any temperature.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gradus.engine.plan import Decodes
+from gradus.models import Linear, Model
+from gradus.speculative.heads import EagleHeads, MedusaHeads
+from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
+
+Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(logits [R, V], slots [R], positions [R]) → what these slots would draw there, int64 [R]; where no logit is finite,
+-1 or any token."""
+
+
+class HeadsDrafter:
+    """heads: as they run, on kernels or not. head: from features to the logits of the first tokens, as `draft_head`
+    makes it."""
+
+    steady = True
+
+    def __init__(
+        self, heads: MedusaHeads | EagleHeads, head: nn.Module, model: Model, states: HiddenStates, guess: Guess
+    ) -> None:
+        self.heads, self.head, self.model, self.states, self.guess = heads, head, model, states, guess
+
+    def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
+        lengths = history.lengths[slots]
+        newest = history.tokens[slots, lengths - 1].long()
+        config = self.model.config
+
+        def draw(features: Tensor, first: int) -> Tensor:
+            wide, owners, positions = features.shape[1], slots, lengths + first
+            if wide > 1:  # every launch counts
+                owners = slots.unsqueeze(1).expand(-1, wide).flatten()
+                positions = (positions.unsqueeze(1) + torch.arange(wide, device=lengths.device)).flatten()
+            return self.guess(self.head(features.flatten(0, 1)), owners, positions).view(-1, wide)
+
+        def embed(tokens: Tensor, after: int) -> Tensor:
+            tokens, positions = tokens.clamp(0, config.vocab_size - 1), tokens
+            if config.rope is None:  # only learned positions are looked up
+                positions = (lengths - 1 + after).clamp(max=config.context_length - 1)
+            return self.model.embed(tokens, positions)
+
+        return self.heads.draft(self.states.values[slots], newest, count, draw, embed)
+
+    def catch_up(self, history: History, decodes: Decodes) -> None:
+        """The states are those of the newest step, whatever it was."""
+
+    def keep(self, slot: int, positions: int) -> None:
+        """A slot's new owner leaves a state before it is drafted for."""
+
+
+def draft_head(model: Model, vocabulary: int) -> nn.Module:
+    """The model's output head for the first `vocabulary` tokens: its own rows where they can be told apart."""
+    head = model.head
+    if type(head) is Linear and head.bias is None:
+        part = Linear(head.place, head.in_features, (vocabulary,), False, model.dtype, "meta")
+        part.weight = nn.Parameter(head.weight[:vocabulary], requires_grad=False)
+        return part
+    return FirstColumns(head, vocabulary)
+
+
+class FirstColumns(nn.Module):
+    """[R, D] → [R, vocabulary], of a head that is only whole."""
+
+    def __init__(self, head: Linear, vocabulary: int) -> None:
+        super().__init__()
+        self.head, self.vocabulary = head, vocabulary
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.head(x))[:, : self.vocabulary]

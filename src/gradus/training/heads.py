@@ -1,0 +1,239 @@
+"""`gradus train-heads`: from a model to heads that draft for it, in one go.
+
+The model writes, reads what it wrote, and heads learn from the hidden states of that reading; the model stays as it is.
+States are worked out anew in every pass, which is quicker than storing them: 5 million tokens of SmolLM2's would be
+6 GB.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradus.errors import ConfigError
+from gradus.loading import Checkpoint, Progress, load_model
+from gradus.models import Model
+from gradus.models.precision import Precision, resolve_device
+from gradus.speculative.heads import KINDS, EagleHeads, HeadsShape, MedusaHeads, create_heads
+from gradus.speculative.heads_drafter import draft_head
+from gradus.speculative.heads_folder import MOST_HEADS, HeadsConfig, fingerprint, write_heads
+from gradus.text.llm import LLM
+from gradus.training.agreement import Agreement, agreement
+from gradus.training.batches import Texts, batches, shuffled
+from gradus.training.learning import loss_and_gradient, read
+from gradus.training.writing import Conversation, Turns, write
+
+WRITING = 0.5  # of the time that there is
+HELD_OUT = 0.02  # of the conversations
+WARM_UP = 0.1  # of the steps
+BATCH = {"cuda": 16384, "cpu": 2048}  # tokens
+SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
+COVERED = 0.985  # of what the model says are tokens that heads may draft
+STEP = 1024  # of the vocabulary's choice
+CLIP = 1.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """kind: of KINDS. drafts: how far heads look. tokens: of answers to train on. minutes: for all of it; None: as long
+    as it takes. passes: over the text. rate: AdamW's, at its highest."""
+
+    kind: str = "eagle"
+    drafts: int = 4
+    tokens: int = 4_000_000
+    minutes: float | None = None
+    passes: int = 3
+    rate: float = 1e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"kind must be {' or '.join(KINDS)}, got {self.kind!r}")
+        for name, least, most in (("drafts", 1, MOST_HEADS), ("tokens", 200, 10**9), ("passes", 1, 1000)):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be between {least} and {most}, got {getattr(self, name)}")
+        if self.minutes is not None and self.minutes <= 0:
+            raise ConfigError(f"minutes must be more than 0, got {self.minutes:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of it. size: bytes of the folder's files."""
+
+    config: HeadsConfig
+    agreement: Agreement
+    size: int
+
+
+def train_heads(
+    checkpoint: Checkpoint, out: Path, recipe: Recipe, *, device: str, dtype: str, progress: Progress
+) -> Trained:
+    """Raises ConfigError, before anything runs, for a folder that is not empty, and as `LLM` does."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already: give another folder")
+    begin = time.monotonic()
+    seconds = math.inf if recipe.minutes is None else 60 * recipe.minutes
+    conversations, precision = written(checkpoint, recipe, device, dtype, progress, begin + WRITING * seconds)
+    return train_on(
+        checkpoint, conversations, out, recipe, precision=precision, device=resolve_device(device), progress=progress,
+        until=begin + seconds,
+    )  # fmt: skip
+
+
+def written(
+    checkpoint: Checkpoint, recipe: Recipe, device: str, dtype: str, progress: Progress, until: float
+) -> tuple[list[Conversation], Precision]:
+    """What the model says, by the engine that serves it; and what it computed with."""
+    kind = resolve_device(device).type
+    longest = Turns.of(checkpoint.tokenizer, checkpoint.config.bos_token_id).longest
+    context = min(longest, checkpoint.config.context_length)
+    llm = LLM(
+        checkpoint, device=device, dtype=dtype, max_sequences=SEQUENCES[kind], context_length=context,
+        progress=progress,
+    )  # fmt: skip
+    conversations, precision = write(llm, recipe.tokens, recipe.seed, progress, until), llm.precision
+    del llm
+    gc.collect()
+    if kind == "cuda":
+        torch.cuda.empty_cache()
+    return conversations, precision
+
+
+def train_on(
+    checkpoint: Checkpoint,
+    conversations: Sequence[Conversation],
+    out: Path,
+    recipe: Recipe,
+    *,
+    precision: Precision,
+    device: torch.device,
+    progress: Progress,
+    until: float = math.inf,
+) -> Trained:
+    held = max(1, int(HELD_OUT * len(conversations)))
+    if len(conversations) <= held:
+        raise ConfigError(f"{len(conversations)} conversations are too few to train on: raise tokens or minutes")
+    model = load_model(
+        checkpoint, dtype=precision.activations, device=device, linear=precision.linear, progress=progress
+    )
+    parts = [list(conversations[held:]), [one for one in conversations[:held] if one.greedy] or conversations[:held]]
+    size = BATCH[device.type]
+    train, test = (batches(part, size, recipe.drafts) for part in parts)
+    shape = HeadsShape(
+        recipe.kind, recipe.drafts, model.config.hidden_size, model.config.intermediate_size,
+        common_words(conversations, model.config.vocab_size),
+    )  # fmt: skip
+    heads, head = begun(shape, model, train[0], recipe.seed), draft_head(model, shape.vocabulary)
+    scale = embedding_scale(model)
+    steps = descend(model, heads, head, train, recipe, progress, until, scale)
+    heads.fuse.weight[:, shape.hidden_size :] *= scale
+    found = agreement(model, heads, head, test, recipe.drafts)
+    told = notes(recipe, checkpoint, conversations, steps, found)
+    config = HeadsConfig(shape, model.config.family, model.config.vocab_size, fingerprint(model), told)
+    return Trained(config, found, write_heads(out, config, heads))
+
+
+def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
+    """How many of the first tokens cover what answers say, a multiple of STEP; all where that saves little."""
+    said = torch.cat([torch.tensor(one.tokens[one.start :]) for one in conversations])
+    covered = said.bincount(minlength=vocab_size).cumsum(0) / len(said)
+    enough = int((covered < COVERED).sum()) + 1
+    count = -(-enough // STEP) * STEP
+    return count if count <= 0.75 * vocab_size else vocab_size
+
+
+@torch.no_grad()
+def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: int) -> MedusaHeads | EagleHeads:
+    """Heads in float32 that begin by repeating the model's own answer."""
+    heads = create_heads(shape, dtype=torch.float32, device=model.device)
+    generator, size = torch.Generator().manual_seed(seed), shape.hidden_size
+    for name, value in heads.named_parameters():
+        fill = torch.ones(value.shape) if name.endswith("norm.weight") else torch.zeros(value.shape)
+        if isinstance(heads, EagleHeads) and name in ("fuse.weight", "gate_up.weight"):
+            fill.normal_(0, 0.02, generator=generator)
+            if name == "fuse.weight":
+                fill[:, :size] += torch.eye(size)
+        value.copy_(fill)
+    if isinstance(heads, EagleHeads):
+        hidden, _ = read(model, Texts.of(batch[:4], model.device))
+        heads.norm.weight.fill_(float(hidden.float().square().mean().sqrt()))
+    return heads
+
+
+def embedding_scale(model: Model) -> float:
+    """What makes embeddings about as large as 1, so that heads learn from them as fast as from hidden states.
+
+    It becomes part of the heads' first matrix in the end.
+    """
+    sample = torch.arange(0, model.config.vocab_size, max(1, model.config.vocab_size // 4096), device=model.device)
+    embedded = model.embed(sample, torch.zeros_like(sample))
+    return 1 / max(1e-6, float(embedded.float().square().mean().sqrt()))
+
+
+def descend(
+    model: Model,
+    heads: MedusaHeads | EagleHeads,
+    head: nn.Module,
+    train: Sequence[list[Conversation]],
+    recipe: Recipe,
+    progress: Progress,
+    until: float,
+    scale: float,
+) -> int:
+    """AdamW over all batches, until time is up at the latest. Returns its steps. scale: of embeddings."""
+    heads.requires_grad_(True)
+    cuda = model.device.type == "cuda"
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=cuda)
+    total, begin = recipe.passes * len(train), time.monotonic()
+    progress.begin(f"training {recipe.kind} heads", total)
+    step = 0
+    for step, batch in enumerate(shuffled(train, recipe.seed, recipe.passes), start=1):
+        done = max((step - 1) / total, (time.monotonic() - begin) / (until - begin))
+        if done >= 1:
+            step -= 1
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate * schedule(done)
+        texts = Texts.of(batch, model.device)
+        hidden, embedded = read(model, texts)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=cuda):
+            features = heads.unrolled(hidden.float(), scale * embedded.float())
+        loss, gradient = loss_and_gradient(features, hidden, texts.counts(recipe.drafts), head)
+        features.backward(gradient)
+        nn.utils.clip_grad_norm_(heads.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        progress.advance(1)
+        if step == 1 or step % max(1, total // 10) == 0:
+            progress.note(f"step {step} of {total}: loss {loss:.3f}")
+    heads.requires_grad_(False)
+    return step
+
+
+def schedule(done: float) -> float:
+    """Up to 1 in the first tenth, and down to 0 along a cosine."""
+    if done < WARM_UP:
+        return max(done, WARM_UP / 100) / WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def notes(
+    recipe: Recipe, checkpoint: Checkpoint, conversations: Sequence[Conversation], steps: int, found: Agreement
+) -> dict[str, Any]:
+    """What config.json says of the training."""
+    return {
+        "model": checkpoint.name,
+        **asdict(recipe),
+        "conversations": len(conversations),
+        "answer_tokens": sum(len(one.tokens) - one.start for one in conversations),
+        "steps": steps,
+        "right": [round(each, 4) for each in found.right],
+        "stands": [round(each, 4) for each in found.stands],
+        "tokens_per_step": round(found.tokens_per_step, 3),
+    }

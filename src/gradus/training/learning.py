@@ -1,0 +1,63 @@
+"""What heads learn: to expect what the model expects.
+
+Draft i at place t is for the token that the model says after t + 1 + i, so it learns the model's distribution there:
+cross-entropy against all of it tells more than against the one token that was drawn. Later drafts count for less,
+0.8^i, since they only matter if those before them stand.
+
+All logits at once would be tens of gigabytes. So the features' gradient is worked out for a few sequences and one draft
+at a time, each going through the model's head and back at once; only the heads' own part is kept for the backward pass.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from gradus.attention.whole import WholeSequences
+from gradus.models import Model
+from gradus.training.batches import Texts
+
+DECAY = 0.8
+LOGITS = 1 << 27  # at once
+
+
+@torch.no_grad()
+def read(model: Model, texts: Texts) -> tuple[Tensor, Tensor]:
+    """The model's hidden states and its embeddings, [S, L, D] each."""
+    count, length = texts.tokens.shape
+    tokens = texts.tokens.flatten()
+    positions = torch.arange(length, device=tokens.device).repeat(count)
+    embedded = model.embed(tokens, positions)
+    hidden = model.norm(model.run_layers(embedded, positions, WholeSequences(model.config, count)))
+    return hidden.unflatten(0, (count, length)), embedded.unflatten(0, (count, length))
+
+
+def loss_and_gradient(features: Tensor, hidden: Tensor, counts: Tensor, head: nn.Module) -> tuple[float, Tensor]:
+    """The weighted cross-entropy, and its gradient by the features.
+
+    features: [S, L - K, K, D], as `unrolled` gives them; hidden: [S, L, D], the model's; counts: bool [S, L - K, K].
+    """
+    (_, places, drafts, _), weights = features.shape, [DECAY**i for i in range(features.shape[2])]
+    share = [weight / sum(weights) / max(1, int(counts[..., i].sum())) for i, weight in enumerate(weights)]
+    gradient, total = torch.zeros_like(features), torch.zeros((), device=features.device)
+    for some in slices(features, int(logits_of(head, hidden[:1, :1]).shape[-1])):
+        with torch.no_grad():
+            expected = logits_of(head, hidden[some]).softmax(-1)
+        for i in range(drafts):
+            part = features[some, :, i].detach().requires_grad_()
+            found = logits_of(head, part.to(hidden.dtype)).log_softmax(-1)
+            losses = -(expected[:, i + 1 : i + 1 + places] * found).sum(-1)
+            loss = (losses * counts[some, :, i]).sum() * share[i]
+            (gradient[some, :, i],) = torch.autograd.grad(loss, part)
+            total += loss.detach()
+    return float(total), gradient
+
+
+def slices(features: Tensor, vocabulary: int) -> list[slice]:
+    """Sequences whose logits are few enough."""
+    step = max(1, LOGITS // (features.shape[1] * vocabulary))
+    return [slice(first, first + step) for first in range(0, len(features), step)]
+
+
+def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
+    """[…, D] → float32 […, vocabulary]."""
+    found: Tensor = head(hidden.flatten(0, -2)).float()
+    return found.unflatten(0, hidden.shape[:-1])

@@ -1,0 +1,62 @@
+"""Kernels compiled by other processes: into the cache that this one reads, and by this one where that fails."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import triton
+from triton.compiler import ASTSource
+
+from gradus.kernels.activation import activation_kernel
+from gradus.kernels.compilers import Compilers, is_cached
+from tests.kernels.ahead_of_time import H200, source_of, target_of
+
+TARGET, OPTIONS = target_of(H200), {"num_warps": 4}
+MODULES = ["gradus.kernels.activation"]
+
+
+@pytest.fixture
+def empty_cache(monkeypatch, tmp_path) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    yield
+
+
+def source(**constants: object) -> ASTSource:
+    types = {"in_ptr": "*bf16", "out_ptr": "*bf16", "width": "i32:16"}
+    given = {"ACTIVATION": "silu", "GATED": True, "BLOCK": 256, "PDL": False} | constants
+    return source_of(activation_kernel, types, given)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_what_other_processes_compile_is_only_read_here():
+    wanted = [source(), source(GATED=False), source(ACTIVATION="gelu")]
+    assert not any(is_cached(each, TARGET, OPTIONS) for each in wanted)
+    with closing(Compilers(2, MODULES)) as compilers:
+        for each in wanted:
+            compilers.compile(each, TARGET, OPTIONS)
+    assert all(is_cached(each, TARGET, OPTIONS) for each in wanted)
+    assert not is_cached(wanted[0], TARGET, {"num_warps": 8}), "another kernel"
+    assert "cubin" in triton.compile(wanted[0], target=TARGET, options=OPTIONS).asm
+
+
+@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.parametrize(
+    ("modules", "given", "survives"),
+    [
+        (["gradus.kernels.there_is_none"], {}, False),  # no process gets through its start
+        (MODULES, {"ACTIVATION": "an unknown one"}, True),  # it does not compile
+        (MODULES, {"BLOCK": lambda: 256}, True),  # it cannot be sent
+    ],
+)
+def test_what_cannot_be_compiled_elsewhere_is_left_to_the_process_that_asks(modules, given, survives):
+    with closing(Compilers(2, modules)) as compilers:
+        for each in (source(**given), source(GATED=False), source(BLOCK=512)):
+            compilers.compile(each, TARGET, OPTIONS)
+    assert not is_cached(source(**given), TARGET, OPTIONS)
+    assert is_cached(source(BLOCK=512), TARGET, OPTIONS) == survives
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_where_nothing_is_asked_for_no_process_starts():
+    with closing(Compilers(2, MODULES)) as compilers:
+        assert compilers._process is None
