@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from book import contents, sources, words  # noqa: E402  (the path comes first)
+from book import contents, sources, words, xray  # noqa: E402  (the path comes first)
 
 project = "Gradus"
 author = "The Gradus authors"
@@ -44,7 +44,7 @@ html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
     app.connect("build-finished", open_at_home)
-    for module in (sources, words):
+    for module in (sources, words, xray):
         module.setup(app)
 
 

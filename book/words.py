@@ -52,7 +52,8 @@ class ExplainTerms(SphinxPostTransform):
         if self.env.current_document.docname in (GLOSSARY, "CHANGELOG"):
             return
         seen: set[str] = set()
-        for paragraph in list(self.document.findall(nodes.paragraph)):
+        paragraphs = [p for p in self.document.findall(nodes.paragraph) if not isinstance(p.parent, nodes.entry)]
+        for paragraph in paragraphs:  # not the cells of tables, which name things
             for text in [child for child in paragraph.children if isinstance(child, nodes.Text)]:
                 paragraph.replace(text, explained(text.astext(), seen))
 
