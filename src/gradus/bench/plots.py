@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-STYLE = 3  # changes when the drawing does, so that every figure counts as stale
+STYLE = 4  # changes when the drawing does, so that every figure counts as stale
 GREY = "#747c84"
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
 MARKERS = "osD^vP*X"
@@ -234,7 +234,8 @@ def _draw_panels(figure: "Figure", picture: Picture) -> None:
         axes.grid(visible=False, axis="y")
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=10)
-        _label_within_decades(axes.xaxis)
+        if max(series.high, default=1.0) < 30 * least:  # else there is no room, and each dot has its value
+            _label_within_decades(axes.xaxis)
         axes.xaxis.set_major_formatter(_plain)
     panels[0].set_yticks([place for place, _ in picture.labels], [label for _, label in picture.labels], fontsize=11)
     panels[0].set_ylim(len(picture.labels) - 0.4, -0.6)  # the first on top
@@ -256,12 +257,12 @@ def _draw_dots(axes: "Axes", picture: Picture) -> None:
 
 
 def _label_within_decades(axis: "Axis") -> None:
-    """Where a log axis has few powers of ten on it, label 2 and 5 times each as well: one label says no scale."""
+    """Where a log axis has few powers of ten on it, label what lies between as well: one or two labels say no scale."""
     from matplotlib.ticker import LogLocator
 
     low, high = axis.get_view_interval()
-    if axis.get_scale() == "log" and high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    if axis.get_scale() == "log" and high < 3000 * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0, 3.0)))
 
 
 def _plain(value: float, _: object) -> str:
