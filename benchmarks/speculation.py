@@ -1,8 +1,8 @@
 """What speculation brings, and where it costs: one engine per drafter, in one process, on real weights and real text.
 
     export PYTHONPATH=src:.
-    python3 -m gradus train-heads smollm2-135m --kind medusa --minutes 4 --out "$OUT"/medusa
-    python3 -m gradus train-heads smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
+    python3 -m gradus.training smollm2-135m --kind medusa --minutes 4 --out "$OUT"/medusa
+    python3 -m gradus.training smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
     python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
 
 All engines serve the same prompts greedily, from benchmarks/prompts: texts to be repeated with a change, chat requests,
@@ -172,8 +172,9 @@ class Bench:
                 "prefix cache": "off",
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": first.precision.reason,
-                "heads": {kind: read_config(folder).trained for kind, folder in self.folders.items()},
+                "heads": ", ".join(self.folders) or "none",
             },
+            profiles=[{"heads": kind, **read_config(folder).trained} for kind, folder in self.folders.items()],
         )
 
     def _encoded(self, llm: LLM, table: str) -> list[list[int]]:
@@ -277,7 +278,6 @@ def served(llm: LLM, prompts: list[list[int]], batch: int, output: int) -> tuple
                     between.append(now - last[delta.request_id])
                 else:
                     first.append(now - submitted)
-                between += [0.0] * (len(delta.token_ids) - 1)  # what comes together waits for nothing
                 last[delta.request_id] = now
                 said[delta.request_id] += delta.token_ids
         answers += said.values()

@@ -63,13 +63,14 @@ def test_heads_change_no_token_and_say_on_a_gpu_what_they_say_on_a_cpu(kind, dra
     shape = "tiny-llama"
     expected, model = oracle(shape, requests(shape)), model_on("cuda", shape, torch.float32)
     speculate = heads_of(model_on("cpu", shape, torch.float32), tmp_path, kind)
-    told = []
     for switches in [*SWITCHES, {"graphs": False, "kernels": False}]:
         config = EngineConfig(limits_of(shape), max_sequences=3, speculate=speculate, drafts=drafts, **switches)
         engine = build(model, config)
         assert run(engine, requests(shape)) == expected, switches
-        told.append(engine.metrics().speculation)
-    assert all(one is not None and (drafts is None or sum(one.drafted) > 0) for one in told)
+        told = engine.metrics().speculation
+        assert told is not None
+        if drafts is not None and "token_budget" not in switches:
+            assert sum(told.drafted) > 0, switches
 
 
 class RoundedAttention(NaiveAttention):

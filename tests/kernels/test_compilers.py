@@ -1,5 +1,7 @@
 """Kernels compiled by other processes: into the cache that this one reads, and by this one where that fails."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -54,6 +56,28 @@ def test_what_cannot_be_compiled_elsewhere_is_left_to_the_process_that_asks(modu
             compilers.compile(each, TARGET, OPTIONS)
     assert not is_cached(source(**given), TARGET, OPTIONS)
     assert is_cached(source(BLOCK=512), TARGET, OPTIONS) == survives
+
+
+KEYS = """
+import sys
+from importlib import import_module
+from gradus.kernels.compilers import kernels_of, settle_key
+for module in sys.argv[1:]:
+    import_module(module)
+for kernel in reversed(kernels_of(sys.argv[1:])):
+    settle_key(kernel)
+print(*sorted(kernel.cache_key for kernel in kernels_of(sys.argv[1:])))
+"""
+
+
+def test_a_kernel_has_the_same_key_in_every_process():
+    """Whatever it has seen before: here other modules first."""
+    modules = [f"gradus.kernels.{name}" for name in ("narrowing", "sampling", "asked_sampling", "paged_attention")]
+    found = set()
+    for order in (modules, modules[::-1]):
+        command = [sys.executable, "-c", KEYS, *order]
+        found.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1 and len(found.pop().split()) > 40
 
 
 @pytest.mark.usefixtures("empty_cache")

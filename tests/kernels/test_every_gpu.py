@@ -184,10 +184,12 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
     for kind, group in product(["*i8", "*fp8e4nv"] if able.multiplies_fp8 else ["*i8"], (128, 16384)):
         types = {"values_ptr": kind, "scales_ptr": "*fp32", "M": "i32", "eps": "fp32"}
         constants = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": 16384, "shift_ptr": None}
-        yield f"rounded {kind} {group}", Case(quantize_kernel, types, constants, {"num_warps": warps_of(16384)})
-        gated = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "ACTIVATION": "silu", "BLOCK": PIECE}
+        plain, gated = ({"ACTIVATION": None}, {"ACTIVATION": "silu", "gain_ptr": None})
+        yield f"rounded {kind} {group}", Case(quantize_kernel, types, constants | plain, {"num_warps": warps_of(16384)})
+        yield f"rounded {kind} {group} gated", Case(quantize_kernel, types, constants | gated, {"num_warps": 16})
+        pieces = {"K": 14336, "LARGEST": 127.0, "FLOOR": 1e-36, "BLOCK": PIECE}
         types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
-        yield f"rounded {kind} in pieces", Case(quantize_in_pieces_kernel, types, gated, {"num_warps": 8})
+        yield f"rounded {kind} in pieces", Case(quantize_in_pieces_kernel, types, pieces, {"num_warps": 8})
 
 
 def samplers() -> Iterator[tuple[str, Case]]:

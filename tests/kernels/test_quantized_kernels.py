@@ -10,11 +10,11 @@ import pytest
 import torch
 import triton.language as tl
 
-from gradus.kernels.eight_bits import eight_bit_kernel
+from gradus.kernels.eight_bits import eight_bit_kernel, most_registers
 from gradus.kernels.int4 import MAGIC, SUBNORMAL, int4_kernel, widen_kernel
 from gradus.kernels.norm import warps_of
 from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
-from gradus.kernels.tile import TOGETHER
+from gradus.kernels.tile import TOGETHER, TileLaunch
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 
@@ -100,7 +100,15 @@ def test_a_matrix_is_made_wide_with_16_bytes_per_access():
 # -- 8 bits --------------------------------------------------------------------------------------------------------
 
 
-def eight_compiled(kind: str, launch: tuple[int, int, int, int, int], *, blocks: bool = False, **more) -> Resources:
+def eight_compiled(
+    kind: str,
+    launch: tuple[int, int, int, int, int],
+    *,
+    blocks: bool = False,
+    residual: bool = False,
+    maxnreg: int | None = None,
+    **more,
+) -> Resources:
     """launch: rows, columns, tokens, stages, warps."""
     rows, columns, tokens, stages, warps = launch
     constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "ACTIVATION": None, "GATED": False}
@@ -116,8 +124,12 @@ def eight_compiled(kind: str, launch: tuple[int, int, int, int, int], *, blocks:
         "ahead": "i32",
     }
     types |= {"partial_ptr": "*i32" if kind == "*i8" else "*fp32"} | dict.fromkeys(("N", "K", "stride"), "i32:16")
+    if residual:
+        del constants["residual_ptr"]
+        types["residual_ptr"] = "*bf16"
     types = {name: kind for name, kind in types.items() if name not in constants}
-    return compile_for(H200, eight_bit_kernel, types, constants, num_warps=warps, num_stages=stages)
+    options = {} if maxnreg is None else {"maxnreg": maxnreg}
+    return compile_for(H200, eight_bit_kernel, types, constants, num_warps=warps, num_stages=stages, **options)
 
 
 @pytest.mark.parametrize(("kind", "instruction"), [("*i8", "s32.s8.s8"), ("*fp8e4nv", "f32.e4m3.e4m3")])
@@ -148,6 +160,7 @@ def test_an_8_bit_gate_s_two_matrices_fit_registers():
 def test_a_row_is_rounded_out_of_registers(width, group, kind):
     block = 4096 if width == 4096 else 16384
     constants = {"K": width, "LARGEST": 448.0, "FLOOR": 1e-36, "GROUP": group, "BLOCK": block, "PDL": False}
+    constants |= {"ACTIVATION": None}
     types = {"x_ptr": "*bf16", "gain_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
     types |= {"M": "i32", "eps": "fp32"}
     used = compile_for(H200, quantize_kernel, types, constants | {"shift_ptr": None}, num_warps=warps_of(block))
@@ -157,12 +170,30 @@ def test_a_row_is_rounded_out_of_registers(width, group, kind):
 
 
 @pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
-@pytest.mark.parametrize("activation", [None, "silu"])
-def test_pieces_of_a_row_leave_room_for_other_programs(activation, kind):
-    constants = {"K": 14336, "LARGEST": 448.0, "FLOOR": 1e-36, "ACTIVATION": activation, "BLOCK": PIECE, "PDL": False}
+def test_pieces_of_a_row_leave_room_for_other_programs(kind):
+    constants = {"K": 14336, "LARGEST": 448.0, "FLOOR": 1e-36, "BLOCK": PIECE, "PDL": False}
     types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32"}
     used = compile_for(H200, quantize_in_pieces_kernel, types, constants, num_warps=8)
     assert_within(used, 64)  # of 256 threads each: four programs at once
+
+
+@pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
+def test_what_a_gate_lets_through_is_rounded_out_of_registers(kind):
+    constants = {"K": 14336, "LARGEST": 448.0, "FLOOR": 1e-36, "GROUP": 16384, "BLOCK": 16384, "PDL": False}
+    constants |= {"ACTIVATION": "silu", "gain_ptr": None, "shift_ptr": None}
+    types = {"x_ptr": "*bf16", "values_ptr": kind, "scales_ptr": "*fp32", "M": "i32", "eps": "fp32"}
+    assert_within(compile_for(H200, quantize_kernel, types, constants, num_warps=16), 64)  # two programs at once
+
+
+def test_a_prompt_s_tiles_of_integers_leave_room_for_a_second_program():
+    """With the sum onto the residual stream, too: it comes after the loop, so what it spills is spilled once."""
+    launch = TileLaunch(128, 128, 128, 1, 3, 8)
+    assert most_registers(launch, torch.int8) == 128 and most_registers(launch, torch.float8_e4m3fn) is None
+    shape = (launch.rows, launch.columns, launch.tokens, launch.stages, launch.warps)
+    alone = eight_compiled("*i8", shape, maxnreg=128)
+    onto = eight_compiled("*i8", shape, residual=True, maxnreg=128)
+    assert_within(alone, 128)
+    assert onto.registers <= 128 and onto.spilled <= 64 and 2 * onto.shared <= H200.shared_memory
 
 
 # -- arithmetic that no interpreter has ------------------------------------------------------------------------------

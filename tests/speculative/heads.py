@@ -13,15 +13,19 @@ from gradus.speculative.heads_folder import HeadsConfig, fingerprint, read_confi
 DRAFTS = 3
 
 
-def heads_of(model: Model, folder: Path, kind: str, std: float = 0.3, vocabulary: int | None = None) -> str:
-    """Writes heads for the model; returns what `speculate` takes. std 0: Medusa's then repeat the newest token."""
+def heads_of(model: Model, folder: Path, kind: str, vocabulary: int | None = None, repeating: bool = False) -> str:
+    """Writes heads for the model; returns what `speculate` takes. repeating: those that only scale the hidden state,
+    so that each of medusa's drafts is what the model said: the newest token."""
     config = model.config
     shape = HeadsShape(kind, DRAFTS, config.hidden_size, 96, vocabulary or config.vocab_size)
     heads = create_heads(shape, dtype=torch.float32, device="cpu")
     generator = torch.Generator().manual_seed(11)
     for name, parameter in heads.named_parameters():
         around = 1.0 if "norm" in name else 0.0
-        parameter.data.normal_(0, std, generator=generator).add_(around)
+        parameter.data.normal_(0, 0 if repeating else 0.3, generator=generator).add_(around)
+        if repeating and name in ("layer.fuse.weight", "blocks.weight"):
+            size = config.hidden_size
+            parameter.data[:, :size] = torch.eye(size).repeat(len(parameter) // size, 1)
     write_heads(folder, HeadsConfig(shape, config.family, config.vocab_size, fingerprint(model)), heads)
     return f"heads:{folder}"
 

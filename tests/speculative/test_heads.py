@@ -1,14 +1,24 @@
 """Trained heads as drafters: no token changes, and they see the hidden state of the row that stood last, always."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradus.config.options import FINAL
+from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
-from tests.phases.conftest import FAMILIES, build_engine, tiny_model
+from gradus.errors import GradusError
+from gradus.execution.memory import DeviceMemory
+from gradus.execution.memory_plan import memory_plan
+from gradus.models import create_model, randomize
+from gradus.models.precision import resolve_precision
+from gradus.models.shapes import SHAPES
+from gradus.speculative.heads_folder import check_weights, read_config
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
 from tests.phases.drive import nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, pools, requests
 from tests.speculative.heads import DRAFTS, Reference, heads_of
@@ -98,11 +108,11 @@ def test_whatever_the_schedule_heads_change_no_token(tmp_path_factory, data, poo
 @settings(max_examples=15)
 @given(data=st.data(), pool=pools(), lag=st.integers(0, 2))
 def test_whatever_the_schedule_the_newest_state_is_that_of_the_newest_token(tmp_path_factory, data, pool, lag):
-    """Heads of zeros say what the model said: so each of their drafts is the newest token, greedy."""
+    """Heads that only scale it say what the model said: so each of their drafts is the newest token, greedy."""
     plan = data.draw(requests(min(pool["cache_tokens"], 60)))
     greedy = [{**item, "params": item["params"] | {"temperature": 0, "presence_penalty": 0}} for item in plan]
     asked = {item["name"]: ask(item["name"], item["prompt"], SHAPE, item["salt"], **item["params"]) for item in greedy}
-    engine = drafting(same_heads(tmp_path_factory, "zeros"), **pool)
+    engine = drafting(same_heads(tmp_path_factory, "repeating"), **pool)
     engine.lag = engine.scheduler.drafting.lag = lag
     heard = listened(engine)
     compare(asked, run_schedule(engine, greedy, asked), plain(SHAPE, asked))
@@ -115,8 +125,8 @@ _FOLDERS: dict[str, str] = {}
 def same_heads(factory, kind: str) -> str:
     if kind not in _FOLDERS:
         folder: Path = factory.mktemp(kind)
-        zeros = kind == "zeros"
-        _FOLDERS[kind] = heads_of(tiny_model(SHAPE), folder, "medusa" if zeros else kind, std=0.0 if zeros else 0.3)
+        repeating = kind == "repeating"
+        _FOLDERS[kind] = heads_of(tiny_model(SHAPE), folder, "medusa" if repeating else kind, repeating=repeating)
     return _FOLDERS[kind]
 
 
@@ -125,3 +135,97 @@ def test_an_adaptive_engine_drafts_no_more_than_there_are_heads(tmp_path):
     asked = asked_of(SHAPE)
     compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
     assert engine.scheduler.drafting.choices == [0, 1, 2, DRAFTS]
+
+
+# -- what does not go with the model -----------------------------------------------------------------------------------
+
+
+def edited(folder: Path, change) -> None:
+    found = json.loads((folder / "config.json").read_text())
+    change(found)
+    (folder / "config.json").write_text(json.dumps(found))
+
+
+def refused(speculate: str, shape: str = SHAPE, **options) -> str:
+    with pytest.raises(GradusError) as raised:
+        build_engine(FINAL, shape, speculate=speculate, graphs=False, **options)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_heads_of_another_model_are_one_line(tmp_path):
+    speculate = heads_of(tiny_model(SHAPE), tmp_path, "medusa")
+    assert "has heads of another model (llama, hidden size 64, 320 tokens; this one: gpt2," in refused(
+        speculate, "tiny-gpt2"
+    )
+
+
+def test_heads_of_other_weights_are_one_line(tmp_path):
+    model = create_model(SHAPES[SHAPE])
+    randomize(model, seed=8, std=0.1)
+    assert "has heads of a model with other weights" in refused(heads_of(model, tmp_path, "eagle"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_same_weights_in_fewer_bits_are_the_same_model(tmp_path, dtype):
+    model, other = tiny_model(SHAPE), create_model(SHAPES[SHAPE], dtype=dtype)
+    for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        mine.copy_(theirs)
+    heads_of(model, tmp_path, "medusa")
+    check_weights(tmp_path, read_config(tmp_path), other)
+
+
+def test_missing_heads_are_one_line(tmp_path):
+    assert "holds no heads (config.json and model.safetensors missing)" in refused(f"heads:{tmp_path}/nowhere")
+    heads_of(tiny_model(SHAPE), tmp_path, "medusa")
+    (tmp_path / "model.safetensors").unlink()
+    assert "holds no heads (model.safetensors missing): train them with" in refused(f"heads:{tmp_path}")
+
+
+def test_more_drafts_than_heads_are_one_line(tmp_path):
+    speculate = heads_of(tiny_model(SHAPE), tmp_path, "eagle")
+    assert refused(speculate, drafts=4).startswith("4 drafts are more than these heads look ahead (3)")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda found: found.update(format="medusa-7"), "format must be 'gradus-heads-1', got 'medusa-7'"),
+        (lambda found: found["shape"].update(kind="tree"), "kind must be medusa or eagle, got 'tree'"),
+        (lambda found: found["shape"].update(drafts=0), "drafts must be a whole number between 1 and 16, got 0"),
+        (lambda found: found["shape"].update(drafts="3"), "drafts must be a whole number between 1 and 16, got '3'"),
+        (lambda found: found["shape"].update(vocabulary=321), "vocabulary 321 is more than the model's 320"),
+        (lambda found: found["shape"].pop("width"), "not a configuration of heads: TypeError"),
+        (lambda found: found.pop("fingerprint"), "not a configuration of heads: KeyError 'fingerprint'"),
+        (
+            lambda found: found["shape"].update(width=97),
+            "tensor 'layer.gate_up.weight' has shape (192, 64), config.json needs",
+        ),
+        (
+            lambda found: found["shape"].update(kind="medusa"),
+            "lacks tensor 'blocks.weight', as heads of kind medusa",
+        ),
+    ],
+)
+def test_a_folder_that_is_damaged_is_one_line(tmp_path, change, message):
+    speculate = heads_of(tiny_model(SHAPE), tmp_path, "eagle")
+    edited(tmp_path, change)
+    assert message in refused(speculate)
+
+
+def test_what_speculate_may_be_is_said(tmp_path):
+    assert "speculate must be ngram, draft:MODEL or heads:FOLDER, got 'heads:'" in refused("heads:")
+
+
+def test_memory_counts_heads(tmp_path):
+    speculate = heads_of(tiny_model(SHAPE), tmp_path, "eagle")
+    options = EngineConfig(limits_of(SHAPE), 4, memory_fraction=0.1, cache_tokens=512)
+    cpu, config = torch.device("cpu"), SHAPES[SHAPE]
+    precision, memory = resolve_precision("float32", cpu, config), DeviceMemory(10**10, None)
+
+    def tables(speculate: str) -> int:
+        asked = replace(options, speculate=speculate)
+        return memory_plan(config, asked, cpu, precision, memory=memory).table_bytes
+
+    states = 5 * config.hidden_size * 4
+    assert tables(speculate) == tables("ngram") + states + 2 * (tmp_path / "model.safetensors").stat().st_size

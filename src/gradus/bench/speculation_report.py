@@ -204,7 +204,7 @@ def report_parts(found: Results) -> Iterator[str | Rows]:
         yield f"## {run.title}"
         if run.settings["quick"]:
             yield "**A quick look, not to be quoted.** Requests are few, and cut to a few tokens."
-        yield from (_trained(kind, told) for kind, told in run.settings["heads"].items())
+        yield from (_trained(told) for told in run.profiles)
         yield from tables_of(found, run, ".")
     yield "## Where it loses"
     yield from (f"**{run.title}.** {_losses(run)}" for run in found.runs)
@@ -212,17 +212,17 @@ def report_parts(found: Results) -> Iterator[str | Rows]:
 
 def command(run: Run, device: str) -> str:
     """What measures it again."""
-    heads = "".join(f" --heads {kind}" for kind in run.settings["heads"])
+    heads = "".join(f" --heads {told['heads']}" for told in run.profiles)
     return f"python benchmarks/speculation.py --device {device} --model {run.model} --dtype {run.dtype}{heads}"
 
 
-def _trained(kind: str, told: dict[str, Any]) -> str:
+def _trained(told: dict[str, Any]) -> str:
     """What heads were trained on, and how well."""
-    if not told:
-        return f"*{kind}*: heads of an unknown training."
+    if "right" not in told:
+        return f"*{told['heads']}*: nothing is known of their training."
     right = ", ".join(_percent(share) for share in told["right"])
     return (
-        f"*{kind}*: {told['steps']} steps on {told['answer_tokens']:,} tokens that the model wrote (seed "
+        f"*{told['heads']}*: {told['steps']} steps on {told['answer_tokens']:,} tokens that the model wrote (seed "
         f"{told['seed']}); right on texts held out, by position: {right}; {told['tokens_per_step']:.2f} tokens per "
         "step if all are verified."
     )

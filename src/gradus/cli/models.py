@@ -97,7 +97,7 @@ def train_heads(
     ] = "eagle",
     drafts: Annotated[int, Option(help="How many tokens ahead they look.")] = 4,
     tokens: Annotated[int, Option(help="Tokens of answers that the model writes to train on.")] = 4_000_000,
-    minutes: Annotated[float | None, Option(help="Most minutes for all of it, half of them for writing.")] = None,
+    minutes: Annotated[float | None, Option(help="Most minutes for all of it.")] = None,
     passes: Annotated[int, Option(help="How often that text is read.")] = 3,
     seed: Annotated[int, Option(help="The same seed gives the same heads, where minutes do not run out.")] = 0,
     **given: Any,
@@ -122,18 +122,8 @@ def train_heads(
     with Bars() as progress:
         checkpoint = open_checkpoint(model, progress=progress)
         trained = train(checkpoint, out, recipe, device=asked.device, dtype=asked.dtype, progress=progress)
-    found, told = trained.agreement, trained.config.trained
-    terminal.print_text(
-        f"{out} is ready: {kind} heads for {checkpoint.name}, {trained.size / 1e6:.1f} MB, {told['steps']} steps on "
-        f"{told['answer_tokens']} tokens\n"
-        f"held out, by position: right {_percents(found.right)}; right with all before {_percents(found.stands)}; "
-        f"{found.tokens_per_step:.2f} tokens per step if all are verified\n"
-    )
+    terminal.print_text(f"{trained.told(out)}\n")
     return 0
-
-
-def _percents(shares: tuple[float, ...]) -> str:
-    return ", ".join(f"{100 * share:.0f} %" for share in shares)
 
 
 def pull(

@@ -22,6 +22,7 @@ import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_key, get_cache_manager
+from triton.runtime.jit import JITFunction
 
 Options = Mapping[str, Any]
 
@@ -93,6 +94,24 @@ class Compilers:
             self._process.wait()
 
 
+def kernels_of(modules: Sequence[str]) -> list[Any]:
+    """Of these modules, which are imported, each kernel once, wherever it is imported to."""
+    values = [value for name in modules for value in vars(sys.modules[name]).values()]
+    return list({id(value): value for value in values if isinstance(value, JITFunction)}.values())
+
+
+def settle_key(kernel: Any) -> None:
+    """Have Triton work out by which key its cache knows the kernel, after those of the functions that it calls.
+
+    A key counts the constants of called functions whose own keys are there by then. So without an order of its own, it
+    would depend on which kernels the process has launched before, and no other process would find it.
+    """
+    for name in kernel.fn.__code__.co_names:
+        if isinstance(called := kernel.fn.__globals__.get(name), JITFunction):
+            settle_key(called)
+    kernel.cache_key  # noqa: B018
+
+
 def is_cached(source: ASTSource, target: Any, options: Options) -> bool:
     """Whether Triton's cache has the kernel, so that `triton.compile` only reads it."""
     backend = make_backend(target)
@@ -108,6 +127,8 @@ def main(descriptors: Sequence[int], modules: Sequence[str]) -> None:
     """Import the modules, and fork a process for each end of a pipe."""
     for module in modules:
         import_module(module)
+    for kernel in kernels_of(modules):
+        settle_key(kernel)
     children = []
     for mine in descriptors:
         child = os.fork()

@@ -16,9 +16,8 @@ import torch
 import triton
 from triton import AsyncCompileMode
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction
 
-from gradus.kernels.compilers import Compilers, is_cached
+from gradus.kernels.compilers import Compilers, is_cached, kernels_of, settle_key
 
 
 @contextmanager
@@ -28,10 +27,11 @@ def compiled_together() -> Iterator[None]:
     Torch's own operations run as ever, on what kernels have not computed: no result means anything, and no index may
     come from one.
     """
-    modules = [name for name in sys.modules if name.startswith("gradus.kernels.")]
-    kernels, cores = _kernels(modules), len(os.sched_getaffinity(0))
+    modules = [name for name in sys.modules if name.startswith("gradus.kernels.") and kernels_of([name])]
+    kernels, cores = kernels_of(modules), len(os.sched_getaffinity(0))
     with closing(Compilers(cores, modules)) as compilers, ThreadPoolExecutor(cores) as threads:
         for kernel in kernels:
+            settle_key(kernel)
             kernel.device_caches[torch.cuda.current_device()]  # when it is first looked up, `compile` is set
             kernel.run, kernel.compile = _OnlyCompile(kernel), _elsewhere(compilers)
         try:
@@ -62,9 +62,3 @@ def _elsewhere(compilers: Compilers) -> Callable[..., Any]:
         return triton.compile(source, target=target, options=options, **more)
 
     return compile
-
-
-def _kernels(modules: list[str]) -> list[Any]:
-    """Of these modules each kernel once, wherever it is imported to."""
-    found = [value for name in modules for value in vars(sys.modules[name]).values() if isinstance(value, JITFunction)]
-    return list({id(kernel): kernel for kernel in found}.values())

@@ -4,8 +4,8 @@ When a step ends, the model's newest hidden state h has just been turned into th
 nothing, and a few matrices on top of them guess what follows. The model's own output head turns their answers into
 logits, so a head is small: a few MB beside a model of hundreds.
 
-    medusa    draft i = head(h + silu(W_i [h; e])), e being the newest token's embedding: all drafts in one product, and
-              none knows what the others say (Medusa: Cai et al., arXiv 2401.10774, where heads do not see e)
+    medusa    draft i = head(W_i layer(h, e)), e being the newest token's embedding: all drafts in one pass, and none
+              knows what the others say (Medusa: Cai et al., arXiv 2401.10774, where heads do not see e)
     eagle     state = layer(state, e), draft = head(state), again with the embedding of that draft: each draft knows
               those before it, and takes a pass of its own (EAGLE: Li et al., arXiv 2401.15077; the layer here has no
               attention, since h has seen the whole context already)
@@ -15,11 +15,10 @@ Shapes: B sequences, D hidden_size, K drafts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gradus.models.layers import Gated, Linear, Place, RMSNorm
 
@@ -34,7 +33,7 @@ Embed = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class HeadsShape:
-    """kind: of KINDS. drafts: K. width: of the layer between, for eagle. vocabulary: they choose among the first so
+    """kind: of KINDS. drafts: K. width: of the layer's MLP. vocabulary: they choose among the first so
     many tokens; these are the most frequent ones where a tokenizer numbers its tokens in the order of its merges."""
 
     kind: str
@@ -57,34 +56,12 @@ class DraftHeads(Protocol):
         as this kind does."""
 
 
-class MedusaHeads(nn.Module):
-    """K residual blocks side by side, as one product."""
+class Layer(nn.Module):
+    """What both kinds begin with: a hidden state and the embedding of the token after it, joined, then an MLP."""
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         size = shape.hidden_size
-        self.fuse = Linear(_PLACE, 2 * size, (size,) * shape.drafts, True, dtype, device)
-
-    def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """[…, D] each → […, K, D]."""
-        size = hidden.shape[-1]
-        blocks = self.fuse(torch.cat([hidden, embedded], dim=-1))
-        return hidden.unsqueeze(-2) + F.silu(blocks).unflatten(-1, (-1, size))
-
-    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
-        return draw(self.features(hidden, embed(newest, 0))[:, :count], 0)
-
-    def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        places = hidden.shape[1] - len(self.fuse.out_features)
-        return self.features(hidden[:, :places], embedded[:, 1 : places + 1])
-
-
-class EagleHeads(nn.Module):
-    """One layer, run once for each draft on what it made of the draft before."""
-
-    def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__()
-        size, self.drafts = shape.hidden_size, shape.drafts
         self.fuse = Linear(_PLACE, 2 * size, (size,), False, dtype, device)
         self.mlp_norm = RMSNorm(size, EPS, dtype, device)
         self.gate_up = Linear(_PLACE, size, (shape.width, shape.width), False, dtype, device)
@@ -92,10 +69,45 @@ class EagleHeads(nn.Module):
         self.down = Linear(_PLACE, shape.width, (size,), False, dtype, device)
         self.norm = RMSNorm(size, EPS, dtype, device)
 
+    def forward(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """[…, D] each → […, D], not normalized yet."""
+        x = self.fuse(torch.cat([state, embedded], dim=-1))
+        return self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate))
+
+
+class MedusaHeads(nn.Module):
+    """The layer once, then K matrices side by side, as one product."""
+
+    def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        size, self.drafts = shape.hidden_size, shape.drafts
+        self.layer = Layer(shape, dtype, device)
+        self.blocks = Linear(_PLACE, size, (size,) * shape.drafts, False, dtype, device)
+
+    def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """[…, D] each → […, K, D]."""
+        blocks = self.blocks.after(self.layer.norm, self.layer(hidden, embedded))
+        return blocks.unflatten(-1, (self.drafts, -1))
+
+    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
+        return draw(self.features(hidden, embed(newest, 0))[:, :count], 0)
+
+    def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        places = hidden.shape[1] - self.drafts
+        return self.features(hidden[:, :places], embedded[:, 1 : places + 1])
+
+
+class EagleHeads(nn.Module):
+    """The layer once for each draft, on what it made of the draft before."""
+
+    def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.drafts = shape.drafts
+        self.layer = Layer(shape, dtype, device)
+
     def step(self, state: Tensor, embedded: Tensor) -> Tensor:
         """[…, D] each → […, D]: the next state, as the model's head takes it."""
-        x = self.fuse(torch.cat([state, embedded], dim=-1))
-        return self.norm(self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate)))
+        return cast(Tensor, self.layer.norm(self.layer(state, embedded)))
 
     def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
         drafts, state, token = [], hidden, newest

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gradus.config.options import MOST_DRAFTS
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading.json_file import read_object
 from gradus.loading.quoting import quoted
@@ -27,7 +28,6 @@ from gradus.speculative.heads import KINDS, EagleHeads, HeadsShape, MedusaHeads,
 CONFIG, TENSORS = "config.json", "model.safetensors"
 FORMAT = "gradus-heads-1"
 STORED = torch.bfloat16
-MOST_HEADS = 16
 SAMPLED = 48  # numbers of the embedding in a fingerprint, and as many of the norm
 TOLERANCE = 0.15  # of the fingerprint's own size: 4 bits per weight change about 0.1
 
@@ -105,7 +105,7 @@ def _check_shape(where: str, config: HeadsConfig) -> None:
     shape = config.shape
     if shape.kind not in KINDS:
         raise CheckpointError(f"{where}: kind must be {' or '.join(KINDS)}, got {quoted(shape.kind)}")
-    for name, most in (("drafts", MOST_HEADS), ("hidden_size", 1 << 16), ("width", 1 << 18), ("vocabulary", 1 << 24)):
+    for name, most in (("drafts", MOST_DRAFTS), ("hidden_size", 1 << 16), ("width", 1 << 18), ("vocabulary", 1 << 24)):
         value = getattr(shape, name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
             raise CheckpointError(f"{where}: {name} must be a whole number between 1 and {most}, got {quoted(value)}")
@@ -158,7 +158,10 @@ def check_sizes(folder: Path, heads: HeadsConfig, model: ModelConfig) -> None:
 def check_drafts(heads: HeadsConfig, drafts: int | None) -> None:
     """Raises ConfigError where more drafts are asked for than there are heads."""
     if drafts is not None and drafts > heads.shape.drafts:
-        raise ConfigError(f"drafts must be at most {heads.shape.drafts}, as many as there are heads, got {drafts}")
+        most = heads.shape.drafts
+        raise ConfigError(
+            f"{drafts} drafts are more than these heads look ahead ({most}): set drafts to {most} or less"
+        )
 
 
 def check_weights(folder: Path, heads: HeadsConfig, model: Model) -> None:

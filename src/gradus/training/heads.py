@@ -16,27 +16,29 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradus.config.options import MOST_DRAFTS
 from gradus.errors import ConfigError
 from gradus.loading import Checkpoint, Progress, load_model
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_device
 from gradus.speculative.heads import KINDS, EagleHeads, HeadsShape, MedusaHeads, create_heads
 from gradus.speculative.heads_drafter import draft_head
-from gradus.speculative.heads_folder import MOST_HEADS, HeadsConfig, fingerprint, write_heads
+from gradus.speculative.heads_folder import HeadsConfig, fingerprint, write_heads
 from gradus.text.llm import LLM
 from gradus.training.agreement import Agreement, agreement
 from gradus.training.batches import Texts, batches, shuffled
 from gradus.training.learning import loss_and_gradient, read
 from gradus.training.writing import Conversation, Turns, write
 
-WRITING = 0.5  # of the time that there is
+WRITING = 0.4  # of the time that there is
 HELD_OUT = 0.02  # of the conversations
 WARM_UP = 0.1  # of the steps
-BATCH = {"cuda": 16384, "cpu": 2048}  # tokens
+BATCH = {"cuda": 8192, "cpu": 2048}  # tokens
 SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
-COVERED = 0.985  # of what the model says are tokens that heads may draft
+COVERED = 0.97  # of what the model says are tokens that heads may draft
 STEP = 1024  # of the vocabulary's choice
 CLIP = 1.0
+CAUTIOUS = 0.1  # of the size of hidden states: how large eagle's are at first
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(f"kind must be {' or '.join(KINDS)}, got {self.kind!r}")
-        for name, least, most in (("drafts", 1, MOST_HEADS), ("tokens", 200, 10**9), ("passes", 1, 1000)):
+        for name, least, most in (("drafts", 1, MOST_DRAFTS), ("tokens", 200, 10**9), ("passes", 1, 1000)):
             if not least <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} must be between {least} and {most}, got {getattr(self, name)}")
         if self.minutes is not None and self.minutes <= 0:
@@ -69,6 +71,17 @@ class Trained:
     config: HeadsConfig
     agreement: Agreement
     size: int
+
+    def told(self, out: Path) -> str:
+        """For people, in two lines."""
+        found, notes = self.agreement, self.config.trained
+        right, stands = (", ".join(f"{100 * share:.0f} %" for share in each) for each in (found.right, found.stands))
+        return (
+            f"{out} is ready: {notes['kind']} heads for {notes['model']}, {self.size / 1e6:.1f} MB, {notes['steps']} "
+            f"steps on {notes['answer_tokens']} tokens\n"
+            f"held out, by position: right {right}; right with all before {stands}; {found.tokens_per_step:.2f} tokens "
+            "per step if all are verified"
+        )
 
 
 def train_heads(
@@ -132,7 +145,7 @@ def train_on(
     heads, head = begun(shape, model, train[0], recipe.seed), draft_head(model, shape.vocabulary)
     scale = embedding_scale(model)
     steps = descend(model, heads, head, train, recipe, progress, until, scale)
-    heads.fuse.weight[:, shape.hidden_size :] *= scale
+    heads.layer.fuse.weight[:, shape.hidden_size :] *= scale
     found = agreement(model, heads, head, test, recipe.drafts)
     told = notes(recipe, checkpoint, conversations, steps, found)
     config = HeadsConfig(shape, model.config.family, model.config.vocab_size, fingerprint(model), told)
@@ -150,19 +163,22 @@ def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
 
 @torch.no_grad()
 def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: int) -> MedusaHeads | EagleHeads:
-    """Heads in float32 that begin by repeating the model's own answer."""
+    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: logits near 0.
+
+    Repeating the model's own answer, confidently, would be a worse beginning: it is the token that is there already.
+    """
     heads = create_heads(shape, dtype=torch.float32, device=model.device)
     generator, size = torch.Generator().manual_seed(seed), shape.hidden_size
     for name, value in heads.named_parameters():
         fill = torch.ones(value.shape) if name.endswith("norm.weight") else torch.zeros(value.shape)
-        if isinstance(heads, EagleHeads) and name in ("fuse.weight", "gate_up.weight"):
+        if name in ("layer.fuse.weight", "layer.gate_up.weight"):
             fill.normal_(0, 0.02, generator=generator)
-            if name == "fuse.weight":
-                fill[:, :size] += torch.eye(size)
+        if name == "layer.fuse.weight":
+            fill[:, :size] += torch.eye(size)
         value.copy_(fill)
-    if isinstance(heads, EagleHeads):
-        hidden, _ = read(model, Texts.of(batch[:4], model.device))
-        heads.norm.weight.fill_(float(hidden.float().square().mean().sqrt()))
+    hidden, _ = read(model, Texts.of(batch[:4], model.device))
+    usual = float(hidden.float().square().mean().sqrt())
+    heads.layer.norm.weight.fill_(usual if shape.kind == "medusa" else CAUTIOUS * usual)
     return heads
 
 
@@ -188,8 +204,9 @@ def descend(
 ) -> int:
     """AdamW over all batches, until time is up at the latest. Returns its steps. scale: of embeddings."""
     heads.requires_grad_(True)
-    cuda = model.device.type == "cuda"
-    optimizer = torch.optim.AdamW(heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=cuda)
+    optimizer = torch.optim.AdamW(
+        heads.parameters(), lr=recipe.rate, betas=(0.9, 0.95), weight_decay=0.01, fused=model.device.type == "cuda"
+    )
     total, begin = recipe.passes * len(train), time.monotonic()
     progress.begin(f"training {recipe.kind} heads", total)
     step = 0
@@ -202,8 +219,7 @@ def descend(
             group["lr"] = recipe.rate * schedule(done)
         texts = Texts.of(batch, model.device)
         hidden, embedded = read(model, texts)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=cuda):
-            features = heads.unrolled(hidden.float(), scale * embedded.float())
+        features = heads.unrolled(hidden.float(), scale * embedded.float())
         loss, gradient = loss_and_gradient(features, hidden, texts.counts(recipe.drafts), head)
         features.backward(gradient)
         nn.utils.clip_grad_norm_(heads.parameters(), CLIP)

@@ -147,5 +147,5 @@ def unlooped(said: list[int]) -> list[int]:
         while begin > period and said[begin - 1] == said[begin - 1 - period]:
             begin -= 1
         if len(said) - begin >= REPEATS * period and len(said) - begin >= FEWEST:
-            return said[: begin + period]
+            return said[:begin]
     return said

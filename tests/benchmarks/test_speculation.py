@@ -1,0 +1,96 @@
+"""The measuring of drafters, rehearsed on a tiny model: every cell, and a report that says what the samples say."""
+
+import pytest
+import torch
+
+from benchmarks import speculation
+from gradus.bench import command, fingerprint, plots, results, speculation_report
+from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench.speculation_report import NONE, ratios, stood, tokens_per_step
+from gradus.loading import load_model, open_checkpoint
+from tests.bench.test_sampling_cost import RATES
+from tests.speculative.heads import heads_of
+
+
+@pytest.fixture
+def random_model():
+    return load_model(open_checkpoint("random:tiny-llama"), dtype=torch.float32, device="cpu")
+
+
+def test_a_quick_run_measures_every_cell_and_writes_the_report(tmp_path, monkeypatch, random_model, capsys):
+    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
+    heads = [heads_of(random_model, tmp_path / kind, kind).removeprefix("heads:") for kind in ("medusa", "eagle")]
+    asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32", "--rounds", "1"]
+    asked += ["--heads", heads[0], "--heads", heads[1], "--draft", "random:tiny-llama", "--out", str(tmp_path / "r")]
+    assert speculation.main(asked) == 0, capsys.readouterr().err
+    folder = tmp_path / "r" / "cpu" / "speculation"
+    (run,) = results.read(folder / "results.json").runs
+    assert [(cell.table, cell.batch) for cell in run.cells] == [(s.table, s.batch) for s in speculation.QUICK]
+    for cell in run.cells:
+        assert [entry.contender for entry in cell.entries] == [NONE, "ngram", "medusa", "eagle", "draft model"]
+        assert all(len(entry.samples) == 1 and entry.samples[0]["same"] == 1 for entry in cell.entries)
+        assert all("stands" in cell.entry(name).prediction for name in ("ngram", "medusa", "eagle"))
+    text = (folder / "report.md").read_text()
+    assert "not to be quoted" in text and "Where it loses" in text and "| 2 | medusa |" in text
+    assert {file.name for file in folder.iterdir()} == {"report.md", "results.json", "open.svg"}
+    assert command.report(tmp_path / "r", check=True) == 0
+
+
+def test_heads_of_another_model_are_one_line(tmp_path, random_model, capsys):
+    heads = heads_of(random_model, tmp_path, "medusa").removeprefix("heads:")
+    asked = ["--quick", "--model", "random:tiny-gpt2", "--device", "cpu", "--heads", heads, "--out", str(tmp_path)]
+    assert speculation.main(asked) == 2
+    assert "has heads of another model (llama" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "count"), [("copy", 16), ("chat", 32), ("code", 32), ("open", 64)])
+def test_there_are_as_many_prompts_as_the_sizes_need_and_none_twice(name, count):
+    texts = speculation.texts(name)
+    assert len(texts) == len(set(texts)) == count and all(len(text) > 15 for text in texts)
+
+
+def test_ngrams_agree_where_a_text_repeats_itself():
+    found = speculation.ngram_agreement([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]], [[*range(1, 13), *range(1, 13)]])
+    assert found.stands[0] > 0.8
+    assert speculation.ngram_agreement([[1, 2]], [list(range(20, 60))]).right[0] == 0
+
+
+def found(seconds: float = 0.5) -> Results:
+    """Two rounds: without drafts a second each; n-grams half of it, two tokens per step, of 100 drafts 60 and 30."""
+    told = {"steps": 50, "tokens": 100, "drafted": [100, 100, 0], "accepted": [60, 30, 0]}
+    plain = [{"seconds": 1.0, "output_tokens": 100} for _ in range(2)]
+    drafted = [{"seconds": seconds, "output_tokens": 100, "same": 0.5, "speculation": told} for _ in range(2)]
+    entries = [Entry(NONE, samples=plain), Entry("ngram", {"stands": [0.7, 0.2]}, drafted)]
+    work = {"what": "2 prompts", "requests": 2, "prompt_tokens": 4, "output_tokens": 100}
+    cells = [Cell("open", str(batch), batch, batch, work, entries) for batch in (1, 8)]
+    settings = {"quick": False, "commit": "abc"}
+    machine = {"rates": RATES, "versions": {}}
+    return Results("h200", "speculation", [Run("m", "bfloat16", "cuda", machine, settings, cells)])
+
+
+def test_numbers_follow_from_the_samples():
+    cell = found().runs[0].cells[0]
+    assert ratios(cell, "ngram") == [2.0, 2.0]
+    assert tokens_per_step(cell.entry("ngram")) == 2 and tokens_per_step(cell.entry(NONE)) is None
+    assert stood(cell.entry("ngram")) == [0.6, 0.3]
+
+
+def test_the_report_names_what_is_slower():
+    text = "\n".join(part for part in speculation_report.report_parts(found()) if isinstance(part, str))
+    assert "No drafter is below 0.99 times" in text
+    text = "\n".join(part for part in speculation_report.report_parts(found(1.25)) if isinstance(part, str))
+    assert "*ngram* 0.80× (open, batch 1)" in text
+
+
+def test_the_tables_show_acceptance_beside_agreement():
+    cells = found().runs[0].cells
+    _, rows = speculation_report.drafts_table(cells)
+    assert rows[0] == ["1", "ngram", "2", "60 % (70 %), 30 % (20 %)"]
+    _, rows = speculation_report.rates_table(cells)
+    assert rows[1][:4] == ["1", "ngram", "200", "2.00×"] and rows[1][-1] == "50 %"
+
+
+def test_the_figure_has_speed_and_acceptance_of_every_drafter():
+    ((name, picture),) = speculation_report.figures(found(), "NVIDIA H200")
+    assert name == "open.svg" and [one.name for one in picture.series] == ["ngram: speed", "ngram: tokens per step"]
+    assert picture.series[0].y == [2.0, 2.0] and "ngram: speed" in plots.draw(picture)
