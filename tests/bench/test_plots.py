@@ -10,12 +10,13 @@ from gradus.bench.plots import Picture, Series, draw
 @pytest.mark.parametrize(
     ("values", "labels"),
     [
+        ((524.0, 977.0), ["600", "700", "800", "900", "1,000"]),
         ((0.8, 6.0), ["1", "2", "5"]),
         ((3.0, 90.0), ["5", "10", "20", "50"]),
         ((3.0, 900.0), ["3", "10", "30", "100", "300"]),
         ((0.5, 5000.0), ["1", "10", "100", "1,000"]),
     ],
-    ids=["within a decade", "within two", "within three", "over many"],
+    ids=["hardly apart", "within a decade", "within two", "within three", "over many"],
 )
 def test_a_log_axis_has_labels_enough_to_be_read(values, labels):
     series = Series("p10", (1, 2), values, values, values)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-STYLE = 4  # changes when the drawing does, so that every figure counts as stale
+STYLE = 5  # changes when the drawing does, so that every figure counts as stale
 GREY = "#747c84"
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
 MARKERS = "osD^vP*X"
@@ -258,10 +258,14 @@ def _draw_dots(axes: "Axes", picture: Picture) -> None:
 
 def _label_within_decades(axis: "Axis") -> None:
     """Where a log axis has few powers of ten on it, label what lies between as well: one or two labels say no scale."""
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     low, high = axis.get_view_interval()
-    if axis.get_scale() == "log" and high < 3000 * low:
+    if axis.get_scale() != "log":
+        return
+    if high < 4 * low:  # hardly bent: even steps, as on a linear axis
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    elif high < 3000 * low:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0, 3.0)))
 
 
