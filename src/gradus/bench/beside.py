@@ -404,9 +404,9 @@ def summary(found: Results, section: str = "") -> Rows:
     return header, [[row[name] for name in header] for row in rows]
 
 
-def in_short(found: Results) -> Rows:
-    """`summary` of the cases that belong to no section, as far as a glance goes."""
-    header, rows = summary(found)
+def in_short(found: Results, section: str = "") -> Rows:
+    """`summary` as far as a glance goes: both rates and their ratio."""
+    header, rows = summary(found, section)
     kept = [header.index(name) for name in ("model", "workload", "vLLM tok/s", "Gradus tok/s", "ratio")]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 

@@ -541,7 +541,7 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
     yield _whence(found, runs, where)
     short = is_short(page, root)
     if compares and only in beside.SECTIONS:
-        yield from [markdown(*beside.in_short(found))] if short else _beside(found, section)
+        yield from [markdown(*beside.in_short(found, section))] if short else _beside(found, section)
         return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):
