@@ -26,6 +26,7 @@ BENCHMARK = Benchmark(
             title="The longer the answer, the slower",
             axis="tokens generated",
             rows=tuple(_answer(output) for output in sorted({*OUTPUTS["cpu"], *OUTPUTS["cuda"]})),
+            quick=tuple(Row(str(output), output, single_stream(16, output)) for output in (8, 80)),
             contenders=("p00",),
             columns=("rows", "itl_ms", "itl_ms_p99"),
             against="first row",

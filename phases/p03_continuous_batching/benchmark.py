@@ -45,6 +45,8 @@ BENCHMARK = Benchmark(
                     batch=8,
                 ),
             ),
+            quick=(Row("mixed lengths", 0, burst(12, (4, 16), (4, 32)), batch=4),),
+            quick_title="All at once, mixed lengths, four at a time",
             contenders=("p02", "p03", "transformers-batch"),
             columns=COLUMNS,
             against="p02",

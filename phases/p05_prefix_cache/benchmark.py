@@ -35,6 +35,7 @@ BENCHMARK = Benchmark(
             title="One system prompt: a first request, then all the others at once",
             axis="tokens shared",
             rows=tuple(_system_prompt(prefix) for prefix in sorted({*PREFIXES["cuda"], *PREFIXES["cpu"]})),
+            quick=(Row("128", 128, shared_prefix(5, math.inf, 128, (4, 8), 4, lead=3.0), batch=8),),
             contenders=("p04", "p05"),
             metric="ttft_ms",
             columns=COLUMNS,

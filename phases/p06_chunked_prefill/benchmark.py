@@ -33,6 +33,7 @@ BENCHMARK = Benchmark(
             title="Long prompts among steady decodes",
             axis="workload",
             rows=(Row("long prompts", 0, LONG, batch=24),),
+            quick=(Row("two prompts of 192", 0, long_prompts(3, 40, 2, 192, 0.8, output=2), batch=5, token_budget=48),),
             contenders=("p05", "p06"),
             metric="itl_ms_p99",
             columns=COLUMNS,

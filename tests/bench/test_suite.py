@@ -32,15 +32,20 @@ def test_a_quick_look_measures_every_table_and_writes_the_report(gradus, tmp_pat
     done = gradus("bench", "p01", "--quick", "--no-peers", "--out", str(tmp_path), *TINY)
     assert done.code == 0, done.err
     folder = tmp_path / "cpu" / "p01"
-    assert done.out.strip() == str(folder / "report.md")
+    assert done.out.splitlines()[-1] == str(folder / "report.md")
+    assert "One request, longer and longer answers" in done.out and "8 tokens out" in done.out
     found = results.read(folder / "results.json")
     (run,) = found.runs
-    assert {(cell.table, cell.row) for cell in run.cells} >= {("output-length", "200"), ("prompt-length", "64")}
+    assert {(cell.table, cell.row) for cell in run.cells} == {
+        *(("output-length", output) for output in ("16", "96")),
+        *(("prompt-length", prompt) for prompt in ("16", "128")),
+    }
     for cell in run.cells:
         assert [entry.contender for entry in cell.entries] == ["p00", "p01"]
         for entry in cell.entries:
             assert entry.skipped is None and len(entry.samples) == 2 and entry.prediction
-            assert entry.samples[0]["output_tokens"] == 6
+            wanted = int(cell.row) if cell.table == "output-length" else 8  # a row's name says what was run
+            assert entry.samples[0]["output_tokens"] == wanted
     assert [profile["contender"] for profile in run.profiles] == ["p00", "p01"]
     assert all(profile["kernels"] > 10 and profile["top"] for profile in run.profiles)
     assert run.settings["quick"] and run.settings["commit"] and run.fingerprint["versions"]["torch"]
@@ -67,10 +72,9 @@ def test_a_students_phase_has_a_row_of_its_own_and_a_sentence(gradus, tmp_path, 
     assert all([entry.contender for entry in cell.entries] == ["p00", "p01", "your p01"] for cell in run.cells)
     assert all(entry.samples and entry.prediction for cell in run.cells for entry in cell.entries)
     assert run.settings["your p01"] == "your p01: my_cache.py"
-    first, *_, report = done.out.splitlines()
-    assert re.fullmatch(
-        r"your p01 \(200 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first
-    )
+    *tables, report = done.out.splitlines()
+    first = next(line for line in tables if line.startswith("your p01 ("))
+    assert re.fullmatch(r"your p01 \(16 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first)
     assert first in Path(report).read_text() and "| your p01 |" in Path(report).read_text()
 
 
@@ -229,6 +233,8 @@ def test_the_ceilings_are_measured(monkeypatch):
     assert set(found) == {"read_gb_s", "copy_gb_s", "float32_tflop_s", "bfloat16_tflop_s", "launch_us"}
     assert all(value > 0 for value in found.values())
     assert 0.1 < found["read_gb_s"] < 10_000 and 0.01 < found["launch_us"] < 1000
+    narrow = fingerprint.machine_of(found, torch.float32, torch.bfloat16)  # either type may multiply them
+    assert narrow.rate == max(found["float32_tflop_s"], found["bfloat16_tflop_s"]) * 1e12
     machine = fingerprint.machine_of(found, torch.float32)
     assert machine.bandwidth == found["read_gb_s"] * 1e9 and machine.rate == found["float32_tflop_s"] * 1e12
 

@@ -86,7 +86,10 @@ class Sequence:
         """A decode that enters a page reserves it whole."""
         enters = start > 0 and start % self.cache.page_size == 0 and self.cache.stored(self.id) == start
         if enters and end == start + 1 == len(self.tokens):
-            return self.cache.add_pages([self.id])
+            changes = self.cache.add_pages([self.id])
+            if changes is not None:
+                self.tables = updated(self.tables, *changes)
+            return changes is not None
         return end <= self.cache.stored(self.id) or self.cache.reserve(self.id, end)
 
     def release(self, poisoned: bool = False) -> None:

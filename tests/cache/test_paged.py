@@ -50,10 +50,11 @@ def test_pages_for_many_are_those_that_reserve_would_take_one_by_one():
         for name in "abc":
             cache.reserve(name, 2)
             cache.table_change(name)
-    assert many.add_pages("abc") and all(single.reserve(name, 4) for name in "abc")
-    for name in "abc":
+    changes = many.add_pages("abc")
+    assert changes is not None and all(single.reserve(name, 4) for name in "abc")
+    for name, change in zip("abc", changes, strict=True):
         assert many.stored(name) == single.stored(name) == 4
-        assert many.table_change(name) == single.table_change(name) is not None
+        assert change == single.table_change(name) is not None and many.table_change(name) is None
     many.check()
 
 

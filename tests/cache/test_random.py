@@ -120,17 +120,17 @@ def hit_without_a_reference(self, index, tokens, salt, hit=PagedCache._hit):
     return resident
 
 
-def given_back_by_the_end(self, residents, count, start=None, extend=PagedCache._extend):
-    extended = extend(self, residents, count, start)
-    for resident in residents if extended else ():
+def given_back_by_the_end(self, resident, count, start, extend=PagedCache._extend):
+    extended = extend(self, resident, count, start)
+    if extended:
         self._give_back(resident, resident.room)
     return extended
 
 
-def half_reserved(self, residents, count, start=None, extend=PagedCache._extend):
-    extended = extend(self, residents, count, start)
+def half_reserved(self, resident, count, start, extend=PagedCache._extend):
+    extended = extend(self, resident, count, start)
     if not extended:
-        extend(self, residents, 1, start)  # keeps what it gets
+        extend(self, resident, 1, start)  # keeps what it gets
     return extended
 
 

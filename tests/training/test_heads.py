@@ -1,7 +1,10 @@
 """Training: what is learned is what is drafted, by a gradient that is the whole one's, and a seed decides the texts."""
 
+import itertools
 import json
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +16,13 @@ from gradus.loading import open_checkpoint
 from gradus.loading.progress import Silent
 from gradus.speculative.heads import HeadsShape, create_heads
 from gradus.speculative.heads_drafter import draft_head
+from gradus.text.llm import LLM
 from gradus.training import __main__ as plain
 from gradus.training.agreement import agreement
 from gradus.training.batches import Texts, batches
 from gradus.training.heads import Recipe, begun, common_words, descend, embedding_scale, train_heads
 from gradus.training.learning import DECAY, logits_of, loss_and_gradient, read
-from gradus.training.writing import Conversation, Turns, unlooped
+from gradus.training.writing import Conversation, Turns, unlooped, write
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.phases.conftest import FAMILIES, build_engine, tiny_model
 from tests.phases.drive import run
@@ -196,10 +200,26 @@ def test_the_same_seed_gives_the_same_heads_and_another_gives_others(tmp_path):
     assert first == again != other
 
 
-def test_time_that_runs_out_ends_writing_and_training(tmp_path, capsys):
-    asked = [*TINY[:-4], "--tokens", "100000000", "--passes", "1000", "--minutes", "0.1", "--out", str(tmp_path / "h")]
-    assert plain.main(asked) == 0
-    assert "is ready" in capsys.readouterr().out
+def test_time_that_runs_out_ends_training(monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr("gradus.training.heads.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    model, train = tiny_model(SHAPE), batches(conversations(6), 256, K)
+    shape = HeadsShape("medusa", K, model.config.hidden_size, 96, model.config.vocab_size)
+    heads, head = begun(shape, model, train[0], seed=1), draft_head(model, shape.vocabulary)
+    recipe = Recipe("medusa", K, passes=1000)
+    assert descend(model, heads, head, train, recipe, Silent(), 10, 1.0) == 9
+    assert descend(model, heads, head, train, recipe, Silent(), 10, 1.0) == 0
+
+
+def test_time_that_runs_out_ends_writing():
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=2)
+    assert write(llm, 10**6, 0, Silent(), until=time.monotonic() - 1) == []
+    begin = time.monotonic()
+    write(llm, 10**6, 0, Silent(), until=begin + 0.5)
+    while llm.core.has_work:  # a step that was under way
+        llm.core.step()
+    assert llm.metrics().active == llm.metrics().waiting == 0
+    llm.check()
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,25 @@ def bench(
             files = measure(target, settings, out, watching, load)
     report(out, say=lambda _: None)
     for file in files:
+        if quick and target not in (quality_report.NAME, sampling_report.NAME):
+            _say_tables(file, say)
         if impl is not None:
             _say_yours(file, say)
         say(str(file.with_name("report.md")))
     return list(files)
+
+
+def _say_tables(file: Path, say: Callable[[str], None]) -> None:
+    """The quick look's tables, narrow enough for a terminal."""
+    from gradus.bench import registry, results
+    from gradus.bench.report import narrow_table
+
+    found = results.read(file)
+    for run in found.runs:
+        for table in registry.load(found.benchmark).tables:
+            if run.settings["quick"] and run.of(table.name):
+                say(f"{table.titled(quick=True)} ({run.title}; a small workload, not to be quoted)")
+                say(f"{narrow_table(run, table)}\n")
 
 
 def _say_yours(file: Path, say: Callable[[str], None]) -> None:

@@ -102,6 +102,9 @@ class Table:
     goodput. panels: metrics that the figure shows side by side, of a table of one row; () draws `metric` alone.
     gpu_only: contenders that a CPU leaves out, where they are what another one is. once_s: a contender whose warm-up
     takes longer than so many seconds is timed once.
+    quick: the rows of a quick look: workloads of seconds, under labels of their own, on which the contenders differ in
+    the same direction as on the whole ones. A quick look leaves out tables without them; where no table of a benchmark
+    has any, it cuts the first rows of each. quick_title: where the title does not fit those rows.
     """
 
     name: str
@@ -117,6 +120,12 @@ class Table:
     panels: tuple[str, ...] = ()
     gpu_only: tuple[str, ...] = ()
     once_s: float = math.inf
+    quick: tuple[Row, ...] = ()
+    quick_title: str = ""
+
+    def titled(self, quick: bool) -> str:
+        """Its title in a whole run, or in a quick look."""
+        return (quick and self.quick_title) or self.title
 
 
 FIRST_ROW = "first row"

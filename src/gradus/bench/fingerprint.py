@@ -86,10 +86,14 @@ def rates(device: torch.device, quick: bool = False) -> dict[str, float]:
     }
 
 
-def machine_of(found: dict[str, float], activations: torch.dtype) -> Machine:
-    """The ceilings for a model: products run in its activations' type, whatever its weights are stored in."""
-    kind = "float32" if activations == torch.float32 else "bfloat16"
-    return Machine(bandwidth=found["read_gb_s"] * 1e9, rate=found[f"{kind}_tflop_s"] * 1e12)
+def machine_of(found: dict[str, float], activations: torch.dtype, weights: torch.dtype | None = None) -> Machine:
+    """The ceilings for a model. weights: of another type than the activations, where they are.
+
+    Products run in the activations' type. Narrower weights may be widened for that, or the activations narrowed, which
+    is measured where the model is loaded: so then the faster of both types is the ceiling.
+    """
+    rates = {"float32" if kind == torch.float32 else "bfloat16" for kind in (activations, weights or activations)}
+    return Machine(bandwidth=found["read_gb_s"] * 1e9, rate=max(found[f"{kind}_tflop_s"] for kind in rates) * 1e12)
 
 
 def _read_rate(device: torch.device, size: int) -> float:

@@ -148,10 +148,11 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
             parts.append(QUANTIZED)
         for table in benchmark.tables:
             if run.of(table.name):
-                parts += [f"### {table.title}", table_of(run, table)]
+                title = table.titled(quick=run.settings["quick"])
+                parts += [f"### {title}", table_of(run, table)]
                 parts += yours.sentences(run, table)
                 if has_figure(run, table):
-                    parts.append(f"![{table.title}]({figure_name(found, run, table.name)})")
+                    parts.append(f"![{title}]({figure_name(found, run, table.name)})")
                 if table.panels:
                     parts.append(_steps(found, run, benchmark, table))
         if run.profiles:
@@ -189,8 +190,8 @@ HOW_TO_READ = (
 
 
 QUICK = (
-    "**A quick look, not to be quoted.** Requests are few and cut to a few tokens, so a row's name says what would be "
-    "run, not what was."
+    "**A quick look, not to be quoted.** Requests are few and short, so a difference has the right sign, but "
+    "hardly the right size."
 )
 
 
@@ -298,7 +299,7 @@ def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table)
             [
                 registry.title_of(entry.contender),
                 *(_median(entry, metric) for metric in table.panels),
-                _step(entry, found, run, benchmark),
+                _step(entry, cell, found, run, benchmark),
             ]
             for entry in cell.entries
             if entry.samples
@@ -322,14 +323,18 @@ def _median(entry: Entry, metric: str) -> str:
 
 def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
     """What each rung adds, as a list."""
-    entries = [entry for cell in run.of(table.name) for entry in cell.entries if entry.samples]
-    said = [(registry.title_of(entry.contender), _step(entry, found, run, benchmark)) for entry in entries]
+    (cell,) = run.of(table.name)
+    entries = [entry for entry in cell.entries if entry.samples]
+    said = [(registry.title_of(entry.contender), _step(entry, cell, found, run, benchmark)) for entry in entries]
     return "\n".join(f"- **{title}.** {step}" for title, step in said if step)
 
 
-def _step(entry: Entry, found: Results, run: Run, benchmark: Benchmark) -> str:
+def _step(entry: Entry, cell: Cell, found: Results, run: Run, benchmark: Benchmark) -> str:
+    """A contender's sentence; its fields name the whole workload, and a quick look has another label."""
     only = Results(found.hardware, found.benchmark, [run])
-    return fill(registry.step_of(entry.contender), only, benchmark)
+    whole = benchmark.table(cell.table).rows[0].label
+    sentence = registry.step_of(entry.contender).replace(f"{{{cell.table}/{whole}/", f"{{{cell.table}/{cell.row}/")
+    return fill(sentence, only, benchmark)
 
 
 def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
@@ -353,6 +358,27 @@ def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
         found = spread(entry.samples, column)
         row.append("" if found is None else shown(found.median, column))
     return row
+
+
+def narrow_table(run: Run, table: Table) -> str:
+    """For a terminal: what was run, the metric, the speed-up, and the rows that the model computed."""
+    header = [table.axis, "", METRICS[table.metric].heading, *(["speed-up"] if table.against else []), "rows"]
+    lines = [header]
+    for cell in run.of(table.name):
+        for entry in cell.entries:
+            name, measured, *others = _row(entry, cell, run, table)
+            rows = spread(entry.samples, "rows")
+            gain = [others[0]] if table.against else []
+            first = cell.row if entry is cell.entries[0] else ""
+            lines.append([first, name, measured, *gain, "" if rows is None else shown(rows.median, "rows")])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if i < 2 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def profile_table(run: Run, *, short: bool = False) -> str:
@@ -418,7 +444,7 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
     mark = ("upright line" if one else "dotted") + ": predicted"
     return Picture(
         kind="levels" if one else "lines",
-        title=table.title,
+        title=table.titled(quick=run.settings["quick"]),
         subtitle=f"{run.title}, {hardware_title(found.hardware)}" + (f" ({mark})" if floors else ""),
         x_label=metric.heading if one else table.axis,
         y_label="" if one else metric.heading,

@@ -94,7 +94,7 @@ class Suite:
         device = self.bench.device
         self.hardware = hardware_name(device)
         self.fingerprint = fingerprint(device, quick=self.settings.quick)
-        self.machine = machine_of(self.fingerprint["rates"], self.bench.model.dtype)
+        self.machine = machine_of(self.fingerprint["rates"], self.bench.model.dtype, self.bench.weights_dtype)
 
     def measure(self, name: str) -> Path:
         """Run the benchmark of that name; its results file is written after every cell. Returns the file."""
@@ -104,11 +104,11 @@ class Suite:
         for table in benchmark.tables:
             if self.settings.tables and table.name not in self.settings.tables:
                 continue
-            for row in table.rows[: QUICK_ROWS if self.settings.quick else None]:
+            for row in self._rows(benchmark, table):
                 cell = self._cell(name, table, row)
                 if cell is None or (self.settings.resume and _is_measured(run, cell)):
                     continue
-                self._fill(cell, table, run)
+                self._fill(cell, row, table, run)
                 run.put(cell)
                 self._finish(run, name)
         if not run.cells and not self.settings.tables:
@@ -146,19 +146,28 @@ class Suite:
         same = old is not None and old.settings["commit"] == fresh.settings["commit"]
         return old if old is not None and (narrowed or self.settings.resume) and same else fresh
 
+    def _rows(self, benchmark: Benchmark, table: Table) -> Sequence[Row]:
+        """The table's rows; of a quick look those that are meant for it, or the first ones cut."""
+        if not self.settings.quick:
+            return table.rows
+        if any(one.quick for one in benchmark.tables):
+            return table.quick
+        cut = [short for row in table.rows if (short := _cut(row, self.bench.device.type)) is not None]
+        return list({row.label: row for row in reversed(cut[:QUICK_ROWS])}.values())[::-1]  # equal ones once
+
     def _cell(self, name: str, table: Table, row: Row) -> Cell | None:
         """None where the row is not for this device, or its sequences are too long for the model."""
-        workload, here = self._workload(row), row.on(self.bench.device.type)
-        config = self.bench.model.config
-        if workload is None or here is None:
+        here, config = row.on(self.bench.device.type), self.bench.model.config
+        if here is None:
             return None
+        workload = here.workload
         if workload.longest > config.context_length:
             self.watcher.note(
                 f"{name}, {table.title}, {row.label}: left out, sequences of {workload.longest} tokens are longer than "
                 f"the model's context of {config.context_length}"
             )
             return None
-        if not self.settings.quick and here.context is not None and here.context > config.context_length:
+        if here.context is not None and here.context > config.context_length:
             self.watcher.note(
                 f"{name}, {table.title}, {row.label}: left out, a context of {here.context} tokens is longer than the "
                 f"model's of {config.context_length}"
@@ -179,12 +188,6 @@ class Suite:
             },
         )
 
-    def _workload(self, row: Row) -> Workload | None:
-        here = row.on(self.bench.device.type)
-        if here is None or not self.settings.quick:
-            return here.workload if here else None
-        return here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
-
     def _contenders(self, table: Table) -> list[str]:
         every = yours.beside(table.contenders, list(self.bench.solutions))
         names = [name for name in every if self._has_place(name)]
@@ -200,19 +203,19 @@ class Suite:
 
     # -- one cell ------------------------------------------------------------------------------------------------------
 
-    def _fill(self, cell: Cell, table: Table, run: Run) -> None:
+    def _fill(self, cell: Cell, row: Row, table: Table, run: Run) -> None:
         """Predict, then measure."""
-        row = next(row for row in table.rows if row.label == cell.row)
-        workload = self._workload(row)
-        assert workload is not None
-        config = self.bench.model.config
-        room = self._room(row, workload, cell)
+        here = row.on(self.bench.device.type)
+        assert here is not None
+        workload, config = here.workload, self.bench.model.config
+        room = Room(here.context or workload.longest, row.slots or cell.batch, here.cache_tokens, here.token_budget)
         cell.entries = [Entry(name, self._predict(name, workload, room)) for name in self._contenders(table)]
         floors = [entry.prediction["seconds"] for entry in cell.entries if entry.prediction]
         slowest = max(floors, default=0.0)
         repeats = replace(self._repeats(slowest), once_s=table.once_s)
         contenders = [self.bench.contender(entry.contender, room) for entry in cell.entries]
-        self.watcher.cell(f"{table.title}: {cell.row}", len(contenders) * (repeats.usual + 1))
+        title = table.titled(self.settings.quick)
+        self.watcher.cell(f"{title}: {cell.row}", len(contenders) * (repeats.usual + 1))
         trials = compare(
             contenders,
             arrivals=workload.arrivals(config.vocab_size, config.context_length),
@@ -228,14 +231,7 @@ class Suite:
             if "memory_share" in table.columns:
                 self._add_memory_share(entry)
             if trial.failed:
-                self.watcher.note(f"{table.title}, {cell.row}: {entry.contender} left out: {trial.failed}")
-
-    def _room(self, row: Row, workload: Workload, cell: Cell) -> Room:
-        """A quick look's sequences are shorter, and so is then the context."""
-        here = row.on(self.bench.device.type)
-        assert here is not None
-        context = workload.longest if here.context is None or self.settings.quick else here.context
-        return Room(context, row.slots or cell.batch, here.cache_tokens, here.token_budget)
+                self.watcher.note(f"{title}, {cell.row}: {entry.contender} left out: {trial.failed}")
 
     def _predict(self, contender: str, workload: Workload, room: Room) -> dict[str, Any] | None:
         policy = registry.policy_of(contender)
@@ -306,6 +302,19 @@ class Suite:
             self.watcher.note(
                 f"{name}: {results.FILE} has {size} bytes, more than the {results.MAX_BYTES} that may be committed"
             )
+
+
+def _cut(row: Row, device: str) -> Row | None:
+    """The row with fewer and shorter requests, labeled as what it is; None where it is not for the device."""
+    here = row.on(device)
+    if here is None:
+        return None
+    short = here.workload.shrunk(QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT).within(QUICK_SECONDS)
+    whole = short.whole
+    longest_in, longest_out = max(job.prompt for job in whole), max(job.output for job in whole)
+    label = f"{len(whole)} request{'s' if len(whole) > 1 else ''}, {longest_in} in, {longest_out} out at most"
+    what = f"{here.workload.what}; cut to {label}"
+    return replace(row, label=label, workload=replace(short, what=what), context=None)
 
 
 def _is_measured(run: Run, cell: Cell) -> bool:

@@ -202,7 +202,8 @@ def long_prompts(
     """Steady decodes, into which a long prompt falls every so many seconds: what does it do to the others' tokens?"""
     decodes = [Job(0.0, 32, steady_output) for _ in range(steady)]
     intruders = [Job((i + 1) * every, prompt, output) for i in range(injected)]
-    what = f"{steady} steady decodes of {steady_output} tokens, {injected} prompts of {prompt}, one every {every:g} s"
+    when = f"one prompt of {prompt} after" if injected == 1 else f"{injected} prompts of {prompt}, one every"
+    what = f"{steady} steady decodes of {steady_output} tokens, {when} {every:g} s"
     return Workload("long prompts", what, tuple(decodes + intruders), seed)
 
 

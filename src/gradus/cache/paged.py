@@ -12,7 +12,6 @@ tables told by what changed, eviction ahead of need, and pages poisoned by numbe
 import sys
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 
 from gradus.cache import TableChange
 from gradus.cache.inspection import PageCounts, Tables, TreeNode
@@ -46,11 +45,15 @@ class Resident:
 
     def change(self) -> TableChange | None:
         """What is new in the block tables since this was last asked; None if nothing is."""
-        kept, entries = self.told, len(self.tables[0])
-        if kept == entries:
-            return None
-        self.told = entries
-        return TableChange(kept, tuple([tuple(table[kept:]) for table in self.tables]))
+        return None if self.told == len(self.tables[0]) else self.tell()
+
+    def tell(self) -> TableChange:
+        """What is new, if there is something."""
+        kept, tables = self.told, self.tables
+        self.told = len(tables[0])
+        if len(tables) == 1:  # spared a list: this is called for every page that a decode enters
+            return TableChange(kept, (tuple(tables[0][kept:]),))
+        return TableChange(kept, tuple([tuple(table[kept:]) for table in tables]))
 
 
 class PagedCache:
@@ -110,11 +113,16 @@ class PagedCache:
         cursor, tables = index.match(tokens, salt)
         if not cursor.depth:
             return self._newcomer(cursor)
-        for table in tables:
-            self.pool.share(*filter(None, table))
+        self.pool.share(*self._pages(tables))
         hit = cursor.depth * self.page_size
-        first = [first_page(hit, window, self.page_size) for window in self.windows]
+        first = [0 if window is None else first_page(hit, window, self.page_size) for window in self.windows]
         return Resident(tables, first, hit, hit, cursor, hit + self.page_size)
+
+    def _pages(self, tables: list[list[int]]) -> list[int]:
+        """All pages in block tables, without the entries of those given back."""
+        if not self.sliding and len(tables) == 1:
+            return tables[0]
+        return [page for entries in zip(*tables, strict=True) for page in entries if page]
 
     # -- it grows ----------------------------------------------------------------------------------------------------
 
@@ -133,35 +141,42 @@ class PagedCache:
         if resident is None:
             resident = self._newcomer()
         if end > resident.room:
-            if not self._extend([resident], -(-(end - resident.room) // self.page_size), start):
+            count = -(-(end - resident.room) // self.page_size)
+            if not self._extend(resident, count, resident.stored if start is None else start):
                 return False
             self.residents[id] = resident
         resident.stored = end
         return True
 
-    def add_pages(self, ids: Sequence[Hashable]) -> bool:
-        """A page more, reserved whole, for each of these sequences, whose pages are all full: all or none and False."""
-        entering = [self.residents[id] for id in ids]
-        if not self._extend(entering, 1):
-            return False
-        for resident in entering:
-            resident.stored = resident.room
-        return True
+    def add_pages(self, ids: Sequence[Hashable]) -> list[TableChange] | None:
+        """A page more, reserved whole, for each of these sequences, whose pages are all full: all or none and None.
 
-    def _extend(self, residents: Sequence[Resident], count: int, start: int | None = None) -> bool:
-        """Lengthen every table of each by so many pages. False, and no page more, if there is no room for all."""
+        Returns what is new in their block tables, as `table_change`.
+        """
+        entering = [self.residents[id] for id in ids]
         if self.sliding:
-            for resident in residents:
-                self._give_back(resident, resident.stored if start is None else start)
-        wanted = len(residents) * count * len(self.windows)
-        if wanted > self.available:
-            self.refusals += 1
-            return False
-        pages = iter(self._take(wanted))
-        for resident in residents:
+            for resident in entering:
+                self._give_back(resident, resident.stored)
+        taken = self._take(len(entering) * len(self.windows))
+        if taken is None:
+            return None
+        pages = iter(taken)
+        for resident in entering:
             for table in resident.tables:
-                table += islice(pages, count)
-            resident.room += count * self.page_size
+                table.append(next(pages))
+            resident.stored = resident.room = resident.room + self.page_size
+        return [resident.tell() for resident in entering]
+
+    def _extend(self, resident: Resident, count: int, start: int) -> bool:
+        """Lengthen each of its tables by so many pages. False, and no page more, if there is no room for all."""
+        if self.sliding:
+            self._give_back(resident, start)
+        taken = self._take(count * len(self.windows))
+        if taken is None:
+            return False
+        for group, table in enumerate(resident.tables):
+            table += taken[group * count : (group + 1) * count]
+        resident.room += count * self.page_size
         return True
 
     def _give_back(self, resident: Resident, start: int) -> None:
@@ -177,7 +192,11 @@ class PagedCache:
             table[first:seen] = [0] * (seen - first)
             resident.first[group] = seen
 
-    def _take(self, count: int) -> list[int]:
+    def _take(self, count: int) -> list[int] | None:
+        """So many pages; None if there are fewer, evictions included."""
+        if count > self.pool.available:
+            self.refusals += 1
+            return None
         while (missing := count - len(self.pool.free)) > 0:
             self._evict(max(missing, self._evict_ahead))
         return self.pool.take(count)
@@ -196,26 +215,28 @@ class PagedCache:
 
     # -- others may share --------------------------------------------------------------------------------------------
 
-    def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> None:
+    def publish(self, id: Hashable, tokens: list[int], end: int = NEVER) -> bool:
         """Steps have run: each full page of `tokens` that is stored enters the index, for others to hit.
 
         end: only pages of positions below it; what later steps, now under way, store has not been seen to be good.
         Where another sequence was first with the same tokens, this one swaps its page for that one; plans under way
-        keep their snapshots, so they never notice. A sequence never seen has no pages.
+        keep their snapshots, so they never notice. Returns whether it did. A sequence never seen has no pages.
         """
         resident = self.residents.get(id)
         if resident is None:
-            return
+            return False
         end = min(len(tokens), resident.stored, end)
         if end < resident.publish_at:
-            return
+            return False
         assert self.index is not None and resident.cursor is not None, "without an index, publish_at is never reached"
-        for group, place, page in self.index.insert(resident.cursor, tokens, resident.tables, end // self.page_size):
+        duplicates = self.index.insert(resident.cursor, tokens, resident.tables, end // self.page_size)
+        for group, place, page in duplicates:
             self.pool.share(page)
             self.pool.drop(resident.tables[group][place])
             resident.tables[group][place] = page
             resident.told = min(resident.told, place)
         resident.publish_at = (resident.cursor.depth + 1) * self.page_size
+        return bool(duplicates)
 
     # -- it goes -----------------------------------------------------------------------------------------------------
 
@@ -229,9 +250,7 @@ class PagedCache:
             return
         if poisoned:
             self._poison(resident)
-        deepest_first = [reversed(table) for table in resident.tables]
-        pages = deepest_first[0] if len(deepest_first) == 1 else chain.from_iterable(zip(*deepest_first, strict=True))
-        self.pool.drop(*filter(None, pages))
+        self.pool.drop(*self._pages(resident.tables)[::-1])
 
     def _poison(self, resident: Resident) -> None:
         held = [page for table in resident.tables for page in filter(None, table)]

@@ -7,6 +7,7 @@ other, so no request is refused for lack of *adjacent* room. (PagedAttention: Kw
 The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Page 0 is never handed out.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Container
 from itertools import islice
@@ -46,8 +47,7 @@ class PagePool:
     def __init__(self, count: int, indexed: Container[int] = ()) -> None:
         self.count = count
         self.indexed = indexed
-        self.free = list(range(count, 0, -1))  # a stack with page 1 on top
-        self.is_free = bytearray(b"\0" + b"\1" * count + b"\0")  # the same by page, with a page that is not at each end
+        self.free = array("q", range(count, 0, -1))  # a stack with page 1 on top
         self.references = [0] * (count + 1)  # by page
         self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
@@ -65,29 +65,30 @@ class PagePool:
         """Free pages, with one reference each. Raises PoolExhausted if there are fewer: the caller evicts first."""
         if count > len(self.free):
             raise PoolExhausted(f"{count} pages are wanted, and {len(self.free)} of {self.count} are free")
-        split = len(self.free) - count
-        taken, self.free[split:] = self.free[split:][::-1], ()
+        split, references = len(self.free) - count, self.references
+        taken = self.free[split:].tolist()[::-1]
+        del self.free[split:]
         for page in taken:
-            self.is_free[page] = 0
-            self.references[page] = 1
+            references[page] = 1
         return taken
 
     def share(self, *pages: int) -> None:
         """One more reference to held or idle pages; an idle page becomes held. Raises FreePageUsed at a free one."""
         references = self.references
         for page in pages:
-            if references[page] == 0:
+            before = references[page]
+            if before == 0:
                 if page not in self.idle:
                     raise FreePageUsed(f"page {page} is free")
                 del self.idle[page]
-            references[page] += 1
+            references[page] = before + 1
 
     def drop(self, *pages: int) -> None:
         """One reference less. With the last one a page turns idle, as the most recently used, or free if not indexed.
 
         Raises DoubleFree at a page without references.
         """
-        references, indexed = self.references, self.indexed
+        references, indexed, idle = self.references, self.indexed, self.idle
         for page in pages:
             left = references[page] - 1
             if left < 0:
@@ -95,10 +96,9 @@ class PagePool:
             references[page] = left
             if left == 0:
                 if page in indexed:
-                    self.idle[page] = None
+                    idle[page] = None
                 else:
                     self.free.append(page)
-                    self.is_free[page] = 1
 
     def oldest_idle(self, count: int) -> list[int]:
         """Up to `count` idle pages, the least recently used first: it is the next to be evicted.
@@ -111,12 +111,12 @@ class PagePool:
 
     def reclaim(self, *pages: int) -> None:
         """Idle pages that the index has given up are free. Raises PageInUse at one that is not idle."""
+        idle = self.idle
         for page in pages:
-            if page not in self.idle:
+            if page not in idle:
                 raise PageInUse(f"page {page} is not idle, it has {self.references[page]} references")
-            del self.idle[page]
-            self.free.append(page)
-            self.is_free[page] = 1
+            del idle[page]
+        self.free.extend(pages)
 
     def counts(self) -> PageCounts:
         """How many pages are in which state."""
@@ -127,8 +127,9 @@ class PagePool:
 
         Between two neighbors among the pages that are not free lies a run of free ones.
         """
-        taken = np.flatnonzero(np.frombuffer(self.is_free, np.uint8) == 0)
-        return int(np.diff(taken).max()) - 1
+        taken = np.ones(self.count + 2, np.bool_)  # with a page that is not free at each end
+        taken[np.array(self.free)] = False
+        return int(np.diff(taken.nonzero()[0]).max()) - 1
 
     def check(self) -> None:
         """Every page is in exactly one of three states, the one that its references and the index say."""
@@ -139,6 +140,3 @@ class PagePool:
         assert all(self.references[page] > 0 for page in pages if page not in unheld)
         assert set(self.idle) == {page for page in unheld if page in self.indexed}, "idle is indexed and unheld"
         assert free == unheld - set(self.idle), "a page is lost, or free and in use"
-        assert all(self.is_free[page] == (page in free) for page in range(self.count + 2)), (
-            "the map of free pages is wrong"
-        )

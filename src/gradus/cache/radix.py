@@ -95,16 +95,23 @@ class PrefixIndex:
             last = cursor.depth - cursor.node.start
             for table, run in zip(found, cursor.node.pages, strict=True):
                 table += run[last - steps : last]
+        if self.sliding:
+            self._hide_unseen(cursor, found)
+        return cursor, found
+
+    def _hide_unseen(self, cursor: Cursor, found: list[list[int]]) -> None:
+        """Go back to where no page is missing that a window sees, and leave out those that none sees."""
         hit = cursor.depth = self._usable(found)
         cursor.find()
-        if not hit:
-            return cursor, [[] for _ in self.windows]
-        seen = [first_page(hit * self.page_size, window, self.page_size) for window in self.windows]
-        return cursor, [[0] * first + table[first:hit] for first, table in zip(seen, found, strict=True)]
+        for table, window in zip(found, self.windows, strict=True):
+            first = first_page(hit * self.page_size, window, self.page_size)
+            table[:] = [0] * first + table[first:hit]
 
     def _advance(self, cursor: Cursor, tokens: list[int], end: int) -> int:
         """Move the cursor along one node while it agrees with `tokens`, up to page `end`. Returns the pages passed."""
         node, depth, size = cursor.node, cursor.depth, self.page_size
+        if depth == end:
+            return 0
         if depth == node.end:
             if not node.children:
                 return 0
@@ -112,8 +119,9 @@ class PrefixIndex:
             if child is None:
                 return 0
             node = child
-        known = node.tokens[(depth - node.start) * size :]
-        steps = agreeing_pages(known, tokens[depth * size : min(end * size, depth * size + len(known))], size)
+        most = min(node.end, end)
+        known = node.tokens[(depth - node.start) * size : (most - node.start) * size]
+        steps = agreeing_pages(known, tokens[depth * size : most * size], size)
         if steps:
             cursor.node, cursor.depth = node, depth + steps
         return steps
@@ -227,12 +235,9 @@ class PrefixIndex:
         node = self.owners[pages[0]]
         if node.children or self.windows != (None,):
             return self.remove(pages[0])
-        length = len(node.pages[0])
-        for page, last in zip(pages, reversed(node.pages[0]), strict=False):
-            if page != last:
-                break
-            length -= 1
-        return self._shorten(node, length)[::-1]
+        (run,) = node.pages
+        gone = agreeing_pages(pages[: len(run)], run[: -len(pages) - 1 : -1], 1)
+        return self._shorten(node, len(run) - gone)[::-1]
 
     def _locate(self, node: Node, page: int) -> tuple[int, int]:
         """The layer group of one of the node's pages, and its place in the run: nearly always the last."""
@@ -255,8 +260,10 @@ class PrefixIndex:
         """Leave a node `length` pages; with none, it leaves the tree."""
         forgotten: list[int] = []
         for run in node.pages:
-            forgotten += filter(None, run[length:])
+            forgotten += run[length:]
             del run[length:]
+        if self.sliding:
+            forgotten = [page for page in forgotten if page]
         for page in forgotten:
             del self.owners[page]
         del node.tokens[length * self.page_size :]
@@ -329,7 +336,7 @@ def agreeing_pages(left: list[int], right: list[int], page_size: int) -> int:
     Comparing slices is a loop in C, and most often they are equal to the end of one. If not, it is found by halves.
     """
     agree, most = 0, min(len(left), len(right)) // page_size
-    if left[: most * page_size] == right[: most * page_size]:
+    if left == right:
         return most
     while agree < most:
         middle = (agree + most + 1) // 2

@@ -6,7 +6,7 @@ Read in this order:
     terminal.py    what goes to stdout and what to stderr;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
     generate.py, chat.py, serve.py, models.py (models, pull)
-    exercises.py (exercise, check, diff, show, flat), course.py (phases)
+    exercises.py (exercise, check, diff, show, flat), xray.py (xray), demo.py (demo), course.py (phases)
     bench.py (bench, report, profile), health.py (doctor)
 
 Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
@@ -22,7 +22,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import bench, chat, course, exercises, generate, health, models, serve, terminal
+from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, serve, terminal, xray
 from gradus.device.threads import sleep_while_waiting, stay_within_share
 from gradus.errors import CapacityError, GradusError
 from gradus.exercises.solution import blamed
@@ -48,6 +48,8 @@ for command, panel in (
     (exercises.diff, "Follow the course"),
     (exercises.show, "Follow the course"),
     (exercises.flat, "Follow the course"),
+    (xray.xray, "Follow the course"),
+    (demo.demo, "Follow the course"),
     (bench.bench, "Measure"),
     (bench.report, "Measure"),
     (bench.profile, "Measure"),

@@ -4,6 +4,8 @@ What an exercise is, and how a student's file takes the place of ours, gradus.ex
 
     check.py        the phase's own tests against the student's file, and one sentence about what is wrong
     probe.py        what tests and drawings may know of an engine
+    xray/           a run recorded through the probe, as a page to step through
+    demos.py        a phase and the one before it on a small workload;  charts.py: what that looks like
     reading.py      the order in which a lesson reads its files
     difference.py   what a phase changed
     flat.py         a phase as one file

@@ -207,6 +207,8 @@ class Sampled:
         tokens = tuple([token for token in self.tokens[first : first + count].tolist() if token > REJECTED])
         if tokens and min(tokens) < 0:
             return SpanResult(error=NOT_FINITE)
+        if not self.logprobs:
+            return SpanResult(tokens)
         packed = tuple(self.logprobs[first : first + len(tokens)])
         return SpanResult(tokens, Logprobs(packed)) if any(packed) else SpanResult(tokens)
 

@@ -15,6 +15,7 @@ from collections import deque
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradus.engine.plan import UNKNOWN, Column, Decodes
 from gradus.engine.sequence import Sequence
@@ -54,10 +55,10 @@ class BoundedColumns(Columns):
         self._known[slot] = self._least[slot] = self._most[slot] = stored + 1
         self._end[slot], self._pages[slot] = sequence.longest, -(-stored // self.page_size) * self.page_size
         self._last[slot], self._fill[slot] = NEVER, 0
-        self._stop_at(slot, sequence.stop_ids)
-        self.owners[slot], sequence.unread = sequence, self
-        self.count += 1
-        self._cohort = None
+        self._enter(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        self._depart(sequence)
 
     def begin(self, sequence: Sequence, token: int) -> None:
         self.told(sequence)
@@ -73,7 +74,7 @@ class BoundedColumns(Columns):
         if self._cohort is None:  # a sequence has come or gone, or a bound has moved
             slots = ((self._last > NO_STEP) & (self._least < self._end)).nonzero()[0]
             positions = self._least[slots] - 1
-            self._cohort = Cohort(slots, self.owners[slots], positions, positions % self.page_size, NEVER)
+            self._cohort = Cohort(slots, self.owners[slots], positions)
         return self._cohort
 
     def at_page_end(self) -> list[Sequence]:
@@ -105,7 +106,7 @@ class BoundedColumns(Columns):
 
     def advance(self, *, known: bool, drafts: int = 0) -> Decodes:
         """A token and up to so many drafts for each that may have one to run: always of tokens that the device has."""
-        slots, owners, starts, _, _ = self.going()
+        slots, owners, starts = self.going()
         if not len(slots):
             return Decodes()
         self.planned += 1
@@ -159,9 +160,8 @@ class BoundedColumns(Columns):
 
     # -- the prefix index ----------------------------------------------------------------------------------------------
 
-    def with_untold(self, page: int) -> list[Sequence]:
-        untold = (self._indexed <= page) & (self._known - 1 >= (page + 1) * self.page_size)
-        return self.owners[untold].tolist()
+    def _filled(self, page: int) -> NDArray[np.bool_]:
+        return self._known - 1 >= (page + 1) * self.page_size
 
     # -- what there is, and the invariants -----------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ comes and when it goes, and never in between: where it stands follows from its r
 """
 
 import sys
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
-from numpy import count_nonzero  # on short columns far quicker than any()
 from numpy.typing import NDArray
 
 from gradus.engine.plan import UNKNOWN, Column, Decodes
@@ -28,14 +28,12 @@ NEVER = sys.maxsize
 class Cohort(NamedTuple):
     """Sequences that decode together: the same ones, step after step, until one comes or goes.
 
-    Their slots, ascending; the rest by row, as in `Columns`. until: the first step that is the last of one of them.
+    Their slots, ascending; the rest by row, as in `Columns`.
     """
 
     slots: Column
     owners: NDArray[np.object_]
     offsets: Column
-    turns: Column
-    until: int
 
 
 class Columns:
@@ -46,23 +44,29 @@ class Columns:
 
     By slot; one without an owner has no last step, and nothing to tell the prefix index:
     owners: the sequences. offset: in step s it runs the token at position s + offset. last: its last step.
-    turn: its pages are full before each step s with s % page_size == turn.
     indexed: how many of its pages the prefix index has been told of; NEVER before its prompt is stored to the end.
     unread: the first step whose token its sequence's list does not have. left: `departures` when its last owner left.
     stops: [tokens, slots], the tokens that end it, padded with NO_TOKEN.
     recent: [RECENT, slots], what step s sampled is in row s % RECENT.
+
+    What few sequences do in a step is found without looking at all of them:
+    turns: by s % page_size, those whose pages are full before each such step s: slot → (last step, sequence).
+    ends: last step → how many have it. all_told: so many pages of each, at least, the prefix index has been told of.
     """
 
     def __init__(self, slots: int, page_size: int) -> None:
         self.page_size = page_size
         self.planned = self.recorded = self.count = self.departures = 0
         self.owners: NDArray[np.object_] = np.empty(slots, object)
-        self._offset, self._turn, self._left = np.zeros((3, slots), np.int64)
+        self._offset, self._left = np.zeros((2, slots), np.int64)
         self._last, self._indexed = np.full(slots, NO_STEP), np.full(slots, NEVER)
         self._unread = [0] * slots
         self._cohort: Cohort | None = None  # as `going` found it, and no sequence has come or gone since
         self._stops = np.full((0, slots), NO_TOKEN)
         self._recent = np.zeros((RECENT, slots), np.int64)
+        self._turns: list[dict[int, tuple[int, Sequence]]] = [{} for _ in range(page_size)]
+        self._ends: Counter[int] = Counter()
+        self._all_told = NEVER
 
     # -- a sequence comes and goes -------------------------------------------------------------------------------------
 
@@ -70,17 +74,22 @@ class Columns:
         """It decodes from the next step on; a step that is planned samples the token after those it has."""
         slot, first = sequence.slot, self.planned + 1
         offset = len(sequence.tokens) - first
-        self._offset[slot], self._turn[slot] = offset, -offset % self.page_size
-        self._last[slot] = sequence.longest - 2 - offset  # the token after the one it runs is its last
-        self._stop_at(slot, sequence.stop_ids)
-        self.owners[slot], self._unread[slot], sequence.unread = sequence, first, self
-        self.count += 1
-        self._cohort = None
+        last = sequence.longest - 2 - offset  # the token after the one it runs is its last
+        self._offset[slot], self._last[slot], self._unread[slot] = offset, last, first
+        self._turns[-offset % self.page_size][slot] = last, sequence
+        self._ends[last] += 1
+        self._enter(sequence)
 
-    def _stop_at(self, slot: int, tokens: frozenset[int]) -> None:
+    def _enter(self, sequence: Sequence) -> None:
+        """What comes with every sequence, wherever it stands."""
+        slot, tokens = sequence.slot, sequence.stop_ids
         if missing := max(0, len(tokens) - len(self._stops)):
             self._stops = np.pad(self._stops, ((0, missing), (0, 0)), constant_values=NO_TOKEN)
-        self._stops[:, slot] = [*tokens, *[NO_TOKEN] * (len(self._stops) - len(tokens))]
+        if len(self._stops):
+            self._stops[:, slot] = [*tokens, *[NO_TOKEN] * (len(self._stops) - len(tokens))]
+        self.owners[slot], sequence.unread = sequence, self
+        self.count += 1
+        self._cohort = None
 
     def begin(self, sequence: Sequence, token: int) -> None:
         """The step that ended its prompt was committed, and sampled `token`; the prefix index knows its prompt."""
@@ -89,6 +98,14 @@ class Columns:
 
     def leave(self, sequence: Sequence) -> None:
         """It no longer decodes; its list has all its tokens."""
+        last, _ = self._turns[-int(self._offset[sequence.slot]) % self.page_size].pop(sequence.slot)
+        self._ends[last] -= 1
+        if not self._ends[last]:
+            del self._ends[last]
+        self._depart(sequence)
+
+    def _depart(self, sequence: Sequence) -> None:
+        """What goes with every sequence."""
         slot = sequence.slot
         sequence.tokens  # noqa: B018  # reading takes over what is unread
         self.owners[slot] = sequence.unread = None
@@ -116,17 +133,15 @@ class Columns:
 
     def going(self) -> Cohort:
         """Those that have a token to run. A sequence is never planned past the length at which it ends."""
-        if self._cohort is None or self._cohort.until <= self.planned:
+        if self._cohort is None:
             slots = (self._last > self.planned).nonzero()[0]
-            until = int(self._last[slots].min(initial=NEVER))
-            self._cohort = Cohort(slots, self.owners[slots], self._offset[slots], self._turn[slots], until)
+            self._cohort = Cohort(slots, self.owners[slots], self._offset[slots])
         return self._cohort
 
     def at_page_end(self) -> list[Sequence]:
         """Those going whose next token needs a page that they do not have."""
-        going = self.going()
-        full = going.turns == (self.planned + 1) % self.page_size
-        return going.owners[full].tolist() if count_nonzero(full) else []
+        turn = self._turns[(self.planned + 1) % self.page_size]
+        return [sequence for last, sequence in turn.values() if last > self.planned]
 
     def needed(self, sequence: Sequence) -> tuple[int, int]:
         """Of one at its pages' end: how many positions it needs for its next token, and the first that this runs."""
@@ -138,12 +153,14 @@ class Columns:
 
     def advance(self, *, known: bool) -> Decodes:
         """A token for each that has one to run. known: no step is under way, so the newest tokens are here."""
-        slots, owners, offsets, _, until = self.going()
+        slots, owners, offsets = self.going()
         if not len(slots):
             return Decodes()
         self.planned += 1
         tokens = self._recent[self.recorded % RECENT][slots] if known else np.full(len(slots), UNKNOWN)
-        last = until == self.planned
+        last = self.planned in self._ends
+        if last:
+            self._cohort = None
         return Decodes(slots, offsets + self.planned, tokens, owners=owners, departures=self.departures, last=last)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
@@ -161,7 +178,7 @@ class Columns:
             found |= stops[slots] == tokens
         if decodes.departures != self.departures:
             found |= self._left[slots] > decodes.departures
-        return found.nonzero()[0].tolist() if count_nonzero(found) else []
+        return found.nonzero()[0].tolist()
 
     def record(self, decodes: Decodes, tokens: Column) -> None:
         """Take in what the step sampled. Sequences that it ended have left; in their slots nothing is read of it."""
@@ -179,13 +196,21 @@ class Columns:
 
     def told(self, sequence: Sequence) -> None:
         """The prefix index has been told of all its full pages."""
-        self._indexed[sequence.slot] = (len(sequence.tokens) - 1) // self.page_size
+        pages = (len(sequence.tokens) - 1) // self.page_size
+        self._indexed[sequence.slot] = pages
+        self._all_told = min(self._all_told, pages)
 
     def with_untold(self, page: int) -> list[Sequence]:
         """Sequences that have filled their page number `page`, of which the prefix index has not been told."""
-        filled = self._offset >= (page + 1) * self.page_size - (self.recorded + 1)
-        untold = (self._indexed <= page) & filled
-        return self.owners[untold].tolist() if count_nonzero(untold) else []
+        if page >= self._all_told:
+            self._all_told = int(self._indexed.min())  # those with fewer may have left
+        if page < self._all_told:
+            return []
+        return self.owners[(self._indexed <= page) & self._filled(page)].tolist()
+
+    def _filled(self, page: int) -> NDArray[np.bool_]:
+        """By slot, whether committed steps have stored its page of that number to the end."""
+        return self._offset >= (page + 1) * self.page_size - (self.recorded + 1)
 
     # -- what there is, and the invariants -----------------------------------------------------------------------------
 
@@ -208,6 +233,11 @@ class Columns:
         assert self.count == len(there), "the columns lost count"
         going = (self._last > self.planned).nonzero()[0]
         assert self.going().slots.tolist() == going.tolist(), "others decode together than are known to"
+        turns = [-self._offset[slot] % self.page_size for slot in there]
+        found = sorted((slot, turn) for turn, those in enumerate(self._turns) for slot in those)
+        assert found == list(zip(there, turns, strict=True)), "it enters its pages at another step"
+        assert self._ends == Counter(self._last[there].tolist()), "the columns lost an end"
+        assert self._all_told <= self._indexed.min(), "the index was told of less"
         assert 0 <= self.planned - self.recorded <= under_way, "a step is lost"
         for slot in there:
             sequence: Sequence = self.owners[slot]

@@ -91,10 +91,12 @@ class Scheduler:
         self.left = 0  # tokens that it has room for
         self.issued = self.committed = 0  # plans; they are under way in between
         self.preemptions = self.cached_tokens = 0
-        self._moved: list[Sequence] = []  # decoding sequences whose next plan must tell their block tables
+        self._entered: list[tuple[Sequence, TableChange]] = []  # decoding sequences that this plan gives a page
+        self._moved: list[Sequence] = []  # others whose next plan must tell their block tables
         self._numbers = itertools.count()
         self._growth = len(cache.windows)  # pages that a sequence takes when it needs some: one per layer group
         self._refusal: Refusal | None = None  # of the head of the queue
+        self._longest_served = 0  # the longest sequence that was found to fit: a shorter one does as well
         self._usage = Snapshot(self.measure_usage, self.times.clock)
 
     # -- a request comes -----------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ class Scheduler:
         request, longest = sequence.request, sequence.longest
         if request.id in self.requests:
             raise RequestError(f"request id {request.id!r} is in use", param="request_id", got=request.id)
-        if not self.cache.fits(longest, min(longest, self._longest_span or longest)):
+        if longest > self._longest_served and not self.cache.fits(longest, min(longest, self._longest_span or longest)):
             raise RequestError(
                 f"{longest} tokens are more than the cache can ever hold (prompt {len(request.prompt)}, max_tokens "
                 f"{request.max_tokens})",
@@ -133,6 +135,7 @@ class Scheduler:
                 limit=f"at most {self.cache.longest(self._longest_span, longest)} tokens, with the prompt's",
                 got=longest,
             )
+        self._longest_served = max(self._longest_served, longest)
 
     @property
     def _longest_span(self) -> int | None:
@@ -153,7 +156,8 @@ class Scheduler:
         if self.preemptions == preempted:  # a sequence just sent back for want of pages must not take them again
             self.admit()
         self.plan.decodes = self._advance()
-        self.plan.decodes.pages = self._changes()
+        if self._entered or self._moved:
+            self.plan.decodes.pages = self._changes()
         if not self.plan.size:
             return None
         for span in self.plan.spans:
@@ -166,11 +170,12 @@ class Scheduler:
         """Have a page for the next tokens of each: for all at once, or one by one at the cost of worse sequences."""
         if not sequences:
             return
-        if self.bounded is None and self.cache.add_pages([sequence.id for sequence in sequences]):
-            entered = sequences
-        else:
-            entered = [sequence for sequence in sequences if self.enter_page(sequence)]
-        self._moved += entered
+        if self.bounded is None:
+            changes = self.cache.add_pages([sequence.id for sequence in sequences])
+            if changes is not None:
+                self._entered = list(zip(sequences, changes, strict=True))
+                return
+        self._moved += [sequence for sequence in sequences if self.enter_page(sequence)]
 
     def enter_page(self, sequence: Sequence) -> bool:
         """Have pages for one of them. False if it had to give way, now or for one before it."""
@@ -232,9 +237,13 @@ class Scheduler:
 
     def _changes(self) -> list[tuple[int, TableChange]]:
         """What the plan has to tell of decodes' block tables. Those that have left meanwhile have none."""
-        moved, self._moved = self._moved, []
-        told = [(each.slot, self.cache.table_change(each.id)) for each in moved]
-        return [(slot, change) for slot, change in told if change is not None]
+        told = [(each.slot, change) for each, change in self._entered if each.unread is self.columns]
+        for each in self._moved:
+            change = self.cache.table_change(each.id)
+            if change is not None:
+                told.append((each.slot, change))
+        self._entered, self._moved = [], []
+        return told
 
     # -- room ----------------------------------------------------------------------------------------------------------
 
@@ -334,9 +343,8 @@ class Scheduler:
 
     def publish(self, sequence: Sequence, end: int) -> None:
         """Committed steps have stored positions [0, end) of a running sequence: others may share its full pages."""
-        self.cache.publish(sequence.id, sequence.tokens, end)
-        if self.columns.holds(sequence):
-            self._moved.append(sequence)  # the index may have had such a page already: then that one is used
+        if self.cache.publish(sequence.id, sequence.tokens, end) and self.columns.holds(sequence):
+            self._moved.append(sequence)
         if self._refusal is not None and self._refusal.outdated_by(sequence, self.cache.page_size):
             self._refusal = None
 

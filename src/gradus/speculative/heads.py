@@ -6,7 +6,7 @@ logits, so a head is small: a few MB beside a model of hundreds.
 
     medusa    draft i = head(W_i layer(h, e)), e being the newest token's embedding: all drafts in one pass, and none
               knows what the others say (Medusa: Cai et al., arXiv 2401.10774, where heads do not see e)
-    eagle     state = layer(state, e), draft = head(state), again with the embedding of that draft: each draft knows
+    eagle     state = layer(state, e), draft = head(W state), again with the embedding of that draft: each draft knows
               those before it, and takes a pass of its own (EAGLE: Li et al., arXiv 2401.15077; the layer here has no
               attention, since h has seen the whole context already)
 
@@ -15,7 +15,7 @@ Shapes: B sequences, D hidden_size, K drafts.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -102,28 +102,30 @@ class EagleHeads(nn.Module):
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.drafts = shape.drafts
+        size, self.drafts = shape.hidden_size, shape.drafts
         self.layer = Layer(shape, dtype, device)
+        self.out = Linear(_PLACE, size, (size,), False, dtype, device)
 
-    def step(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """[…, D] each → […, D]: the next state, as the model's head takes it."""
-        return cast(Tensor, self.layer.norm(self.layer(state, embedded)))
+    def step(self, state: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """[…, D] each → the next state, and what the model's head takes, […, D] each."""
+        state = self.layer(state, embedded)
+        return state, self.out.after(self.layer.norm, state)
 
     def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
         drafts, state, token = [], hidden, newest
         for number in range(count):
-            state = self.step(state, embed(token, number))
-            token = draw(state.unsqueeze(1), number)[:, 0]
+            state, features = self.step(state, embed(token, number))
+            token = draw(features.unsqueeze(1), number)[:, 0]
             drafts.append(token)
         return torch.stack(drafts, dim=1)
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         places = hidden.shape[1] - self.drafts
-        state, features = hidden[:, :places], []
+        state, found = hidden[:, :places], []
         for number in range(self.drafts):
-            state = self.step(state, embedded[:, number + 1 : number + 1 + places])
-            features.append(state)
-        return torch.stack(features, dim=2)
+            state, features = self.step(state, embedded[:, number + 1 : number + 1 + places])
+            found.append(features)
+        return torch.stack(found, dim=2)
 
 
 _PLACE = Place("gate_up", None)  # a matrix of no layer of the model's

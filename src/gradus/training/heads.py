@@ -38,7 +38,6 @@ SEQUENCES = {"cuda": 512, "cpu": 16}  # written at once
 COVERED = 0.97  # of what the model says are tokens that heads may draft
 STEP = 1024  # of the vocabulary's choice
 CLIP = 1.0
-CAUTIOUS = 0.1  # of the size of hidden states: how large eagle's are at first
 
 
 @dataclass(frozen=True)
@@ -145,6 +144,8 @@ def train_on(
     heads, head = begun(shape, model, train[0], recipe.seed), draft_head(model, shape.vocabulary)
     scale = embedding_scale(model)
     steps = descend(model, heads, head, train, recipe, progress, until, scale)
+    if not steps:
+        raise ConfigError(f"minutes {recipe.minutes:g} were over before training could begin: raise them")
     heads.layer.fuse.weight[:, shape.hidden_size :] *= scale
     found = agreement(model, heads, head, test, recipe.drafts)
     told = notes(recipe, checkpoint, conversations, steps, found)
@@ -163,7 +164,7 @@ def common_words(conversations: Sequence[Conversation], vocab_size: int) -> int:
 
 @torch.no_grad()
 def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: int) -> MedusaHeads | EagleHeads:
-    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: logits near 0.
+    """Heads in float32 that begin with the hidden state, and expect nothing of it yet: all logits are 0.
 
     Repeating the model's own answer, confidently, would be a worse beginning: it is the token that is there already.
     """
@@ -177,8 +178,7 @@ def begun(shape: HeadsShape, model: Model, batch: Sequence[Conversation], seed: 
             fill[:, :size] += torch.eye(size)
         value.copy_(fill)
     hidden, _ = read(model, Texts.of(batch[:4], model.device))
-    usual = float(hidden.float().square().mean().sqrt())
-    heads.layer.norm.weight.fill_(usual if shape.kind == "medusa" else CAUTIOUS * usual)
+    heads.layer.norm.weight.fill_(float(hidden.float().square().mean().sqrt()))
     return heads
 
 
@@ -211,7 +211,8 @@ def descend(
     progress.begin(f"training {recipe.kind} heads", total)
     step = 0
     for step, batch in enumerate(shuffled(train, recipe.seed, recipe.passes), start=1):
-        done = max((step - 1) / total, (time.monotonic() - begin) / (until - begin))
+        now = time.monotonic()
+        done = 1.0 if now >= until else max((step - 1) / total, (now - begin) / (until - begin))
         if done >= 1:
             step -= 1
             break

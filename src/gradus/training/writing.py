@@ -18,6 +18,7 @@ from gradus.text.llm import LLM
 TURN, ANSWER = 64, 384  # tokens at most
 TURN_TEMPERATURE, ANSWER_TEMPERATURE = 0.9, 0.7
 FEWEST = 16  # tokens of an answer that is worth reading
+USUAL = 128  # tokens of an answer, as far as one can tell beforehand
 LONGEST_PERIOD, REPEATS = 32, 3
 MARK = "\u2042"  # where a user's words stand in a template
 
@@ -70,7 +71,7 @@ class Writer:
         tokens = 0
         while time.monotonic() < until and (tokens < wanted or self.running or self.waiting):
             if tokens < wanted:
-                self._begin()
+                self._begin(min(self.most, -(-(wanted - tokens) // USUAL)))
             self._submit(all_of_it=tokens >= wanted)
             for output in self.llm.core.step():
                 request, said = self.running[output.request_id]
@@ -84,8 +85,9 @@ class Writer:
         for name in list(self.running):
             self.llm.core.cancel(name)
 
-    def _begin(self) -> None:
-        while len(self.running) + len(self.waiting) < self.most:
+    def _begin(self, most: int) -> None:
+        """Conversations, until so many are on their way."""
+        while len(self.running) + len(self.waiting) < most:
             number, self.number = self.number, self.number + 1
             # a template has every conversation begin alike; without one, a token of its own tells them apart
             own = () if self.turns.between else (random.Random(self.seed * 1_000_003 + number).randrange(self._words),)

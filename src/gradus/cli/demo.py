@@ -1,0 +1,63 @@
+"""`gradus demo`: what a phase's idea changes, seen in a minute."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from gradus.cli import terminal
+
+Out = Annotated[Path | None, Option("--out", "-o", help="Also write the chart to this file: .png or .svg.")]
+Model = Annotated[
+    str | None,
+    Option(
+        "--model",
+        "-m",
+        help="As in `gradus generate`. By default smollm2-135m; random weights of its shape if it is not pulled.",
+    ),
+]
+
+
+def demo(
+    phase: Annotated[str, Argument(help="p01, p03, p04, p05 or p06.")], out: Out = None, model: Model = None
+) -> int:
+    """Show what a phase's idea changes: the phase before, then the phase, on one small workload on this CPU.
+
+    Takes about half a minute on two cores. For numbers to quote, there is gradus bench.
+
+    Examples:
+
+      gradus demo p01
+      gradus demo p06 --out chunks.png
+    """
+    from gradus.bench import registry
+    from gradus.bench.contenders import Workbench
+    from gradus.cli.progress import Bars
+    from gradus.course import charts, demos
+    from gradus.course.xray.runs import REAL
+    from gradus.loading import CATALOGUE
+
+    wanted = demos.demo_of(phase)
+    if out is not None:
+        charts.check_suffix(out)
+    chosen = model or (REAL if CATALOGUE[REAL].pulled else f"random:{REAL}")
+    if model is None and chosen != REAL:
+        terminal.print_note(f"{REAL} is not pulled: random weights of its shape take the same time, and say nothing")
+    with Bars() as progress:
+        bench = Workbench.open(chosen, "cpu", "auto", progress)
+    names = {name: registry.title_of(name) for name in (wanted.before, wanted.phase)}
+    _say(f"{names[wanted.before]}, then {names[wanted.phase]}, with {chosen}")
+    _say(f"{wanted.question}\n{wanted.work.what[:1].upper() + wanted.work.what[1:]}.\n")
+    shown = demos.run(wanted, bench, lambda: terminal.print_note("one run is done"))
+    _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
+    _say(f"\n{wanted.look}\n")
+    terminal.print_table(["", *names, ""], [list(row) for row in shown.table])
+    if out is not None:
+        title = " and ".join(names.values())
+        charts.draw(out, shown.series, title, wanted.across, wanted.up, wanted.chart)
+        _say(f"\n{out}")
+    return 0
+
+
+def _say(text: str) -> None:
+    terminal.print_text(f"{text}\n")

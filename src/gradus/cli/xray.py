@@ -1,0 +1,136 @@
+"""`gradus xray`: a run of an engine as a page that is stepped through."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from gradus.cli import options, terminal
+from gradus.course.xray.page import page
+from gradus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradus.course.xray.recording import Recording
+
+MOST_TOKENS = 16
+SHAPE = ("max_sequences", "page_size", "cache_tokens", "token_budget")
+
+Runs = Annotated[
+    list[str], Argument(help="A phase, as in p04, or final; a second one is shown beside it.", metavar="PHASE [PHASE]")
+]
+
+
+@options.settings_of(only=("device", "dtype", *SHAPE))
+def xray(
+    runs: Runs,
+    beside: Annotated[str | None, Option(help="The second run, as another way to name it.")] = None,
+    impl: Annotated[
+        Path | None,
+        Option(help="A folder or file with your functions of the first phase; a second run is ours.", metavar="DIR"),
+    ] = None,
+    prompts: Annotated[
+        Path | None, Option(help="Your own prompts: UTF-8, one per line. A small scene of the phase's by default.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, Option(min=1, help=f"Most tokens for each of your prompts; {MOST_TOKENS} by default.")
+    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The page; xray-PHASE.html by default.")] = None,
+    model: Annotated[
+        str | None,
+        Option("--model", "-m", help="As in `gradus generate`. By default smollm2-135m if it is pulled, else random."),
+    ] = None,
+    **settings: Any,
+) -> int:
+    """Record a run step by step, and write a page to step through it: plans, slots, pages, block tables, radix tree.
+
+    The page is one file that needs no network. Its path goes to stdout. Two runs do the same work, side by side.
+
+    Examples:
+
+      gradus xray p04
+      gradus xray p05 --out prefix.html
+      gradus xray p06 p05                    chunks, beside the same prompt as one step
+      gradus xray p04 p04 --impl exercises   your p04, beside ours
+      gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
+    """
+    names = [*runs, *([beside] if beside else [])]
+    if len(names) > 2:
+        raise ConfigError(f"a page shows one run or two, got {len(names)}: {', '.join(names)}")
+    if max_tokens is not None and prompts is None:
+        raise ConfigError("--max-tokens is for your own prompts: add --prompts FILE, or leave it out")
+    texts = None if prompts is None else _lines(prompts)
+    file = out or Path(f"xray-{'-'.join(names)}.html")
+    recordings = _recordings(names, impl, model, texts, max_tokens or MOST_TOKENS, settings)
+    _write(file, page([recording.as_json() for recording in recordings]))
+    print(file)
+    for recording in recordings:
+        if recording.failed:
+            terminal.print_mistake(f"{recording.title} breaks, as the page's last step shows: {recording.failed}")
+    return int(any(recording.failed for recording in recordings))
+
+
+def _recordings(
+    names: list[str],
+    impl: Path | None,
+    model: str | None,
+    texts: list[str] | None,
+    output: int,
+    settings: dict[str, Any],
+) -> "list[Recording]":
+    from gradus.bench.contenders import Workbench
+    from gradus.cli.progress import Bars
+    from gradus.config.settings import Settings
+    from gradus.course.xray import runs
+    from gradus.exercises import solution
+
+    scene = None if texts is not None else runs.scene_of(names[0])
+    for name in names:
+        runs.title_of(name)  # refuses what is not there before a model is loaded
+    _refuse_unheeded(names, settings)
+    yours = None if impl is None else solution.load(names[0], impl)
+    if yours is not None:
+        terminal.print_note(yours.note)
+    chosen = model or runs.usual_model()
+    if model is None and chosen == runs.RANDOM:
+        terminal.print_note(f"{runs.REAL} is not pulled, so weights are random and the text means nothing")
+    given = Settings.of({"model": chosen, **settings})
+    with Bars() as progress:
+        bench = Workbench.open(given.model, given.device, given.dtype, progress)
+    shape = {name: settings[name] for name in SHAPE if name in settings}
+    tokenizer = bench.checkpoint.tokenizer
+    if scene is not None:
+        work = runs.work_of(scene, tokenizer, shape)
+    else:
+        assert texts is not None
+        work = runs.own_work(texts, tokenizer, output, shape)
+    mine = [yours, *([None] * (len(names) - 1))]
+    return [runs.run(name, bench, work, own) for name, own in zip(names, mine, strict=True)]
+
+
+def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:
+    """A setting that none of the runs heeds. (cache_tokens says everywhere how much memory there is.)"""
+    from gradus.config.options import FINAL
+    from gradus.config.settings import heeded
+
+    used = frozenset().union(*(heeded(None if name == FINAL else name) for name in names))
+    for name in ("page_size", "token_budget"):
+        if name in settings and name not in used:
+            raise ConfigError(f"{name} does nothing in {' and '.join(names)}: leave it out")
+
+
+def _lines(file: Path) -> list[str]:
+    """The prompts in a file: its lines that are not blank."""
+    try:
+        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 ({error.reason} at byte {error.start})") from error
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,284 @@
+"""The demos: the phase before and a phase on one small workload, in a minute, with a chart of what the idea changes.
+
+    shown = run(DEMOS["p06"], workbench)
+    print(charts.TEXTS[shown.demo.chart](shown.series, "seconds", "gap between two tokens, ms"))
+
+One run each, so the sizes are of this machine and this minute; the directions follow from what is counted. Numbers to
+quote come from `gradus bench`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from gradus.bench.contenders import EngineContender, Room, Workbench, forget_prefixes
+from gradus.bench.measure import Run, drive
+from gradus.bench.statistics import median
+from gradus.bench.workloads import Workload, burst, long_prompts, shared_prefix, single_stream
+from gradus.course.probe import EngineProbe
+from gradus.errors import ConfigError
+
+Points = list[tuple[float, float]]
+
+SMOOTHED = 8  # tokens that a rate is taken over
+WARM_TOKENS = 4
+MOST_STEPS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One contender's run. at_once: how many sequences each step advanced."""
+
+    run: Run
+    at_once: Sequence[int]
+
+    @property
+    def gaps(self) -> Points:
+        """(when, ms) of each gap between two tokens of a sequence, in the order of time."""
+        pairs = (pair for times in self.run.token_times for pair in pairwise(times))
+        return sorted((later, 1e3 * (later - earlier)) for earlier, later in pairs)
+
+    @property
+    def first_tokens(self) -> list[float]:
+        """TTFT of each request, in ms."""
+        requests = zip(self.run.arrivals, self.run.token_times, strict=True)
+        return [1e3 * (times[0] - arrival.at) for arrival, times in requests]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.run.token_times)) / max(times[-1] for times in self.run.token_times)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of a run. more: whether more is better. gains, loses: how a better and a worse one are called."""
+
+    name: str
+    unit: str
+    read: Callable[[Observed], float]
+    more: bool
+    gains: str
+    loses: str
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A phase beside the one before it. look: what the chart shows. batch, context, cache_tokens, token_budget: as in a
+    benchmark's rows. points: what is drawn of a run, and chart: how."""
+
+    phase: str
+    before: str
+    question: str
+    work: Workload
+    look: str
+    across: str
+    up: str
+    points: Callable[[Observed], Points]
+    figures: tuple[Figure, ...]
+    batch: int
+    context: int | None = None
+    cache_tokens: int | None = None
+    token_budget: int | None = None
+    chart: Literal["plot", "areas", "bars"] = "plot"
+
+    @property
+    def room(self) -> Room:
+        return Room(self.context or self.work.longest, self.batch, self.cache_tokens, self.token_budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a demo found. series: the points of each phase. table: each figure's name, both values, and what it says."""
+
+    demo: Demo
+    series: dict[str, Points]
+    table: list[tuple[str, str, str, str]]
+
+
+def demo_of(name: str) -> Demo:
+    """Raises ConfigError for a phase without a demo."""
+    if name not in DEMOS:
+        raise ConfigError(f"there are demos of {', '.join(DEMOS)}, none of {name}: try `gradus bench {name} --quick`")
+    return DEMOS[name]
+
+
+def run(demo: Demo, bench: Workbench, done: Callable[[], None] = lambda: None) -> Shown:
+    """Run the workload in the phase before, then in the phase. done: called after each."""
+    seen: dict[str, Observed] = {}
+    for name in (demo.before, demo.phase):
+        seen[name] = observe(name, demo, bench)
+        done()
+    before, after = seen[demo.before], seen[demo.phase]
+    return Shown(
+        demo,
+        {name: demo.points(one) for name, one in seen.items()},
+        [_line(figure, figure.read(before), figure.read(after)) for figure in demo.figures],
+    )
+
+
+def observe(name: str, demo: Demo, bench: Workbench) -> Observed:
+    """Build the engine, let it run a few tokens to warm up, then the workload. Raises ContenderFailed if it fails."""
+    contender = EngineContender(name, bench, demo.room)
+    contender.build()
+    engine = contender.engine
+    assert engine is not None
+    config, probe = bench.model.config, EngineProbe(engine, kept=MOST_STEPS)
+    short = demo.work.shrunk(2, 16, WARM_TOKENS).within(0.0)
+    contender.run(short.arrivals(config.vocab_size, config.context_length))
+    forget_prefixes(engine)
+    arrivals = demo.work.arrivals(config.vocab_size, config.context_length)
+    probe.record()
+    done = drive(engine, arrivals, bench.device)
+    probe.stop()
+    contender.close()
+    return Observed(done, [len(step.spans) for step in probe.steps])
+
+
+def _line(figure: Figure, before: float, after: float) -> tuple[str, str, str, str]:
+    return figure.name, shown(before, figure.unit), shown(after, figure.unit), compared(figure, before, after)
+
+
+def shown(value: float, unit: str) -> str:
+    """Three digits, with a comma from thousands on: "1,270 ms", "41.2"."""
+    digits = max(0, 2 - math.floor(math.log10(value))) if 0 < value < 1000 else 0
+    number = f"{value:,.{digits}f}"
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{unit and ' ' + unit}"
+
+
+def compared(figure: Figure, before: float, after: float) -> str:
+    """ "7.1 times shorter", "none left", "about the same" """
+    if before == after:
+        return "the same"
+    if not after:
+        return "none left"
+    if not before:
+        return "there were none"
+    gain = after / before if figure.more else before / after
+    if 0.95 < gain < 1.05:
+        return "about the same"
+    return f"{gain:.1f} times {figure.gains}" if gain > 1 else f"{1 / gain:.1f} times {figure.loses}"
+
+
+# -- what is drawn and counted -----------------------------------------------------------------------------------------
+
+
+def rates(seen: Observed) -> Points:
+    """(tokens so far, tokens per second) of the one sequence."""
+    (times,) = seen.run.token_times
+    return [
+        (count, SMOOTHED / (times[count - 1] - times[count - 1 - SMOOTHED]))
+        for count in range(SMOOTHED + 1, len(times) + 1, SMOOTHED)
+    ]
+
+
+def places(seen: Observed) -> Points:
+    return [(step, count) for step, count in enumerate(seen.at_once)]
+
+
+def first_tokens(seen: Observed) -> Points:
+    return [(number, ms) for number, ms in enumerate(seen.first_tokens, start=1)]
+
+
+def gaps(seen: Observed) -> Points:
+    """Of the sequences that decode all the time."""
+    return seen.gaps
+
+
+def padding(seen: Observed) -> float:
+    """Percent of the rows."""
+    return 100 * (seen.run.padding_rows or 0) / (seen.run.rows or 1)
+
+
+RATE = Figure("tokens per second", "", lambda seen: seen.tokens_per_second, True, "as many", "fewer")
+ROWS = Figure("rows computed", "", lambda seen: seen.run.rows or 0, False, "fewer", "more")
+STEPS = Figure("steps", "", lambda seen: seen.run.steps or 0, False, "fewer", "more")
+PADDING = Figure("rows that are padding", "%", padding, False, "fewer", "more")
+AT_ONCE = Figure("most sequences at once", "", lambda seen: max(seen.at_once), True, "as many", "fewer")
+TTFT = Figure(
+    "median time to the first token", "ms", lambda seen: median(seen.first_tokens[1:]), False, "shorter", "longer"
+)
+WORST = Figure(
+    "worst gap between tokens", "ms", lambda seen: max(ms for _, ms in seen.gaps), False, "shorter", "longer"
+)
+USUAL = Figure(
+    "usual gap between tokens", "ms", lambda seen: median([ms for _, ms in seen.gaps]), False, "shorter", "longer"
+)
+LONGEST = Figure(
+    "time to the long prompt's first token", "ms", lambda seen: seen.first_tokens[-1], False, "shorter", "longer"
+)
+
+DEMOS: dict[str, Demo] = {
+    demo.phase: demo
+    for demo in (
+        Demo(
+            "p01",
+            "p00",
+            "As the answer grows, what does each further token cost?",
+            single_stream(16, 97),
+            "Without a cache every token computes all rows again, so the rate falls. With it, a token is one row.",
+            "tokens so far",
+            "tokens per second",
+            rates,
+            (RATE, ROWS),
+            batch=1,
+        ),
+        Demo(
+            "p03",
+            "p02",
+            "Answers of all lengths: how many of four places are in use?",
+            burst(16, (8, 16), (4, 48)),
+            "A static batch starts again only when its last sequence has ended. Chosen anew at every step, places are "
+            "filled as they become free.",
+            "step",
+            "sequences that run",
+            places,
+            (PADDING, STEPS, RATE),
+            batch=4,
+            chart="areas",
+        ),
+        Demo(
+            "p04",
+            "p03",
+            "The same memory for both: how many sequences fit in it?",
+            burst(16, (8, 32), (8, 32)),
+            "A slot reserves all of a 256-token context for each sequence. Pages are taken only as a sequence grows.",
+            "step",
+            "sequences that run",
+            places,
+            (AT_ONCE, STEPS, RATE),
+            batch=16,
+            context=256,
+            cache_tokens=768,
+            chart="areas",
+        ),
+        Demo(
+            "p05",
+            "p04",
+            "Seven requests begin with the same 256 tokens: how long until the first token?",
+            shared_prefix(7, math.inf, 256, (8, 16), 8, lead=5.0),
+            "The first request computes the shared prefix. With the prefix cache the others find its pages.",
+            "request",
+            "time to the first token, ms",
+            first_tokens,
+            (TTFT, ROWS),
+            batch=7,
+            chart="bars",
+        ),
+        Demo(
+            "p06",
+            "p05",
+            "Three sequences decode, and a prompt of 400 tokens arrives: how long do they wait?",
+            long_prompts(3, 72, 1, 400, 1.0, output=4),
+            "Whole, the prompt is one long step, and every sequence waits for it. In chunks of at most 48 tokens per "
+            "step, each wait is short.",
+            "seconds",
+            "gap between two tokens, ms",
+            gaps,
+            (WORST, USUAL, LONGEST),
+            batch=4,
+            token_budget=48,
+        ),
+    )
+}

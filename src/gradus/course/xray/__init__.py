@@ -1,0 +1,10 @@
+"""The X-ray: a run of an engine, recorded step by step, as one HTML page that a reader steps through.
+
+Read in this order:
+
+    scenes.py      the workload of each phase: small, and chosen so that its idea shows
+    recording.py   an engine driven through a scene, and what the probe and the timeline saw, as plain dicts
+    events.py      what happened in each step, in words
+    runs.py        a phase, the final engine or a student's files: built, and recorded
+    page.py        recordings to a page;  page.html, page.css, page.js: its skeleton, its looks, its behavior
+"""

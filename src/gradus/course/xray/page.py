@@ -1,0 +1,40 @@
+"""Recordings as one HTML page that needs nothing else: no network, no server, no other file.
+
+The recordings are in it as JSON. The page forbids itself every connection, so what it shows is all there is. No torch
+here.
+"""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from gradus.course.xray.events import count
+
+DATA = "recordings"  # the id of the element that holds them
+
+
+def page(recordings: Sequence[dict[str, Any]]) -> str:
+    """One or two recordings, as `Recording.as_json` gives them, as a page."""
+    title = " beside ".join(recording["title"] for recording in recordings)
+    parts = {
+        "title": escape(f"X-ray of {title}"),
+        "css": resource("page.css"),
+        "js": resource("page.js"),
+        "data": embedded(recordings),
+        "nojs": escape(f"This page needs JavaScript to step through {count(len(recordings), 'recording')}."),
+    }
+    text = resource("page.html")
+    for name, part in parts.items():
+        text = text.replace(f"<!--{name}-->", part)
+    return text
+
+
+def resource(name: str) -> str:
+    return (files("gradus.course.xray") / name).read_text(encoding="utf-8")
+
+
+def embedded(recordings: Sequence[dict[str, Any]]) -> str:
+    """As JSON that cannot end its element early, whatever a model has written."""
+    return json.dumps(list(recordings), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")

@@ -1,0 +1,221 @@
+"""An engine driven through a scene, and each of its steps as plain dicts: what the page draws.
+
+A frame is one call of `Engine.step`: the plan that it made, and the plan whose result it recorded. They are the same
+one unless the engine plans ahead. The state (tables, pages, tree) is the probe's, from when the plan had been made. The
+rows come from the timeline. The same run gives the same frames, byte for byte: no clock is in them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from gradus.cache.inspection import TreeNode
+from gradus.course.probe import EngineProbe, Id, SpanView, Step
+from gradus.course.xray.events import Teller
+from gradus.engine.engine import Engine
+from gradus.engine.request import ModelLimits, Request, SamplingParams
+from gradus.execution.timeline import Timeline
+from gradus.exercises.solution import blamed
+
+MOST_STEPS = 200
+"""A longer run is cut there: the page would grow past what a browser shows with ease."""
+
+Frame = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request with its prompt's token ids. at, cancelled: the steps before which it arrives, and is given up.
+
+    whole: all of its output comes, and the model cannot end it before.
+    """
+
+    name: str
+    prompt: tuple[int, ...]
+    output: int
+    at: int = 0
+    cancelled: int | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """title: what ran. about: what to look at. settings: the engine's, by name. context: positions that a sequence
+    may have. words: the text of each token id. cut: whether the run went on after its last frame. failed: the exception
+    that ended it, in words; None if none did.
+    """
+
+    title: str
+    about: str
+    model: str
+    settings: Mapping[str, Any]
+    context: int
+    sequences: Sequence[Mapping[str, Any]]
+    frames: Sequence[Frame]
+    words: Mapping[int, str]
+    cut: bool
+    failed: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def record(
+    engine: Engine, arrivals: Sequence[Arrival], limits: ModelLimits, most: int = MOST_STEPS, *, tolerant: bool = False
+) -> list[Frame]:
+    """Run the requests to their ends, or for `most` steps.
+
+    tolerant: an exception ends the recording, and the last frame has it as "failed": a student wants to see what led
+    to it. Otherwise it is raised.
+    """
+    probe = EngineProbe(engine, kept=most + 1)
+    timeline = Timeline(torch.device("cpu"), kept=most + 1)  # the host's clock alone: a GPU is not waited for
+    probe.record()
+    timeline.watch(engine)
+    try:
+        frames = _Run(engine, probe, limits, tolerant).frames(arrivals, most)
+    finally:
+        timeline.leave(engine)
+        probe.stop()
+    rows = {record.number: record.rows for record in timeline.records}
+    for frame in frames:
+        frame["rows"] = rows.get(frame["plan"])
+    if len(frames) < most and "failed" not in frames[-1]:
+        frames.append(_after(probe, len(frames)))
+    told = Teller(arrivals)
+    for frame in frames:
+        frame["events"] = told.of(frame)
+    return frames
+
+
+class _Run:
+    """The loop over a scene's steps."""
+
+    def __init__(self, engine: Engine, probe: EngineProbe, limits: ModelLimits, tolerant: bool) -> None:
+        self.engine, self.probe, self.limits, self.tolerant = engine, probe, limits, tolerant
+        self.queue: list[str] = []  # has arrived and not ended
+        self.in_flight: list[int] = []
+
+    def frames(self, arrivals: Sequence[Arrival], most: int) -> list[Frame]:
+        coming = sorted(arrivals, key=lambda arrival: arrival.at)
+        frames: list[Frame] = []
+        while (coming or self.engine.has_work) and len(frames) < most:
+            try:
+                self.submit(coming, len(frames))
+                frames.append(self.frame(arrivals, len(frames)))
+            except Exception as error:
+                if not self.tolerant:
+                    raise
+                frames.append(self.failed(error, frames))
+                break
+        return frames
+
+    def submit(self, coming: list[Arrival], tick: int) -> None:
+        """What arrives before this step; where there is nothing else to do, the next arrival comes early."""
+        while coming and (coming[0].at <= tick or not self.engine.has_work):
+            arrival = coming.pop(0)
+            self.engine.submit(request(arrival, self.limits))
+            self.queue.append(arrival.name)
+
+    def failed(self, error: Exception, frames: list[Frame]) -> Frame:
+        """The frame in which the engine broke: its plan, if it was made, and else what the frame before showed."""
+        shown = [frame["plan"] for frame in frames if frame["plan"] is not None]
+        made = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number not in shown else None
+        if made is not None:
+            state = _state(self.probe, made) | {"plan": made.number}
+        else:
+            kept = ("running", "tables", "pages", "tree")
+            state = {name: frames[-1][name] for name in kept} if frames else _nothing()
+            state |= {"plan": None, "spans": [], "admitted": [], "preempted": []}
+        waiting = [name for name in self.queue if name not in state["running"]]
+        said = blamed(error) or f"{type(error).__name__}: {error}"
+        ends: Frame = {"number": len(frames), "committed": None, "in_flight": [], "outputs": {}, "ended": {}}
+        return state | ends | {"waiting": waiting, "failed": " ".join(str(said).split())}
+
+    def frame(self, arrivals: Sequence[Arrival], tick: int) -> Frame:
+        ended: dict[str, str] = {}
+        for arrival in arrivals:
+            if arrival.cancelled == tick:
+                ended |= {out.request_id: out.finish_reason or "" for out in self.engine.cancel(arrival.name)}
+        made = self.probe.steps[-1].number if self.probe.steps else -1
+        outputs = self.engine.step()
+        step = self.probe.steps[-1] if self.probe.steps and self.probe.steps[-1].number > made else None
+        if step is not None:
+            self.in_flight.append(step.number)
+        committed = self.in_flight.pop(0) if len(self.in_flight) > len(self.engine.in_flight) else None
+        ended |= {output.request_id: output.finish_reason for output in outputs if output.finish_reason}
+        frame = _state(self.probe, step) | {
+            "number": tick,
+            "plan": None if step is None else step.number,
+            "committed": committed,
+            "in_flight": list(self.in_flight),
+            "outputs": {output.request_id: list(output.tokens) for output in outputs if output.tokens},
+            "ended": ended,
+        }
+        frame["waiting"] = [name for name in self.queue if name not in frame["running"] and name not in ended]
+        self.queue = [name for name in self.queue if name not in ended]
+        return frame
+
+
+def request(arrival: Arrival, limits: ModelLimits) -> Request:
+    # a scene's output has its length whatever the model says; a token that ends the text would look odd in its middle
+    params = SamplingParams(max_tokens=arrival.output, min_tokens=arrival.output if arrival.whole else 0)
+    return Request.create(arrival.name, arrival.prompt, params, limits)
+
+
+def _state(probe: EngineProbe, step: Step | None) -> Frame:
+    """What the engine held when the plan had been made; without a plan, what it holds now."""
+    running = probe.running() if step is None else step.running
+    tables = {id: probe.tables(*id) for id in running} if step is None else step.tables
+    pages, tree = (probe.pages(), probe.tree()) if step is None else (step.pages, step.tree)
+    return {
+        "spans": [] if step is None else [_span(span) for span in step.spans],
+        "admitted": [] if step is None else list(map(name_of, step.admitted)),
+        "preempted": [] if step is None else list(map(name_of, step.preempted)),
+        "running": list(map(name_of, running)),
+        "tables": {name_of(id): list(map(list, table)) for id, table in tables.items()},
+        "pages": None if pages is None else pages._asdict(),
+        "tree": None if tree is None else list(map(_node, tree)),
+    }
+
+
+def _nothing() -> Frame:
+    """The state of an engine that did not come to its first plan."""
+    return {"running": [], "tables": {}, "pages": None, "tree": None}
+
+
+def _after(probe: EngineProbe, number: int) -> Frame:
+    """The last frame: nothing runs, and what is left in the cache."""
+    nothing: Frame = {
+        "plan": None,
+        "committed": None,
+        "in_flight": [],
+        "outputs": {},
+        "ended": {},
+        "waiting": [],
+        "rows": None,
+    }
+    return _state(probe, None) | nothing | {"number": number}
+
+
+def name_of(id: Id) -> str:
+    """A sequence's name: its request's, with its index if it is not the request's first sample."""
+    name, index = id
+    return f"{name}.{index}" if index else name
+
+
+def _span(span: SpanView) -> dict[str, Any]:
+    return {
+        "id": name_of(span.id),
+        "slot": span.slot,
+        "start": span.start,
+        "tokens": list(span.tokens),
+        "logits": span.logits,
+    }
+
+
+def _node(node: TreeNode) -> dict[str, Any]:
+    pages = [page for group in node.pages for page in group if page]
+    return {"tokens": list(node.tokens), "pages": pages, "children": list(map(_node, node.children))}

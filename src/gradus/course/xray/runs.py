@@ -1,0 +1,173 @@
+"""What is recorded: a phase or the final engine, over a scene or a reader's own prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gradus import phases
+from gradus.assembly import final
+from gradus.bench.contenders import Workbench
+from gradus.config.options import FINAL, EngineConfig, EngineOptions
+from gradus.config.settings import capacity, heeded
+from gradus.course.xray.recording import MOST_STEPS, Arrival, Recording, record
+from gradus.course.xray.scenes import SCENES, Scene, prompt_ids
+from gradus.engine.engine import Engine
+from gradus.engine.request import ModelLimits
+from gradus.errors import ConfigError
+from gradus.exercises.solution import Solution
+from gradus.loading import CATALOGUE, Tokenizer
+
+REAL, RANDOM = "smollm2-135m", "random:tiny-llama"
+OWN_MAX_SEQUENCES = 4
+"""How many of a reader's own prompts run at once by default: as many as a page shows with ease."""
+
+
+def usual_model() -> str:
+    """The small real model if it has been pulled; else random weights, whose text means nothing."""
+    return REAL if CATALOGUE[REAL].pulled else RANDOM
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every run of a page is given: the same requests, the same settings. longest: tokens of one sequence."""
+
+    about: str
+    arrivals: tuple[Arrival, ...]
+    longest: int
+    settings: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def scene_of(name: str) -> Scene:
+    """The scene of a phase, or of the final engine. Raises ConfigError for a phase that is not there."""
+    if name == FINAL:
+        return SCENES[FINAL]
+    info = phases.find(name)
+    if info.name not in SCENES:
+        known = ", ".join(SCENES)
+        raise ConfigError(f"{info.name} has no scene of its own, only {known} have: give it --prompts FILE")
+    return SCENES[info.name]
+
+
+def work_of(scene: Scene, tokenizer: Tokenizer | None, settings: Mapping[str, int]) -> Work:
+    """A scene's requests in the model's tokens. settings: those that a reader gave; they win over the scene's."""
+    words = tokenizer or Tokenizer.of_bytes()
+    arrivals = tuple(
+        Arrival(asked.name, tuple(prompt_ids(asked, words)), asked.output, asked.at, asked.cancelled)
+        for asked in scene.asked
+    )
+    return Work(scene.look, arrivals, scene.longest, {**scene.settings, **settings})
+
+
+def own_work(prompts: Sequence[str], tokenizer: Tokenizer | None, output: int, settings: Mapping[str, int]) -> Work:
+    """A reader's own prompts, all at once, to their end-of-sequence token or `output` tokens.
+
+    Raises ConfigError if there is none, or if the model came without a tokenizer.
+    """
+    if not prompts:
+        raise ConfigError("the file of prompts is empty: write one prompt per line")
+    if tokenizer is None:
+        raise ConfigError("the model came without a tokenizer, so it cannot read prompts: leave --prompts out")
+    names = map(_letter, range(len(prompts)))
+    arrivals = tuple(
+        Arrival(name, tuple(tokenizer.encode(text)), output, whole=False)
+        for name, text in zip(names, prompts, strict=True)
+    )
+    longest = max(len(arrival.prompt) for arrival in arrivals) + output
+    return Work("Your own prompts.", arrivals, longest, {"max_sequences": OWN_MAX_SEQUENCES, **settings})
+
+
+def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, most: int = MOST_STEPS) -> Recording:
+    """Record `name` ("p04", "final") doing the work.
+
+    yours: the phase with a student's functions in place of ours; what breaks it is recorded as well.
+    Raises ConfigError, or RequestError for what the engine cannot serve.
+    """
+    config, tokenizer = bench.model.config, bench.checkpoint.tokenizer
+    if work.longest >= config.context_length:
+        raise ConfigError(
+            f"prompt and output have {work.longest} tokens, the model's context ends at {config.context_length - 1}: "
+            "shorten the prompts, or give a smaller --max-tokens"
+        )
+    eos = config.eos_token_ids or (tokenizer.eos_token_ids if tokenizer else ())
+    limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
+    options = options_of(name, limits, work.settings)
+    engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
+    frames = record(engine, work.arrivals, limits, most, tolerant=yours is not None)
+    return Recording(
+        title=("" if yours is None else "your ") + title_of(name),
+        about=work.about,
+        model=bench.checkpoint.name,
+        settings=shown(name, options),
+        context=limits.context_length,
+        sequences=[
+            {"id": arrival.name, "prompt": list(arrival.prompt), "output": arrival.output, "at": arrival.at}
+            for arrival in work.arrivals
+        ],
+        frames=frames,
+        words=words_of(work, frames, tokenizer),
+        cut=len(frames) == most and not (frames[-1]["plan"] is None and not frames[-1]["in_flight"]),
+        failed=frames[-1].get("failed"),
+    )
+
+
+def title_of(name: str) -> str:
+    if name == FINAL:
+        return "final: the engine that serves"
+    info = phases.find(name)
+    return f"{info.name}: {info.title[0].lower() + info.title[1:] if info.title[:2].istitle() else info.title}"
+
+
+def options_of(name: str, limits: ModelLimits, settings: Mapping[str, int]) -> EngineOptions:
+    """Those of the settings that the engine heeds. One without pages gets as many slots as fit in the same memory.
+
+    Raises ConfigError if not a single slot does.
+    """
+    if name == FINAL:  # kernels and graphs change no plan, and would take seconds to prepare
+        given: dict[str, Any] = dict(settings)
+        return EngineConfig(limits, **given, memory_fraction=None, kernels=False, graphs=False)
+    used = {setting: value for setting, value in settings.items() if setting in heeded(name)}
+    memory = settings.get("cache_tokens")
+    if memory and "cache_tokens" not in used:
+        slots = memory // limits.context_length
+        if not slots:
+            raise ConfigError(
+                f"{name} reserves {limits.context_length} positions per sequence, and cache_tokens is {memory}: "
+                "give it more"
+            )
+        used["max_sequences"] = min(slots, settings.get("max_sequences", slots))
+    return EngineOptions(limits, **used)
+
+
+def build(name: str, bench: Workbench, options: EngineOptions) -> Engine:
+    if isinstance(options, EngineConfig):
+        return final.build(bench.model, options)
+    return phases.load(name).build(bench.model, options)
+
+
+def shown(name: str, options: EngineOptions) -> dict[str, Any]:
+    """The settings that the page shows: those that the engine heeds."""
+    names = ["max_sequences", "page_size", "cache_tokens", "token_budget"]
+    phase = None if name == FINAL else name
+    values: dict[str, Any] = {setting: getattr(options, setting) for setting in names if setting in heeded(phase)}
+    values["max_sequences"] = capacity(phase, options.max_sequences)
+    if isinstance(options, EngineConfig):
+        values |= {"kernels": "off", "graphs": "off"}
+    return {setting: value for setting, value in values.items() if value is not None}
+
+
+def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer | None) -> dict[int, str]:
+    """The text of every token that the page may show; {} without a tokenizer."""
+    if tokenizer is None:
+        return {}
+    ids = {token for arrival in work.arrivals for token in arrival.prompt}
+    for frame in frames:
+        ids |= {token for tokens in frame["outputs"].values() for token in tokens}
+        ids |= {token for span in frame["spans"] for token in span["tokens"] if token >= 0}
+    return {token: tokenizer.decode([token], skip_special=False) for token in sorted(ids)}
+
+
+def _letter(index: int) -> str:
+    """a to z, then a1, b1, …"""
+    again, letter = divmod(index, 26)
+    return f"{chr(ord('a') + letter)}{again or ''}"

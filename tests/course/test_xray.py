@@ -1,0 +1,369 @@
+"""The X-ray: recordings tell what ran, the default scenes show their phase's idea, and the page holds all of it."""
+
+import json
+import re
+import shutil
+from functools import cache
+from html.parser import HTMLParser
+
+import pytest
+
+from gradus import phases
+from gradus.bench.contenders import Workbench
+from gradus.config.options import FINAL
+from gradus.course.xray import runs
+from gradus.course.xray.events import walk
+from gradus.course.xray.page import page
+from gradus.course.xray.recording import Recording, record, request
+from gradus.engine.request import ModelLimits
+from gradus.exercises.declaration import reference_of
+from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
+from tests.phases.conftest import CONTENDERS
+
+MOST_BYTES = 300_000
+
+SHOWS = {
+    "p00": {"admission", "ending"},
+    "p01": {"admission", "ending"},
+    "p02": {"padding"},
+    "p03": {"admission", "ending"},
+    "p04": {"preemption"},
+    "p05": {"hit", "split", "eviction"},
+    "p06": {"chunk"},
+    "p07": {"chunk"},
+    "p08": {"drafts"},
+    "p09": {"chunk"},
+    "p10": {"vain", "chunk"},
+    FINAL: {"hit", "chunk", "split", "eviction"},
+}
+
+
+@cache
+def bench() -> Workbench:
+    return Workbench.open(runs.RANDOM, "cpu", "float32")
+
+
+def work(scene: str) -> runs.Work:
+    return runs.work_of(runs.scene_of(scene), bench().checkpoint.tokenizer, {})
+
+
+@cache
+def recording(name: str, scene: str | None = None) -> Recording:
+    return runs.run(name, bench(), work(scene or name))
+
+
+def events(recorded: Recording) -> list[tuple[str, str]]:
+    return [(event["kind"], event["text"]) for frame in recorded.frames for event in frame["events"]]
+
+
+# -- recordings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_a_scene_shows_its_phase_s_idea_within_forty_steps(name):
+    recorded = recording(name)
+    assert {kind for kind, _ in events(recorded)} >= SHOWS[name]
+    assert len(recorded.frames) <= 40 and not recorded.cut
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_recording_changes_no_token(name):
+    asked = work(name)
+    limits = ModelLimits(bench().model.config.vocab_size, asked.longest + 1, ())
+    for arrival in asked.arrivals:
+        told = [token for frame in recording(name).frames for token in frame["outputs"].get(arrival.name, ())]
+        alone = runs.build("p00", bench(), runs.options_of("p00", limits, {}))
+        alone.submit(request(arrival, limits))
+        expected: list[int] = []
+        while alone.has_work:
+            expected += [token for output in alone.step() for token in output.tokens]
+        if name == "p07":  # its weights are rounded
+            assert len(told) == arrival.output
+        else:
+            assert told == (expected if arrival.cancelled is None else expected[: len(told)])
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name >= "p04"])
+def test_pages_tables_and_tree_of_a_frame_agree(name):
+    for frame in recording(name).frames:
+        held = {page for tables in frame["tables"].values() for table in tables for page in table}
+        indexed = {page for node in walk(frame["tree"] or ()) for page in node["pages"]}
+        counts = frame["pages"]
+        assert counts["held"] == len(held) and counts["idle"] == len(indexed - held)
+        assert counts["total"] == counts["held"] + counts["idle"] + counts["free"]
+
+
+def test_two_recordings_make_the_same_page():
+    once, again = (runs.run("p05", bench(), work("p05")).as_json() for _ in range(2))
+    assert page([once]) == page([again])
+
+
+def test_padding_is_what_the_rows_hold_beside_the_tokens():
+    first, *_ = recording("p02").frames
+    assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 9 + 3 + 5
+    assert ("padding", "10 of 27 rows are padding, computed and thrown away") in events(recording("p02"))
+    assert not [kind for kind, _ in events(recording("p03")) if kind == "padding"]
+
+
+def test_a_slot_is_taken_over_in_the_step_after_its_sequence_ended():
+    ended = {name: frame["number"] for frame in recording("p03").frames for name in frame["ended"]}
+    started = {name: frame["number"] for frame in recording("p03").frames for name in frame["admitted"]}
+    slots = {span["id"]: span["slot"] for frame in recording("p03").frames for span in frame["spans"]}
+    assert slots["d"] == slots["c"] and started["d"] == ended["c"] + 1
+    static = {name: frame["number"] for frame in recording("p02").frames for name in frame["admitted"]}
+    assert started["d"] < static["d"]
+
+
+def test_a_preempted_sequence_is_told_to_resume_with_what_it_had():
+    told = events(recording("p04"))
+    assert ("preemption", "c is preempted: its pages are needed by sequences that came earlier") in told
+    resumed = next(text for _, text in told if text.startswith("c resumes"))
+    assert "prompt and output so far" in resumed
+    frames = recording("p04").frames
+    before = sum(len(frame["outputs"].get("c", ())) for frame in frames[:7])
+    again = next(span for frame in frames[7:] for span in frame["spans"] if span["id"] == "c")
+    assert again["kind"] == "prefill" and again["start"] == 0 and len(again["tokens"]) == 5 + before
+
+
+def test_chunks_say_what_is_left_and_decodes_go_on_beside_them():
+    frames = recording("p06").frames
+    chunked = [
+        frame for frame in frames if any(span["id"] == "c" and span["kind"] == "chunk" for span in frame["spans"])
+    ]
+    assert len(chunked) > 3
+    for frame in chunked:
+        assert {span["id"]: span["kind"] for span in frame["spans"]} == {"a": "decode", "b": "decode", "c": "chunk"}
+        assert sum(len(span["tokens"]) for span in frame["spans"]) <= 8
+    assert ("chunk", "c: a chunk of 6 tokens; the last one, so it samples a token") in events(recording("p06"))
+    whole = max(len(span["tokens"]) for frame in recording("p05", "p06").frames for span in frame["spans"])
+    assert whole == 36
+
+
+def test_accepted_drafts_are_one_less_than_the_step_s_new_tokens():
+    verified = [
+        (span, frame["outputs"][span["id"]])
+        for frame in recording("p08").frames
+        for span in frame["spans"]
+        if span["kind"] == "verify"
+    ]
+    assert any(span["accepted"] for span, _ in verified)
+    assert any(span["accepted"] < len(span["tokens"]) - 1 for span, _ in verified)
+    for span, new in verified:
+        assert list(new[:-1]) == span["tokens"][1 : 1 + span["accepted"]] and len(new) == span["accepted"] + 1
+
+
+def test_plans_made_ahead_are_in_flight_and_end_in_vain_where_their_sequence_was_cancelled():
+    frames = recording("p10").frames
+    assert frames[0]["committed"] is None and frames[0]["in_flight"] == [0]
+    assert all(frame["committed"] == frame["plan"] - 1 for frame in frames[1:] if frame["plan"] is not None)
+    assert any(token == -1 for frame in frames for span in frame["spans"] for token in span["tokens"])
+    vain = next(frame for frame in frames if any(event["kind"] == "vain" for event in frame["events"]))
+    assert vain["ended"] == {"c": "cancelled"}
+    assert all(not frame["in_flight"] for frame in recording("p06").frames)
+
+
+def test_a_phase_without_pages_gets_the_slots_that_fit_in_the_same_memory():
+    beside = recording("p03", "p04")
+    assert beside.settings == {"max_sequences": 36 // (runs.scene_of("p04").longest + 1)}
+    assert all(frame["pages"] is None and frame["tree"] is None for frame in beside.frames)
+
+
+def test_a_long_run_is_cut_and_says_so():
+    cut = runs.run("p04", bench(), work("p04"), most=5)
+    assert cut.cut and len(cut.frames) == 5 and cut.frames[-1]["running"]
+
+
+def test_an_engine_that_fails_is_given_back_as_it_was():
+    asked = work("p04")
+    limits = ModelLimits(bench().model.config.vocab_size, asked.longest + 1, ())
+    engine = runs.build("p04", bench(), runs.options_of("p04", limits, asked.settings))
+    scheduler, runner = engine.scheduler, engine.runner
+    runner.model = None  # its first step fails
+    with pytest.raises(AttributeError):
+        record(engine, asked.arrivals, limits)
+    assert engine.scheduler is scheduler and engine.runner is runner and "schedule" not in vars(scheduler)
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+class Skeleton(HTMLParser):
+    """What a browser finds before any script runs: ids, the recordings, and what would be fetched."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.fetched: list[str] = []
+        self.data = ""
+        self._reading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids |= {found["id"]} if "id" in found else set()
+        self.fetched += [found[name] for name in ("src", "href", "action", "data") if name in found]
+        self._reading = found.get("id") == "recordings"
+
+    def handle_endtag(self, tag):
+        self._reading = False
+
+    def handle_data(self, data):
+        self.data += data if self._reading else ""
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_the_page_holds_the_recording_and_fetches_nothing(name):
+    recorded = recording(name).as_json()
+    text = page([recorded])
+    found = Skeleton(text)
+    assert json.loads(found.data) == json.loads(json.dumps([recorded]))
+    assert not found.fetched and not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "default-src 'none'" in text and "<!--" not in text
+    assert len(text.encode()) < MOST_BYTES
+
+
+def test_every_part_that_the_script_looks_up_is_in_the_skeleton():
+    text = page([recording("p04").as_json()])
+    asked = set(re.findall(r'byId\("([\w-]+)"\)|getElementById\("([\w-]+)"\)', text))
+    assert {one or other for one, other in asked} <= Skeleton(text).ids
+
+
+def test_every_kind_of_event_has_a_name_and_a_key_of_its_own():
+    text = page([recording("p04").as_json()])
+    kinds = re.findall(r'\["(\w+)", "[\w ]+", "(\w)"\]', text)
+    assert len({key for _, key in kinds}) == len(kinds)
+    told = {kind for name in CONTENDERS for kind, _ in events(recording(name))}
+    assert {kind for kind, _ in kinds} == told | {"failure"}
+
+
+def test_text_of_a_model_cannot_end_the_page_s_data():
+    recorded = recording("p01").as_json()
+    words = dict.fromkeys(recorded["words"], "</script><!--<script>alert(1)</script>")
+    recorded = recorded | {"words": words, "title": "<b>&", "about": "<!--js-->"}
+    found = Skeleton(page([recorded, recorded]))
+    assert [one["title"] for one in json.loads(found.data)] == ["<b>&", "<b>&"]
+    assert {str(word) for word in json.loads(found.data)[0]["words"].values()} == set(words.values())
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture
+def browser():
+    """A page of headless Chromium, which collects the script's errors; skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("needs Chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--no-zygote"], timeout=30_000)
+        shown = chromium.new_page()
+        shown.errors = []
+        shown.on("pageerror", lambda error: shown.errors.append(str(error)))
+        shown.on("console", lambda message: shown.errors.append(message.text))
+        yield shown
+        chromium.close()
+
+
+def test_the_page_is_stepped_through_in_a_browser(browser, tmp_path):
+    file = tmp_path / "page.html"
+    file.write_text(page([recording("p04").as_json(), recording("p03", "p04").as_json()]), encoding="utf-8")
+    browser.goto(file.as_uri())
+    where, body = browser.locator("#where"), browser.locator("main")
+    longest = max(len(recording("p04").frames), len(recording("p03", "p04").frames)) - 1
+    assert where.inner_text() == f"step 0 of {longest}" and "a starts in slot 0" in body.inner_text()
+    browser.keyboard.press("p")
+    assert where.inner_text() == f"step 6 of {longest}" and "c is preempted" in body.inner_text()
+    browser.keyboard.press("ArrowLeft")
+    assert "c is preempted" not in body.inner_text()
+    browser.keyboard.press("Shift+A")
+    assert where.inner_text().startswith("step 0 ")
+    browser.get_by_role("button", name="preemption").click()
+    assert where.inner_text().startswith("step 6 ")
+    for step in range(longest + 1):  # every part of every step is drawn without an error
+        browser.locator("#slider").fill(str(step))
+        assert where.inner_text() == f"step {step} of {longest}"
+    assert "9 free" in body.inner_text() and browser.locator("#next").is_disabled()
+    assert browser.errors == []
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+TINY = ["--model", runs.RANDOM, "--dtype", "float32"]
+
+
+def test_the_command_writes_one_page_for_two_runs(gradus, tmp_path):  # noqa: F811
+    file = tmp_path / "new" / "both.html"
+    done = gradus("xray", "p04", "p03", "--out", str(file), *TINY)
+    assert done.code == 0, done.err
+    assert done.out.strip() == str(file)
+    one, other = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    assert (one["title"], other["title"]) == ("p04: paged cache", "p03: continuous batching")
+    assert one["sequences"] == other["sequences"]
+
+
+def test_the_command_takes_a_reader_s_own_prompts_and_settings(gradus, tmp_path):  # noqa: F811
+    prompts = tmp_path / "mine.txt"
+    prompts.write_text("Hello there\n\nHello you\n", encoding="utf-8")
+    file = tmp_path / "mine.html"
+    arguments = ["--prompts", str(prompts), "--max-tokens", "3", "--page-size", "2", "--cache-tokens", "32"]
+    done = gradus("xray", "final", "--beside", "p05", *arguments, "--out", str(file), *TINY)
+    assert done.code == 0, done.err
+    for found in json.loads(Skeleton(file.read_text(encoding="utf-8")).data):
+        assert [bytes(one["prompt"]).decode() for one in found["sequences"]] == ["Hello there", "Hello you"]
+        assert found["settings"]["page_size"] == 2 and found["frames"][0]["pages"]["total"] == 16
+        assert all(1 <= sum(len(frame["outputs"].get(name, ())) for frame in found["frames"]) <= 3 for name in "ab")
+
+
+def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F811
+    info = phases.find("p03")
+    source = reference_of(info)
+    assert source.count("list(reversed(range(max_sequences)))") == 1
+    folder = tmp_path / "exercises"
+    folder.mkdir()
+    mine = source.replace("list(reversed(range(max_sequences)))", "list(range(max_sequences))")  # high slots first
+    (folder / "mine.py").write_text(mine)
+    file = tmp_path / "both.html"
+    done = gradus("xray", "p03", "p03", "--impl", str(folder), "--out", str(file), *TINY)
+    assert done.code == 0, done.err
+    assert "your p03: mine.py" in done.err
+    yours, ours = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    assert (yours["title"], ours["title"]) == ("your p03: continuous batching", "p03: continuous batching")
+    slots = [{span["id"]: span["slot"] for span in one["frames"][0]["spans"]} for one in (yours, ours)]
+    assert (slots[0]["a"], slots[1]["a"]) == (2, 0)
+
+
+def test_a_student_s_engine_that_breaks_is_shown_up_to_the_step_in_which_it_does(gradus, tmp_path):  # noqa: F811
+    source = reference_of(phases.find("p03"))
+    broken = "        self.free_slots.append(sequence.slot)\n"
+    assert source.count(broken) == 1
+    (tmp_path / "mine.py").write_text(source.replace(broken, "        self.free_slots[7]\n"))  # when one ends
+    file = tmp_path / "page.html"
+    done = gradus("xray", "p03", "--impl", str(tmp_path / "mine.py"), "--out", str(file), *TINY)
+    assert done.code == 1 and done.out.strip() == str(file)
+    assert "your p03: continuous batching breaks" in done.err and "IndexError" in done.err and "mine.py" in done.err
+    (found,) = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    *before, last = found["frames"]
+    assert last["number"] == last["plan"] == 1 and len(before) == 1  # c, which wants two tokens, ends there
+    assert last["events"][-1]["kind"] == "failure" and found["failed"] == last["events"][-1]["text"]
+    assert [span["id"] for span in last["spans"]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["p03", "--impl", "nowhere"], "nowhere: no such file or folder"),
+        (["p99"], "phase must be one of p00"),
+        (["p01", "p02", "p03"], "a page shows one run or two, got 3: p01, p02, p03"),
+        (["p03", "--page-size", "4"], "page_size does nothing in p03: leave it out"),
+        (["p04", "--max-tokens", "4"], "--max-tokens is for your own prompts"),
+        (["p04", "--prompts", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["p03", "--cache-tokens", "8"], "p03 reserves 14 positions per sequence, and cache_tokens is 8"),
+        (["p04", "--model", "random:nothing"], "no shape named 'nothing'"),
+    ],
+)
+def test_a_mistake_is_one_line(gradus, arguments, complaint, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    done = gradus("xray", *arguments, *(TINY if "--model" not in arguments else []))
+    assert done.code == 2
+    assert complaint in done.err and done.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
