@@ -15,9 +15,10 @@ GRADUS := $(IN) gradus
 # What each stamp stands for is reinstalled when the list of dependencies changes.
 SERVE_READY := $(VENV)/.ready-to-serve
 TEST_READY  := $(VENV)/.ready-to-test
+BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint stress clean
+.PHONY: help serve test lint stress book clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
@@ -26,6 +27,7 @@ help:
 	@echo '  make test      set up for development, then lint and run the tests; needs no network afterwards'
 	@echo '  make lint      ruff (errors, format) and mypy'
 	@echo '  make stress    the property and stress tests, with many more examples (minutes)'
+	@echo '  make book      the course and the documentation as a web book, in build/book'
 	@echo '  make clean     remove .venv and every cache; fetched models stay'
 	@echo
 	@echo 'Settings, with examples:'
@@ -52,6 +54,11 @@ lint: $(TEST_READY)
 stress: $(TEST_READY)
 	HYPOTHESIS_PROFILE=stress $(IN) pytest -m "stress or hypothesis" $(PARALLEL) --timeout 3600 --durations=15 $(ARGS)
 
+# Every page anew, and every warning an error: a broken link or anchor ends it.
+book: $(BOOK_READY)
+	$(IN) sphinx --fresh-env --fail-on-warning --keep-going --quiet --conf-dir book --doctree-dir build/doctrees . build/book
+	@echo 'build/book/index.html'
+
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -66,6 +73,11 @@ $(SERVE_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
 $(TEST_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
 	@echo 'Installing into $(VENV), with what the tests need (once; this can take minutes) …'
 	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
+	@touch $(SERVE_READY) $@
+
+$(BOOK_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
+	@echo 'Installing into $(VENV), with what the book needs (once; this can take minutes) …'
+	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu,book]'
 	@touch $(SERVE_READY) $@
 
 # The first Python that really runs: a version manager may leave a command on the path for a version it does not have,

@@ -63,10 +63,8 @@ PARTS = (
         if group.section == beside.QUANTIZED
     ),
     # every phase on one workload
-    Part(LADDER, QWEN, "bfloat16"),
     Part(LADDER, LLAMA, "bfloat16"),
-    Part(LADDER, GPT2, "bfloat16"),
-    Part(LADDER, GPT2, "float32"),
+    Part(LADDER, QWEN, "bfloat16"),
     # what each optimization is worth in the end, and every phase on every kind of workload
     Part(ABLATION, QWEN, "bfloat16", repeats=3),
     Part(MATRIX, QWEN, "bfloat16", repeats=3),

@@ -89,4 +89,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
+    step="Computes the whole sequence again for every token: {chat/all/p00/rows} rows.",
 )

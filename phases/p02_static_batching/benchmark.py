@@ -120,4 +120,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
+    step="Several sequences share a reading of the weights; {chat/all/p02/padding} of the rows are filler.",
 )

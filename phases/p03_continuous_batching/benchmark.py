@@ -138,4 +138,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
+    step="A slot that comes free is taken in the next step: {chat/all/p03/tokens_a_step} tokens per step, no filler.",
 )

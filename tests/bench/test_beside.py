@@ -372,7 +372,9 @@ def test_a_page_shows_both_engines_in_one_table(cases, tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     page.write_text(f"<!-- results:begin {beside.NAME} -->\n<!-- results:end -->\n")
     (stale,) = report.outdated_pages(tmp_path, [page])
-    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× | 1.83× |" in stale.text
+    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 1.83× |\n" in stale.text
+    whole = report.block(beside.NAME, tmp_path, tmp_path.parent / "docs" / "comparisons.md")
+    assert "| tiny-llama | batch 1: work | 100 | 183 (167–200) | 200 · 167 | 1.83× | 1.83× |" in whole
     page.write_text(page.read_text().replace(beside.NAME, "ablation"))
     (stale,) = report.outdated_pages(tmp_path, [page])
     assert "Not measured yet: `gradus bench ablation`" in stale.text

@@ -149,6 +149,13 @@ def test_a_slow_cell_is_run_less_often():
     assert len(compare([quick], WORK, WORK, Repeats(5, 3, slow_s=60, floor_s=61), 9)[0].samples) == 3
 
 
+@pytest.mark.parametrize("free_bytes", [9, 1], ids=["side by side", "in blocks"])
+def test_a_contender_whose_warm_up_is_slow_runs_once_and_the_others_go_on(free_bytes):
+    slow, quick = Scripted("A", [], takes=0.05), Scripted("B", [])
+    trials = compare([slow, quick], WORK, WORK, Repeats(3, 3, once_s=0.04), free_bytes)
+    assert [len(trial.samples) for trial in trials] == [1, 3]
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ BENCHMARK = Benchmark(
             name="length",
             title="Longer answers",
             axis="tokens",
-            rows=(Row("200", 200, single_stream(8, 200)), Row("500", 500, single_stream(8, 500))),
+            rows=tuple(Row(f"{length}", length, single_stream(8, length)) for length in (200, 500, 800)),
             contenders=("p00", "p01"),
             columns=("itl_ms", "padding"),
             against="p00",
@@ -53,7 +53,7 @@ def made(quick: bool = False) -> Results:
             Entry("p00", floor(1.0), [sample(4.0), sample(4.2), sample(3.9)]),
             Entry("p01", floor(0.5), [sample(2.0), sample(2.1), sample(1.9)]),
         ])
-        for row in ("200", "500")
+        for row in ("200", "500", "800")
     ]  # fmt: skip
     cells[1].entries[0] = Entry("p00", floor(1.0), skipped="out of memory")
     fingerprint = {
@@ -110,7 +110,7 @@ def test_a_cell_and_a_run_replace_those_of_the_same_name():
     run = found.runs[0]
     again = Cell("length", "200", 200.0, 1, {"digest": "new"})
     run.put(again)
-    assert run.cell("length", "200") is again and len(run.cells) == 2
+    assert run.cell("length", "200") is again and len(run.cells) == 3
     found.put(Run("random:tiny-llama", "float32", "cpu", {}, {}))
     assert len(found.runs) == 1 and not found.runs[0].cells
     found.put(Run("random:tiny-llama", "bfloat16", "cpu", {}, {}))
@@ -201,12 +201,41 @@ def test_a_figure_is_the_same_every_time_and_knows_its_numbers():
 def test_figures_of_one_row_and_of_many_are_drawn_transparent():
     many = report.picture_of(made(), made().runs[0], BENCHMARK.tables[0])
     one = made()
-    del one.runs[0].cells[1]
+    del one.runs[0].cells[1:]
     single = report.picture_of(one, one.runs[0], BENCHMARK.tables[0])
     assert (many.kind, single.kind) == ("lines", "levels")
     for picture in (many, single):
         svg = plots.draw(picture)
         assert "#ffffff" not in svg and "fill: white" not in svg
+
+
+def test_two_points_are_a_table_and_no_curve():
+    found = made()
+    del found.runs[0].cells[2]
+    assert not list(report.figures(found, BENCHMARK))
+    assert "![" not in report.render(found, BENCHMARK)
+    assert len(list(report.figures(made(), BENCHMARK))) == 1
+
+
+def test_the_names_of_lines_are_moved_apart_and_no_further_than_they_must():
+    assert plots.spread_out([0.1, 0.5, 0.9], 0.1) == [0.1, 0.5, 0.9]
+    assert plots.spread_out([0.5, 0.52, 0.54], 0.1) == pytest.approx([0.5, 0.6, 0.7])
+    assert plots.spread_out([0.96, 0.98], 0.1) == pytest.approx([0.9, 1.0])
+
+
+# -- a page that is read from top to bottom ----------------------------------------------------------------------------
+
+
+def test_a_lesson_has_five_columns_at_most_and_the_documentation_all(reports):
+    command.report(reports, say=lambda _: None)
+    lesson, reference = (
+        report.block("p01", reports, page) for page in (Path("/x/README.md"), reports.parent / "docs/a.md")
+    )
+    narrow, wide = (next(line for line in text.splitlines() if line.startswith("|")) for text in (lesson, reference))
+    assert narrow == "| tokens |  | tok/s | speed-up | ITL ms |"
+    assert wide == "| tokens |  | tok/s | speed-up | predicted | ratio | ITL ms | padding rows |"
+    profile = [line for line in lesson.splitlines() if line.startswith("|") and "step ms" in line]
+    assert profile == ["|  | step ms | operations ms | operations | most of it |"]
 
 
 # -- prose -------------------------------------------------------------------------------------------------------------
@@ -266,6 +295,16 @@ def test_the_committed_reports_figures_and_pages_are_what_the_results_say():
     assert not [str(page.file) for page in stale], "run: gradus report"
 
 
+def test_every_committed_figure_of_a_report_is_one_that_the_results_have():
+    drawn = {
+        found_in / name
+        for found in results.find(ROOT / "reports")
+        for found_in in [ROOT / "reports" / found.hardware / found.benchmark]
+        for name, _ in report.figures_of(found)
+    }
+    assert drawn == set((ROOT / "reports").rglob("*.svg"))
+
+
 def test_the_committed_results_are_small_and_none_is_a_quick_look():
     files = list((ROOT / "reports").rglob("*.*"))
     sizes = {file: file.stat().st_size for file in files if file.is_file()}
@@ -278,7 +317,7 @@ def test_the_committed_results_are_small_and_none_is_a_quick_look():
 def test_the_prose_of_a_benchmark_has_no_number_of_its_own(name):
     benchmark = registry.load(name)
     accounts = [*benchmark.accounts.values(), *benchmark.rungs.values()]
-    for text in [text for account in accounts for text in (account.explains, account.loses)]:
+    for text in [benchmark.step, *(text for account in accounts for text in (account.explains, account.loses))]:
         assert not loose_numbers(text), text
 
 
@@ -289,5 +328,6 @@ def test_a_benchmark_is_complete(name):
     assert len({table.name for table in benchmark.tables}) == len(benchmark.tables)
     for table in benchmark.tables:
         assert all(registry.policy_of(contender) for contender in table.contenders)
+        assert set(table.gpu_only) < {*table.contenders, ""} and (not table.panels or len(table.rows) == 1)
         assert len({row.label for row in table.rows}) == len(table.rows)
         assert table.against in (None, FIRST_ROW, *table.contenders)

@@ -8,12 +8,14 @@ from gradus.bench.workloads import (
     PUBLISHED,
     Workload,
     burst,
+    chat_traffic,
     ladder,
     long_prompts,
     memory_pressure,
     poisson,
     shared_prefix,
     single_stream,
+    sixteen,
 )
 from gradus.errors import ConfigError
 
@@ -26,6 +28,8 @@ ALL: list[Workload] = [
     memory_pressure(pool_tokens=4096, demand=1.1, prompt=100, output=28),
     ladder("cuda"),
     ladder("cpu"),
+    sixteen("cuda"),
+    sixteen("cpu"),
     *(make() for make in PUBLISHED.values()),
 ]
 
@@ -90,8 +94,17 @@ def test_the_published_runs_have_their_published_shape():
     assert all(job.shared == 1024 for job in runs["48 at 8/s, shared prefix"].jobs)
 
 
-def test_the_ladder_is_sixteen_requests_of_mixed_lengths():
-    jobs = ladder("cuda").jobs
+def test_chat_traffic_has_one_system_prompt_and_its_long_prompts_evenly_among_the_others():
+    jobs = chat_traffic(24, 32.0, 160, (8, 40), (8, 40), long=3, pasted=480, summary=8, lead=0.2).jobs
+    assert {job.shared for job in jobs} == {160}
+    assert [index for index, job in enumerate(jobs) if job.prompt == 640] == [4, 12, 20]
+    assert all(8 <= job.prompt - 160 <= 40 and 8 <= job.output <= 40 for job in jobs if job.prompt != 640)
+    assert jobs[0].at == 0 and jobs[1].at > 0.2
+    assert [job.at for job in jobs] == sorted(job.at for job in jobs)
+
+
+def test_sixteen_requests_have_mixed_lengths():
+    jobs = sixteen("cuda").jobs
     assert len(jobs) == 16
     assert all(32 <= job.prompt <= 256 and 32 <= job.output <= 256 for job in jobs)
 

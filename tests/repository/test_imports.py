@@ -109,7 +109,7 @@ def test_the_check_for_later_phases_catches():
 def third_party(paths: list[Path]) -> set[str]:
     """Distributions that these files import, normalized: "huggingface-hub"."""
     modules = {name.split(".")[0] for _, tree in trees(paths) for name in imports(tree) if not name.startswith(".")}
-    modules -= sys.stdlib_module_names | {"gradus", "phases", "benchmarks", "tests"}
+    modules -= sys.stdlib_module_names | {"gradus", "phases", "benchmarks", "tests", "book"}
     owners = {"llama_cpp": ["llama-cpp-python"]} | packages_distributions()  # the one that is nowhere by default
     return {normalized(owners[module][0]) if module in owners else module for module in modules}
 
@@ -133,6 +133,14 @@ def test_every_runtime_dependency_is_imported_in_the_source_and_every_import_is_
     assert third_party(SOURCES) - optional == {normalized(line) for line in project["dependencies"]} | extra
 
 
+def test_every_dependency_of_the_book_is_used_by_it_and_every_import_is_declared(project):
+    named_in_settings = {"myst-parser", "furo"}
+    conf = (ROOT / "book" / "conf.py").read_text(encoding="utf-8")
+    assert '"myst_parser"' in conf and '"furo"' in conf
+    declared = {normalized(line) for line in project["optional-dependencies"]["book"]}
+    assert third_party(sorted((ROOT / "book").glob("*.py"))) | named_in_settings == declared
+
+
 def test_the_tests_import_only_what_is_declared(project):
     extras = project["optional-dependencies"]
     declared = project["dependencies"] + extras["dev"] + extras["cpu"]
@@ -142,9 +150,8 @@ def test_the_tests_import_only_what_is_declared(project):
 def test_every_dependency_is_pinned_and_nothing_that_only_a_cuda_build_brings(project):
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {normalized(line): line for line in lines if not line.startswith("#")}
-    declared = (
-        project["dependencies"] + project["optional-dependencies"]["dev"] + project["optional-dependencies"]["cpu"]
-    )
+    extras = project["optional-dependencies"]
+    declared = project["dependencies"] + extras["dev"] + extras["cpu"] + extras["book"]
     assert {normalized(line) for line in declared} <= pins.keys()
     assert pins["torch"] == "torch==2.13.0"  # no +cpu: which build is pip's settings' choice
     # nvidia-ml-py only reads the driver's counters, and installs anywhere

@@ -5,6 +5,7 @@ field, as in `{output-length/200/p01/output_tok_s}`: it is filled in from result
 measurement. No torch here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -98,7 +99,9 @@ class Table:
     against: the contender that speed-ups count from, in the same scheme where the row has it so; "first row" compares
     each contender with its own first row.
     scale: of the figure's axes: "log", "linear", or "names" where the rows' x says nothing. goals: by device, for
-    goodput.
+    goodput. panels: metrics that the figure shows side by side, of a table of one row; () draws `metric` alone.
+    gpu_only: contenders that a CPU leaves out, where they are what another one is. once_s: a contender whose warm-up
+    takes longer than so many seconds is timed once.
     quick: the rows of a quick look: workloads of seconds, under labels of their own, on which the contenders differ in
     the same direction as on the whole ones. A quick look leaves out tables without them; where no table of a benchmark
     has any, it cuts the first rows of each. quick_title: where the title does not fit those rows.
@@ -114,6 +117,9 @@ class Table:
     against: str | None = None
     scale: str = "log"
     goals: Mapping[str, Goal] = field(default_factory=dict)
+    panels: tuple[str, ...] = ()
+    gpu_only: tuple[str, ...] = ()
+    once_s: float = math.inf
     quick: tuple[Row, ...] = ()
     quick_title: str = ""
 
@@ -138,7 +144,9 @@ class Benchmark:
     """question: what is asked. prediction: what to expect and from which reasoning, before anything was measured.
 
     policy: how the phase schedules, for its prediction. profile: the context at which a decode step is taken apart, for
-    each of these contenders. accounts: by hardware ("cpu", "h200"). rungs: the same, of its place on the ladder.
+    each of these contenders. accounts: by hardware ("cpu", "h200"). rungs: the same, of its place on the former ladder.
+    step: what the phase adds on the ladder, in a sentence that quotes its own numbers alone. former: what was measured
+    under this name before; it is shown until the results have these tables.
     """
 
     question: str
@@ -149,6 +157,8 @@ class Benchmark:
     profile_context: int = 256
     accounts: Mapping[str, Account] = field(default_factory=dict)
     rungs: Mapping[str, Account] = field(default_factory=dict)
+    step: str = ""
+    former: "Benchmark | None" = None
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.name == name)

@@ -6,6 +6,7 @@ the next request measures a kinder world: coordinated omission.) Tokens are coun
 when they could be sent to a user; a step's only wait for the device is in its commit, so no time is taken too early.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -323,13 +324,19 @@ class Trial:
 class Repeats:
     """How often a cell is run: `usual`, or `if_slow` where its slowest contender takes more than `slow_s` seconds.
 
-    floor_s: what the slowest takes at least; beside it counts how long its warm-up took.
+    floor_s: what the slowest takes at least; beside it counts how long its warm-up took. once_s: a contender whose
+    warm-up took longer is run once, so that the others' repeats need not wait for its.
     """
 
     usual: int = 5
     if_slow: int = 3
     slow_s: float = 4.0
     floor_s: float = 0.0
+    once_s: float = math.inf
+
+    def wants(self, trial: Trial, repeat: int) -> bool:
+        """Whether a contender takes part in a repeat, the first being 0."""
+        return repeat == 0 or trial.warm_up_s <= self.once_s
 
     def count(self, ready: Sequence[Trial]) -> int:
         if not ready:
@@ -361,14 +368,17 @@ def compare(
             for repeat in range(repeats.count(ready)):
                 turn = repeat % max(1, len(ready))
                 for trial in ready[turn:] + ready[:turn]:
-                    _measure(trial, arrivals, goal, done)
+                    if repeats.wants(trial, repeat):
+                        _measure(trial, arrivals, goal, done)
         return trials
     for first_half in (True, False):
         for trial in trials:
             with _built([trial], warm_up, done) as ready:
                 whole = repeats.count(ready)
-                for _ in range(whole - whole // 2 if first_half else whole // 2):
-                    _measure(trial, arrivals, goal, done)
+                half = whole - whole // 2
+                for repeat in range(half) if first_half else range(half, whole):
+                    if repeats.wants(trial, repeat):
+                        _measure(trial, arrivals, goal, done)
     return trials
 
 

@@ -47,6 +47,10 @@ def _hit(sample: Sample) -> float | None:
     return 100 * sample.get("cached_tokens", 0) / sample["prompt_tokens"] if sample.get("prompt_tokens") else None
 
 
+def _tokens_a_step(sample: Sample) -> float | None:
+    return sample["output_tokens"] / sample["steps"] if sample.get("steps") else None
+
+
 def _sequence_rate(sample: Sample) -> float | None:
     return 1e3 * sample.get("tokens_at_once", 1) / sample["itl_ms"]["p50"] if sample.get("itl_ms") else None
 
@@ -79,6 +83,7 @@ METRICS: dict[str, Metric] = {
     ),
     "itl_ms_p95": Metric("ITL p95 ms", _quantile("itl_ms", "p95")),
     "itl_ms_p99": Metric("ITL p99 ms", _quantile("itl_ms", "p99")),
+    "itl_ms_max": Metric("worst gap ms", _quantile("itl_ms", "p100")),
     "tokens_at_once": Metric("tokens at once", lambda sample: sample.get("tokens_at_once", 1), True),
     "tpot_ms": Metric("TPOT ms", _quantile("tpot_ms", "p50")),
     "e2e_ms": Metric("latency ms", _quantile("e2e_ms", "p50"), floor=lambda prediction: 1e3 * prediction["e2e_p50"]),
@@ -97,6 +102,7 @@ METRICS: dict[str, Metric] = {
     "idle_us": Metric("GPU idle µs per step", _quantile("idle_us", "mean")),
     "rows": Metric("rows", _scaled("rows", 1)),
     "steps": Metric("steps", _scaled("steps", 1)),
+    "tokens_a_step": Metric("tokens per step", _tokens_a_step, True),
     "peak_mb": Metric("peak MB", _scaled("peak_bytes", 1e-6)),
     "cache_mb": Metric("cache held MB", _scaled("cache_bytes", 1e-6)),
     "waste": Metric("of it empty", _scaled("cache_waste", 1)),

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-STYLE = 2  # changes when the drawing does, so that every figure counts as stale
+STYLE = 5  # changes when the drawing does, so that every figure counts as stale
 GREY = "#747c84"
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
 MARKERS = "osD^vP*X"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), "-", "--")
+PANEL = "#0072B2"
 MARK = "gradus-figure:"
 
 
@@ -42,8 +43,9 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """kind: "lines" over an axis; "levels", one value per series; or "dots", rows of names with a dot for each series.
-    labels: what to write at the x of each row (of dots: which are drawn from the top down, their values to the right).
+    """kind: "lines" over an axis; "levels", one value per series; "dots", rows of names with a dot for each series; or
+    "panels", rows of names with a panel for each series, side by side. labels: what to write at the x of each row (of
+    dots and panels: which are drawn from the top down, their values to the right).
 
     scale: "log" or "linear", of both axes; "names" where rows are not numbers: one beside the other, values on a log
     axis.
@@ -99,12 +101,16 @@ def draw(picture: Picture) -> str:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
 
-        rows = {"levels": len(picture.series), "dots": len(picture.labels)}.get(picture.kind)
+        listed = {"levels": len(picture.series), "dots": len(picture.labels), "panels": len(picture.labels)}
+        rows = listed.get(picture.kind)
         figure = Figure(figsize=(8, 4.8 if rows is None else 1.5 + 0.5 * rows), layout="constrained")
         FigureCanvasSVG(figure)
         figure.suptitle(f"{picture.title}\n{picture.subtitle}", x=0.01, ha="left", fontsize=13)
-        axes = figure.add_subplot()
-        {"levels": _draw_levels, "dots": _draw_dots, "lines": _draw_lines}[picture.kind](axes, picture)
+        if picture.kind == "panels":
+            _draw_panels(figure, picture)
+        else:
+            draw_on = {"levels": _draw_levels, "dots": _draw_dots, "lines": _draw_lines}[picture.kind]
+            draw_on(figure.add_subplot(), picture)
         return _svg(figure, picture)
 
 
@@ -140,16 +146,48 @@ def _draw_lines(axes: "Axes", picture: Picture) -> None:
         axes.set_xlim(-0.5, len(picture.labels) - 0.5)
     else:
         axes.set_ylim(bottom=0)
-    labels = [textwrap.fill(label, 14) if named else label for _, label in picture.labels]
-    axes.set_xticks([x for x, _ in picture.labels], labels)
+    measured = {x for series in picture.series for x in series.x}
+    marked = [
+        (x, textwrap.fill(label, 14) if named else label) for x, label in picture.labels if x in measured or named
+    ]
+    axes.set_xticks([x for x, _ in marked], [label for _, label in marked])
     axes.minorticks_off()
     _label_within_decades(axes.yaxis)
     axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(picture.x_label)
     axes.set_ylabel(picture.y_label)
-    crowded = named and len(picture.series) > 4  # points side by side leave no room among them
-    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if crowded else {}
-    axes.legend(fontsize=12, **beside)
+    if named:
+        axes.legend(fontsize=12, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:
+        _name_lines(axes, picture)
+
+
+LABEL = 0.07  # the height of a line's name, of the axes' height
+
+
+def _name_lines(axes: "Axes", picture: Picture) -> None:
+    """Each line's name beside its end, in its color; names that would touch are moved apart."""
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ends = [to_axes.transform((series.x[-1], series.y[-1]))[1] for series in picture.series]
+    for place, index in zip(
+        spread_out(sorted(ends), LABEL), sorted(range(len(ends)), key=ends.__getitem__), strict=True
+    ):
+        axes.text(
+            1.01, place, textwrap.fill(picture.series[index].name, 26), transform=axes.transAxes, va="center",
+            fontsize=12, color=COLORS[index % len(COLORS)],
+        )  # fmt: skip
+
+
+def spread_out(places: Sequence[float], least: float) -> list[float]:
+    """Ascending places, moved as little as a pass up and a pass down need so that none is closer than `least`."""
+    moved = list(places)
+    for i in range(1, len(moved)):
+        moved[i] = max(moved[i], moved[i - 1] + least)
+    if moved:
+        moved[-1] = min(moved[-1], max(1.0, places[-1]))
+    for i in reversed(range(len(moved) - 1)):
+        moved[i] = min(moved[i], moved[i + 1] - least)
+    return moved
 
 
 def _draw_levels(axes: "Axes", picture: Picture) -> None:
@@ -178,6 +216,31 @@ def _draw_levels(axes: "Axes", picture: Picture) -> None:
     axes.set_xlabel(picture.x_label)
 
 
+def _draw_panels(figure: "Figure", picture: Picture) -> None:
+    """One metric per panel, one row per name: a dot and its value. (On a log axis a bar's length says nothing.)"""
+    panels = figure.subplots(1, len(picture.series), sharey=True)
+    for axes, series in zip(panels, picture.series, strict=True):
+        least = min((value for value in series.low if value > 0), default=1.0)
+        start = least / 2  # a log axis has no zero
+        for place, value, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
+            axes.plot([start, value], [place, place], color=GREY, linewidth=1)
+            axes.plot([low, high], [place, place], color=PANEL, linewidth=4)
+            axes.plot(value, place, color=PANEL, marker="o", markersize=9)
+            axes.annotate(_plain(value, 0), (max(value, high), place), xytext=(8, 0), textcoords="offset points",
+                          va="center", fontsize=10)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlim(start, 4 * max(series.high, default=1.0))  # room for the longest bar's value
+        axes.set_title(series.name.replace(" (", "\n("), fontsize=11, color=GREY)
+        axes.grid(visible=False, axis="y")
+        axes.minorticks_off()
+        axes.tick_params(axis="x", labelsize=10)
+        if max(series.high, default=1.0) < 30 * least:  # else there is no room, and each dot has its value
+            _label_within_decades(axes.xaxis)
+        axes.xaxis.set_major_formatter(_plain)
+    panels[0].set_yticks([place for place, _ in picture.labels], [label for _, label in picture.labels], fontsize=11)
+    panels[0].set_ylim(len(picture.labels) - 0.4, -0.6)  # the first on top
+
+
 def _draw_dots(axes: "Axes", picture: Picture) -> None:
     """In each row the series one below the other, so that none hides another."""
     for index, series in enumerate(picture.series):
@@ -190,16 +253,20 @@ def _draw_dots(axes: "Axes", picture: Picture) -> None:
     axes.set_ylim(len(picture.labels) - 0.4, -0.6)  # the first on top
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(picture.x_label)
-    axes.legend(fontsize=12)
+    axes.legend(fontsize=12, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _label_within_decades(axis: "Axis") -> None:
-    """Where a log axis has few powers of ten on it, label 2 and 5 times each as well: one label says no scale."""
-    from matplotlib.ticker import LogLocator
+    """Where a log axis has few powers of ten on it, label what lies between as well: one or two labels say no scale."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     low, high = axis.get_view_interval()
-    if axis.get_scale() == "log" and high < 100 * low:
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    if axis.get_scale() != "log":
+        return
+    if high < 4 * low:  # hardly bent: even steps, as on a linear axis
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    elif high < 3000 * low:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0, 3.0)))
 
 
 def _plain(value: float, _: object) -> str:

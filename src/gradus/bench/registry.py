@@ -60,6 +60,15 @@ def load(name: str) -> Benchmark:
     return found[name].module("benchmark").BENCHMARK
 
 
+def step_of(contender: str) -> str:
+    """What a contender adds on the ladder, with fields for its own numbers; "" for one that is no rung."""
+    name, _ = quantized(contender)
+    if name == FINAL:
+        return suites.STEP_OF_FINAL
+    phase = _phases().get(name)
+    return suites.STEPS_OF_PEERS.get(name, "") if phase is None else phase.module("benchmark").BENCHMARK.step
+
+
 def rungs() -> Iterator[tuple[str, Benchmark]]:
     """The phases that are on the ladder, each with its benchmark."""
     for name, phase in _phases().items():

@@ -84,8 +84,22 @@ def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Pi
         its = OWN_WORDS[found.benchmark]
         parts = (_heading(found), *its.report_parts(found), *_origin(found))
         return render_parts(parts), its.figures(found, hardware_title(found.hardware))
-    benchmark = registry.load(found.benchmark)
+    benchmark = as_measured(found)
     return render(found, benchmark, with_prose=with_prose), figures(found, benchmark)
+
+
+def figures_of(found: Results) -> Iterable[tuple[str, Picture]]:
+    """(file name, picture) of everything that is drawn of the results."""
+    return _made(found, with_prose=False)[1]
+
+
+def as_measured(found: Results) -> Benchmark:
+    """The benchmark that the results are of: the former one as long as they have none of today's tables."""
+    benchmark = registry.load(found.benchmark)
+    names = {table.name for table in benchmark.tables}
+    if benchmark.former is None or any(cell.table in names for run in found.runs for cell in run.cells):
+        return benchmark
+    return benchmark.former
 
 
 def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
@@ -137,7 +151,10 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
                 title = table.titled(quick=run.settings["quick"])
                 parts += [f"### {title}", table_of(run, table)]
                 parts += yours.sentences(run, table)
-                parts.append(f"![{title}]({figure_name(found, run, table.name)})")
+                if has_figure(run, table):
+                    parts.append(f"![{title}]({figure_name(found, run, table.name)})")
+                if table.panels:
+                    parts.append(_steps(found, run, benchmark, table))
         if run.profiles:
             parts += ["### One decode step", profile_table(run)]
     if with_prose:
@@ -185,7 +202,7 @@ QUANTIZED = (
 
 
 def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
-    if found.benchmark == suites.LADDER:
+    if found.benchmark == suites.LADDER and benchmark.former is None:
         rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in registry.rungs()]
         rungs.append((FINAL, benchmark.accounts.get(found.hardware)))
         return [part for name, account in rungs if account for part in _account(account, found, benchmark, name)]
@@ -265,6 +282,61 @@ def table_of(run: Run, table: Table) -> str:
     return "\n\n".join(part for part in (what[:1].upper() + what[1:], markdown(header, rows), *notes) if part)
 
 
+MOST_COLUMNS = 5
+"""Of a table in the README or a lesson; the report has the rest."""
+
+
+def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
+    """`table_of`, as far as it fits on a page that is read from top to bottom: the metric and the first columns.
+
+    Where the figure has panels, these are the columns, and each contender says what it adds.
+    """
+    cells = run.of(table.name)
+    if table.panels:
+        (cell,) = cells
+        header = ["", *(METRICS[metric].heading for metric in table.panels), "what it adds"]
+        rows = [
+            [
+                registry.title_of(entry.contender),
+                *(_median(entry, metric) for metric in table.panels),
+                _step(entry, cell, found, run, benchmark),
+            ]
+            for entry in cell.entries
+            if entry.samples
+        ]
+        return "\n\n".join([f"{cell.workload['what']}.", markdown(header, rows)])
+    whole = table_of(run, table).split("\n\n")
+    return "\n\n".join(_narrowed(part) if part.startswith("|") else part for part in whole)
+
+
+def _narrowed(text: str) -> str:
+    """A table without the floor, which needs the report's words, and without the columns that are too many."""
+    lines = [line[2:-2].split(" | ") for line in text.splitlines()]
+    kept = [i for i, name in enumerate(lines[0]) if name.strip() not in ("predicted", "ratio")][:MOST_COLUMNS]
+    return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
+
+
+def _median(entry: Entry, metric: str) -> str:
+    found = spread(entry.samples, metric)
+    return "" if found is None else shown(found.median, metric)
+
+
+def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
+    """What each rung adds, as a list."""
+    (cell,) = run.of(table.name)
+    entries = [entry for entry in cell.entries if entry.samples]
+    said = [(registry.title_of(entry.contender), _step(entry, cell, found, run, benchmark)) for entry in entries]
+    return "\n".join(f"- **{title}.** {step}" for title, step in said if step)
+
+
+def _step(entry: Entry, cell: Cell, found: Results, run: Run, benchmark: Benchmark) -> str:
+    """A contender's sentence; its fields name the whole workload, and a quick look has another label."""
+    only = Results(found.hardware, found.benchmark, [run])
+    whole = benchmark.table(cell.table).rows[0].label
+    sentence = registry.step_of(entry.contender).replace(f"{{{cell.table}/{whole}/", f"{{{cell.table}/{cell.row}/")
+    return fill(sentence, only, benchmark)
+
+
 def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
     name = registry.title_of(entry.contender)
     measured = spread(entry.samples, table.metric)
@@ -309,8 +381,8 @@ def narrow_table(run: Run, table: Table) -> str:
     )
 
 
-def profile_table(run: Run) -> str:
-    """What a decode step is made of."""
+def profile_table(run: Run, *, short: bool = False) -> str:
+    """What a decode step is made of. short: without the context, and on a GPU without the longest kernel."""
     on_gpu = run.device == "cuda"
     header = ["", "context", "step ms", "kernels run ms" if on_gpu else "operations ms"]
     header += ["kernels" if on_gpu else "operations", *(["GPU idle"] if on_gpu else []), "most of it"]
@@ -326,6 +398,9 @@ def profile_table(run: Run) -> str:
             *([f"{profile['idle_percent']:.0f} %"] if on_gpu else []),
             f"`{name}` {share:.0f} %",
         ])  # fmt: skip
+    if short:
+        kept = [i for i, name in enumerate(header) if name != "context"][:MOST_COLUMNS]
+        header, rows = [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
     return markdown(header, rows)
 
 
@@ -347,13 +422,21 @@ def figures(found: Results, benchmark: Benchmark) -> Iterator[tuple[str, Picture
     """(file name, picture) of each table of each run."""
     for run in found.runs:
         for table in benchmark.tables:
-            if run.of(table.name):
+            if has_figure(run, table):
                 yield figure_name(found, run, table.name), picture_of(found, run, table)
+
+
+def has_figure(run: Run, table: Table) -> bool:
+    """Not of two rows that a line would join: the table says as much."""
+    rows = len(run.of(table.name))
+    return rows > 0 and (rows != 2 or table.scale == "names")
 
 
 def picture_of(found: Results, run: Run, table: Table) -> Picture:
     cells = run.of(table.name)
     metric = METRICS[table.metric]
+    if table.panels:
+        return _panels(found, run, table)
     contenders = list(dict.fromkeys(entry.contender for cell in cells for entry in cell.entries))
     drawn = [(name, _series(name, cells, table)) for name in contenders]
     floors = any(floor is not None for _, series in drawn for floor in series.floor) and table.scale == "log"
@@ -368,6 +451,29 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
         series=tuple(series for _, series in drawn if series.y),
         labels=() if one else tuple((_x(index, cell, table), cell.row) for index, cell in enumerate(cells)),
         scale=table.scale,
+    )
+
+
+def _panels(found: Results, run: Run, table: Table) -> Picture:
+    """A panel for each of the table's `panels`, of its one row; contenders from the top down."""
+    (cell,) = run.of(table.name)
+    entries = [entry for entry in cell.entries if entry.samples]
+    series = []
+    for name in table.panels:
+        metric = METRICS[name]
+        points = [(x, middle) for x, entry in enumerate(entries) if (middle := spread(entry.samples, name))]
+        columns = [list(column) for column in zip(*((x, s.median, s.low, s.high) for x, s in points), strict=True)]
+        best = "more" if metric.more_is_better else "less"
+        series.append(Series(f"{metric.heading} ({best} is better)", *columns or [[], [], [], []]))
+    return Picture(
+        kind="panels",
+        title=table.title,
+        subtitle=f"{run.title}, {hardware_title(found.hardware)}",
+        x_label="",
+        y_label="",
+        series=tuple(series),
+        labels=tuple((x, registry.title_of(entry.contender)) for x, entry in enumerate(entries)),
+        scale="log",
     )
 
 
@@ -404,16 +510,12 @@ def block(wanted: str, root: Path, page: Path) -> str:
         raise ConfigError(
             f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(registry.reported())}"
         )
-    benchmark = registry.load(name)
+    measured = [found for found in results.find(root) if found.benchmark == name]
+    benchmark = as_measured(measured[0]) if measured else registry.load(name)
     sections = beside.SECTIONS if name == beside.NAME else ()
     if only and only not in {*sections, *(table.name for table in benchmark.tables)}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
-    parts = [
-        part
-        for found in results.find(root)
-        if found.benchmark == name
-        for part in _of_hardware(found, benchmark, only, root, page)
-    ]
+    parts = [part for found in measured for part in _of_hardware(found, as_measured(found), only, root, page)]
     if not parts:
         return NOT_YET.format(command=_beside_command(only) if sections else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"
@@ -463,15 +565,22 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
         return
     run = runs[0]
     yield _whence(found, runs, where)
+    short = is_short(page, root)
     if compares and only in beside.SECTIONS:
-        yield from _beside(found, section)
+        yield from [markdown(*beside.in_short(found, section))] if short else _beside(found, section)
         return
     for table in benchmark.tables:
         if run.of(table.name) and only in ("", table.name):
             if len(benchmark.tables) > 1 and not only:
                 yield f"*{table.title}*"
-            yield table_of(run, table)
-            yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
+            yield short_table_of(found, run, benchmark, table) if short else table_of(run, table)
+            if has_figure(run, table):
+                yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
     if run.profiles and not only:
         yield "*One decode step*"
-        yield profile_table(run)
+        yield profile_table(run, short=short)
+
+
+def is_short(page: Path, root: Path) -> bool:
+    """Whether a page is read from top to bottom, as the README and the lessons are; docs/ is for looking things up."""
+    return not page.is_relative_to(root.parent / "docs")

@@ -191,6 +191,8 @@ class Suite:
     def _contenders(self, table: Table) -> list[str]:
         every = yours.beside(table.contenders, list(self.bench.solutions))
         names = [name for name in every if self._has_place(name)]
+        if self.bench.device.type == "cpu":
+            names = [name for name in names if name not in table.gpu_only]
         return [name for name in names if name in (self.settings.contenders or names)]
 
     def _has_place(self, contender: str) -> bool:
@@ -210,7 +212,7 @@ class Suite:
         cell.entries = [Entry(name, self._predict(name, workload, room)) for name in self._contenders(table)]
         floors = [entry.prediction["seconds"] for entry in cell.entries if entry.prediction]
         slowest = max(floors, default=0.0)
-        repeats = self._repeats(slowest)
+        repeats = replace(self._repeats(slowest), once_s=table.once_s)
         contenders = [self.bench.contender(entry.contender, room) for entry in cell.entries]
         title = table.titled(self.settings.quick)
         self.watcher.cell(f"{title}: {cell.row}", len(contenders) * (repeats.usual + 1))
@@ -292,7 +294,10 @@ class Suite:
     def _finish(self, run: Run, name: str) -> None:
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Darwin" else 1)
         run.settings["peak RSS MB"] = round(kilobytes / 1000)
-        size = results.update(self.out, self.hardware, name, run)
+        former = registry.load(name).former
+        size = results.update(
+            self.out, self.hardware, name, run, [table.name for table in former.tables] if former else ()
+        )
         if size > results.MAX_BYTES:
             self.watcher.note(
                 f"{name}: {results.FILE} has {size} bytes, more than the {results.MAX_BYTES} that may be committed"

@@ -38,27 +38,73 @@ def cache_for(works: Iterable[Workload]) -> int:
 
 
 def ladder() -> Benchmark:
-    """One workload, every phase, the final engine and every peer. The accounts here are the final engine's.
+    """One workload, every phase, the final engine and the peers, in the same memory for keys and values.
 
-    Those of the phases stand in their own benchmarks, as `rungs`.
+    What each rung adds stands in its phase's own benchmark, as `step`.
     """
     rungs = tuple(phase.name for phase in phases.available() if phase.has("benchmark"))
-    row = Row("all", 0, {device: workloads.ladder(device) for device in ("cpu", "cuda")})
+    devices = ("cpu", "cuda")
+    chat = Row("all", 0, {device: workloads.ladder(device) for device in devices},
+               context=CONTEXT, cache_tokens=MEMORY, token_budget=BUDGET)  # fmt: skip
     return Benchmark(
-        question="The same 16 requests, one phase after the other: what did each step bring?",
-        prediction="Each phase is predicted by its own schedule, played through with the roofline as its clock.",
+        question="Chat traffic in a fixed memory, one phase after the other: what does each step bring?",
+        prediction=(
+            "Each phase is predicted by its own schedule, played through with the roofline as its clock; memory counts "
+            "for those that reserve a slot per sequence, and is taken to suffice for pages. Every idea has its moment: "
+            "a cache saves rows, a batch saves readings of the weights, and choosing it anew saves filler. Pages let "
+            "more sequences into the same memory, and a shared system prompt need not be computed again: both shorten "
+            "the queue, so the first token comes earlier. Prompts in one step with decodes open gaps between tokens, "
+            "the longer the prompt the worse, until chunks close them. Kernels, graphs and plans made ahead shorten "
+            "every step on a GPU; on a CPU they have no place, and their rungs are left out."
+        ),
         tables=(
             Table(
-                name="ladder",
+                name="chat",
                 title="The ladder",
                 axis="workload",
-                rows=(row,),
-                contenders=(*rungs, FINAL, *PEERS),
-                columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
+                rows=(chat,),
+                contenders=(*rungs, FINAL, *STEPS_OF_PEERS),
+                columns=("ttft_ms", "itl_ms_max", "itl_ms", "tokens_a_step", "rows", "padding", "hit", "peak_mb"),
                 against=rungs[0] if rungs else None,
+                panels=("output_tok_s", "ttft_ms", "itl_ms_max"),
+                gpu_only=("p09", "p10"),
+                once_s=10.0,
             ),
         ),
-        accounts=LADDER_ACCOUNTS,
+        former=Benchmark(
+            question="The same 16 requests, one phase after the other: what did each step bring?",
+            prediction="Each phase is predicted by its own schedule, played through with the roofline as its clock.",
+            tables=(_sixteen("ladder", "The ladder", (*rungs, FINAL, *PEERS)),),
+            accounts=LADDER_ACCOUNTS,
+        ),
+    )
+
+
+CONTEXT = {"cpu": 704, "cuda": 8192}
+"""What a slot reserves, as a server must that does not know how long a sequence will be."""
+MEMORY = {"cpu": 3 * 704, "cuda": 4 * 8192}
+BUDGET = {"cpu": 96, "cuda": 1024}
+
+STEP_OF_FINAL = (
+    "All of it in the form that serves, with kernels for the whole step: {chat/all/final/itl_ms} ms between tokens."
+)
+STEPS_OF_PEERS = {
+    "transformers": "One request at a time with a cache, as p01; memory is not limited.",
+    "transformers-batch": "Pages and a batch chosen anew, as p04; memory is not limited.",
+}
+
+
+def _sixteen(name: str, title: str, contenders: tuple[str, ...]) -> Table:
+    """Every phase where nothing is shared, long, late or short of memory: what a step costs, and little else."""
+    row = Row("all", 0, {device: workloads.sixteen(device) for device in ("cpu", "cuda")})
+    return Table(
+        name=name,
+        title=title,
+        axis="workload",
+        rows=(row,),
+        contenders=contenders,
+        columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
+        against=contenders[0] if contenders else None,
     )
 
 
@@ -275,6 +321,7 @@ def matrix() -> Benchmark:
                 "output_tok_s",
                 ("ttft_ms", "e2e_ms_p99", "waste", "preemptions", "cache_mb"),
             ),
+            _sixteen("sixteen", "Sixteen at once, nothing shared and nothing long", ("p01", "p02", *BATCHING)),
         ),
         accounts=MATRIX_ACCOUNTS,
     )

@@ -278,19 +278,59 @@ PUBLISHED: dict[str, Callable[[], Workload]] = {
 }
 
 
-# -- the ladder --------------------------------------------------------------------------------------------------------
+# -- what every phase runs ---------------------------------------------------------------------------------------------
 
-LADDER_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 64)}
+
+def chat_traffic(
+    count: int,
+    rate: float,
+    system: int,
+    question: Range,
+    answer: Range,
+    long: int,
+    pasted: int,
+    summary: int,
+    lead: float,
+    seed: int = SEED,
+) -> Workload:
+    """What a chat server sees: users who come by chance behind one system prompt, and some who paste a document.
+
+    All prompts begin with the same `system` tokens. `long` of the `count` requests, evenly among them, go on with
+    `pasted` tokens and want `summary`; the others with a `question` and an `answer` of mixed lengths. The first comes
+    `lead` seconds before the others, so that the system prompt has been seen when they come.
+    """
+    draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
+    jobs = []
+    for index, at in enumerate(_poisson_times(clock, count, rate)):
+        asked, told = _length(draw, question), _length(draw, answer)
+        if index % (count // long) == count // (2 * long):
+            asked, told = pasted, summary
+        jobs.append(Job(at + (lead if index else 0.0), system + asked, told, shared=system))
+    what = (
+        f"{count} requests at {rate:g}/s (Poisson) behind a system prompt of {system} tokens: "
+        f"{_said(question)} more in, {_said(answer)} out, but for {long} that paste {pasted} and want {summary}"
+    )
+    return Workload("chat traffic", what, tuple(jobs), seed)
 
 
 def ladder(device: str) -> Workload:
-    """The one workload that every phase runs, the baseline included: 16 requests at once, mixed lengths.
+    """The one workload that every phase runs, the baseline included, in which every phase's idea matters.
 
-    device: "cuda" or "cpu". The baseline's work grows with the cube of the lengths' scale, so a CPU gets shorter ones:
-    its baseline is done in three minutes instead of a quarter of an hour.
+    device: "cuda" or "cpu". Requests come faster than any phase serves them, or the arrivals would set the rate. The
+    baseline computes a whole prompt for each token, so its minute sets the size.
     """
-    lengths = LADDER_LENGTHS[device]
-    return replace(burst(16, lengths, lengths), name="ladder")
+    if device == "cuda":
+        return chat_traffic(64, 256.0, 1024, (32, 256), (16, 96), long=4, pasted=6000, summary=16, lead=0.1)
+    return chat_traffic(24, 32.0, 160, (8, 40), (8, 40), long=3, pasted=480, summary=8, lead=0.2)
+
+
+SIXTEEN_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 64)}
+
+
+def sixteen(device: str) -> Workload:
+    """16 requests at once, mixed lengths: nothing is shared, long, late or short of memory. device: as of `ladder`."""
+    lengths = SIXTEEN_LENGTHS[device]
+    return replace(burst(16, lengths, lengths), name="sixteen")
 
 
 # -- how it is drawn ---------------------------------------------------------------------------------------------------

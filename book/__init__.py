@@ -1,0 +1,10 @@
+"""The course and its documentation as a web book: `make book`. Read contents.py, then conf.py.
+
+contents.py  which pages there are, and in which order
+conf.py      Sphinx's settings, and what is done to a page before and after Sphinx reads it
+sources.py   the repository's files as pages, and the way to them from a lesson
+words.py     the glossary under the words of every page, and formulas as MathML
+xray.py      a run of a phase, step by step, inside its lesson
+
+The pages are the repository's own Markdown files, which GitHub shows as well: nothing in them is for the book alone.
+"""

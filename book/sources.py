@@ -1,0 +1,88 @@
+"""The repository's files as pages of the book, and the way to them: from links, and from names such as `cache.py`.
+
+A lesson links to a file by its path, and GitHub shows that file. In the book the same link opens a page with the file,
+every line numbered, so the book needs neither the repository nor a network.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import TextLexer, get_lexer_for_filename
+from pygments.util import ClassNotFound
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+from book.contents import ROOT
+
+SHOWN = {".py", ".toml", ".yaml", ".yml", ".txt", ".json", ""}
+DOWNLOADED = {"results.json"}  # samples are for programs
+FOLDERS = ("", "src/gradus", "phases")
+"""Where a name in a page's text may begin, beside the page's own folder."""
+
+
+def setup(app: Sphinx) -> None:
+    app.add_post_transform(LinkSources)
+    app.connect("html-collect-pages", source_pages)
+
+
+linked: set[str] = set()
+"""The files that some page leads to. Every build reads all pages again (`make book`), so none is missing."""
+
+
+class LinkSources(SphinxPostTransform):
+    """Links to files, and file names in the text, lead to the file's own page."""
+
+    default_priority = 5
+    formats = ("html",)
+
+    def run(self, **_: Any) -> None:
+        page = self.env.current_document.docname
+        for link in list(self.document.findall(addnodes.download_reference)):
+            path = _inside((ROOT / page).parent / link["reftarget"])
+            if path and Path(path).name not in DOWNLOADED:
+                link.replace_self(self._reference(page, path, link.children))
+        for name in list(self.document.findall(nodes.literal)):
+            if not isinstance(name.parent, nodes.reference) and (path := file_named(name.astext(), page)):
+                name.replace_self(self._reference(page, path, [name.deepcopy()]))
+
+    def _reference(self, page: str, path: str, children: list[nodes.Node]) -> nodes.reference:
+        linked.add(path)
+        uri = self.app.builder.get_relative_uri(page, f"source/{path}")
+        return nodes.reference("", "", *children, internal=True, refuri=uri)
+
+
+@cache
+def file_named(name: str, page: str) -> str | None:
+    """The file that a word of the text means: by its path from the page, the repository, or a room of the engine."""
+    if not name.endswith((".py", ".toml", ".yaml")) or " " in name:
+        return None
+    nearby = [(ROOT / page).parent / name, *(ROOT / folder / name for folder in FOLDERS)]
+    return next((path for place in nearby if (path := _inside(place))), None)
+
+
+def _inside(path: Path) -> str | None:
+    """A readable file's path in the repository."""
+    found = path.resolve()
+    readable = found.is_file() and found.suffix in SHOWN and found.is_relative_to(ROOT)
+    return found.relative_to(ROOT).as_posix() if readable else None
+
+
+def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """A page for each file that some page leads to."""
+    formatter = HtmlFormatter(linenos="inline", lineanchors="L", anchorlinenos=True, wrapcode=True)
+    for path in sorted(linked):
+        code = highlight((ROOT / path).read_text(encoding="utf-8"), _lexer(path), formatter)
+        yield f"source/{path}", {"title": path, "body": f"<h1>{path}</h1>\n{code}"}, "page.html"
+
+
+def _lexer(path: str) -> Any:
+    try:
+        return get_lexer_for_filename(path)
+    except ClassNotFound:
+        return TextLexer()

@@ -1,0 +1,60 @@
+"""A run of a phase, step by step, inside its lesson: the page that `gradus xray` writes, in a frame."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+from book.contents import ROOT
+
+PHASES = ("p02", "p03", "p04", "p05", "p06", "p08", "p10")
+BEFORE = "\n## What we measured\n"
+SECTION = """
+## Step through a run
+
+```{{raw}} html
+<iframe class="xray" src="../../xray/{phase}.html" title="A run of {phase}, step by step" loading="lazy"></iframe>
+<p><a href="../../xray/{phase}.html">The run on a page of its own</a></p>
+```
+
+`gradus xray {phase}` makes this page, of your own prompts as well (`--prompts`).
+"""
+
+
+def setup(app: Sphinx) -> None:
+    if find_spec("gradus.cli.xray") is not None:
+        app.connect("source-read", add_section)
+        app.connect("build-finished", write_runs)
+
+
+def add_section(app: Sphinx, page: str, text: list[str]) -> None:
+    """Before the lesson's measurements, where what was built has been run."""
+    phase = phase_of(page)
+    if phase is None:
+        return
+    if text[0].count(BEFORE) != 1:
+        raise ExtensionError(f"{page}: no place for a run: it has no section{BEFORE.rstrip()!r}")
+    text[0] = text[0].replace(BEFORE, SECTION.format(phase=phase) + BEFORE)
+
+
+def phase_of(page: str) -> str | None:
+    """The phase whose lesson a page is, where there is a run of it to show."""
+    folder, _, name = page.rpartition("/")
+    phase = folder.removeprefix("phases/")[:3]
+    return phase if name == "README" and phase in PHASES else None
+
+
+def write_runs(app: Sphinx, error: Exception | None) -> None:
+    """Raises ExtensionError with what the command said, where it fails."""
+    if error is not None:
+        return
+    for phase in PHASES:
+        file = Path(app.outdir, "xray", f"{phase}.html")
+        file.parent.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "gradus", "xray", phase, "--out", str(file)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise ExtensionError(f"gradus xray {phase}: {done.stderr.strip()}")

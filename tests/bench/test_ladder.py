@@ -1,0 +1,189 @@
+"""The ladder's workload, rehearsed: each phase's own engine on a tiny model, with a clock that counts steps and rows.
+
+A step takes as long as the weights do (1), and a little for each of its rows. So what each idea is for can be seen
+without a watch: rows, steps, filler, how long requests wait, and the worst gap between two tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from gradus.bench import __main__ as plain
+from gradus.bench import fingerprint, registry, report, results
+from gradus.bench.contenders import Room, Workbench
+from gradus.bench.prose import FIELD
+from gradus.bench.results import Cell, Results, Run
+from gradus.bench.statistics import median
+from gradus.bench.suites import LADDER, MATRIX
+from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
+from gradus.engine.engine import Engine
+from gradus.engine.request import Request, SamplingParams
+
+ROW = 1 / 32  # of what reading the weights takes
+CONTEXT, SLOTS, BUDGET = 352, 3, 64
+CHAT = chat_traffic(18, 1.5, 64, (4, 12), (6, 24), long=2, pasted=240, summary=4, lead=4.0)
+PHASES = ("p00", "p01", "p02", "p03", "p04", "p05", "p06")
+TINY = ["--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32"]
+
+
+@dataclass
+class Played:
+    """What a phase made of the workload. Times of tokens by request; `largest` is the step with the most rows."""
+
+    arrivals: Sequence[Arrival]
+    times: dict[str, list[float]]
+    rows: int = 0
+    filler: int = 0
+    found: int = 0
+    steps: int = 0
+    largest: int = 0
+    together: list[int] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return sum(map(len, self.times.values())) / max(times[-1] for times in self.times.values())
+
+    @property
+    def wait(self) -> float:
+        return median([self.times[str(i)][0] - arrival.at for i, arrival in enumerate(self.arrivals)])
+
+    @property
+    def worst_gap(self) -> float:
+        return max(later - earlier for times in self.times.values() for earlier, later in pairwise(times))
+
+
+def play(engine: Engine, arrivals: Sequence[Arrival]) -> Played:
+    played = Played(arrivals, {str(i): [] for i in range(len(arrivals))})
+    due, now = list(enumerate(arrivals)), 0.0
+    while due or engine.has_work:
+        if not engine.has_work:
+            now = max(now, due[0][1].at)
+        while due and due[0][1].at <= now:
+            index, arrival = due.pop(0)
+            params = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True)
+            engine.submit(Request.create(str(index), arrival.prompt, params, engine.limits))
+        before = engine.metrics().rows
+        outputs = engine.step()
+        rows = engine.metrics().rows - before
+        now += 1 + ROW * rows
+        played.largest = max(played.largest, rows)
+        played.together.append(len(outputs))
+        for output in outputs:
+            played.times[output.request_id] += [now] * len(output.tokens)
+    metrics = engine.metrics()
+    played.rows, played.steps = metrics.rows, metrics.steps
+    played.filler, played.found = metrics.padding_rows, metrics.cached_tokens
+    return played
+
+
+@pytest.fixture(scope="module")
+def runs(bench: Workbench) -> dict[str, Played]:
+    room = Room(CONTEXT, len(CHAT.jobs), SLOTS * CONTEXT, BUDGET)
+    arrivals = CHAT.arrivals(bench.model.config.vocab_size, bench.model.config.context_length)
+    return {phase: play(bench.engine(phase, room), arrivals) for phase in PHASES}
+
+
+def test_every_rung_gives_the_same_number_of_tokens(runs):
+    wanted = [job.output for job in CHAT.jobs]
+    for played in runs.values():
+        assert [len(played.times[str(i)]) for i in range(len(wanted))] == wanted
+
+
+def test_a_cache_saves_rows_and_waiting(runs):
+    assert runs["p01"].rows < runs["p00"].rows / 5 and runs["p01"].steps == runs["p00"].steps
+    assert runs["p01"].wait < runs["p00"].wait / 2
+
+
+def test_a_batch_saves_steps_and_pays_with_filler(runs):
+    assert runs["p02"].steps < 0.6 * runs["p01"].steps and runs["p02"].filler > 0
+    assert max(runs["p02"].together) == SLOTS  # no more slots fit into the memory
+    assert runs["p02"].rate > 1.1 * runs["p01"].rate
+
+
+def test_choosing_the_batch_anew_saves_the_filler(runs):
+    assert runs["p03"].filler == 0 and runs["p03"].rows == runs["p01"].rows
+    assert runs["p03"].rate > 1.15 * runs["p02"].rate and runs["p03"].wait < runs["p02"].wait
+    assert max(runs["p03"].together) == SLOTS
+
+
+def test_pages_let_more_sequences_into_the_same_memory(runs):
+    assert max(runs["p04"].together) >= 2 * SLOTS
+    assert runs["p04"].rate > 1.15 * runs["p03"].rate and runs["p04"].wait < 0.8 * runs["p03"].wait
+
+
+def test_a_shared_system_prompt_is_computed_once(runs):
+    assert runs["p05"].found >= 64 * (len(CHAT.jobs) - 1)
+    assert runs["p05"].rows == runs["p04"].rows - runs["p05"].found
+    assert runs["p05"].rate > 1.15 * runs["p04"].rate and runs["p05"].wait < 0.6 * runs["p04"].wait
+
+
+def test_chunks_close_the_worst_gap(runs):
+    assert runs["p05"].largest > 240 and runs["p06"].largest <= BUDGET
+    assert runs["p06"].worst_gap < 0.5 * runs["p05"].worst_gap
+    assert 0.8 * runs["p05"].rate < runs["p06"].rate < runs["p05"].rate  # and what that costs
+
+
+# -- as it is measured -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_slots_reserve_whole_contexts_in_the_memory_that_pages_share(bench, device):
+    (row,) = registry.load(LADDER).tables[0].rows
+    here = row.on(device)
+    assert here.workload == ladder(device) and here.workload.longest <= here.context
+    count = len(here.workload.jobs)
+    room = Room(here.context, count, here.cache_tokens, here.token_budget)
+    assert 3 <= room.of("p03").batch <= 4 and room.of("p04").batch == count
+    assert here.token_budget < max(job.prompt for job in here.workload.jobs) / 2  # the long prompts are cut
+
+
+def test_the_former_ladder_is_a_table_of_the_matrix():
+    (row,) = registry.load(MATRIX).table("sixteen").rows
+    assert row.on("cuda").workload == sixteen("cuda")
+
+
+def test_a_sentence_about_a_rung_quotes_its_own_numbers_alone():
+    (table,) = registry.load(LADDER).tables
+    for contender in table.contenders:
+        sentence = registry.step_of(contender)
+        assert sentence.endswith(".") and len(sentence) < 120
+        assert {field.rsplit("/", 1)[0] for field in FIELD.findall(sentence)} <= {f"chat/all/{contender}"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Results:
+    folder = tmp_path_factory.mktemp("reports")
+    found = {"read_gb_s": 10.0, "copy_gb_s": 8.0, "float32_tflop_s": 0.05, "bfloat16_tflop_s": 0.05, "launch_us": 3.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fingerprint, "rates", lambda device, quick=False: found)
+        arguments = [LADDER, "--quick", "--no-peers", "--repeats", "1", "--out", str(folder), *TINY]
+        assert plain.main(arguments) == 0
+    assert (folder / "cpu" / LADDER / "chat.svg").exists()
+    return results.read(results.path(folder, "cpu", LADDER))
+
+
+def test_the_report_and_the_readme_say_what_each_rung_adds(measured, tmp_path):
+    benchmark = report.as_measured(measured)
+    assert benchmark.former is not None, "it is today's ladder that was measured"
+    (run,) = measured.runs
+    text = report.render(measured, benchmark)
+    table = report.short_table_of(measured, run, benchmark, benchmark.tables[0])
+    assert "| tok/s | TTFT ms | worst gap ms | what it adds |" in table
+    for contender in ("p00", "p04", "final"):
+        assert f"- **{registry.title_of(contender)}.** " in text and f"| {registry.title_of(contender)} |" in table
+    assert "{" not in table and "p09" not in table and "p10" not in table  # a CPU has no place for these
+    ((name, picture),) = report.figures(measured, benchmark)
+    assert name == "chat.svg" and picture.kind == "panels" and len(picture.series) == 3
+
+
+def test_the_former_ladder_is_shown_until_there_is_a_new_one(measured, tmp_path):
+    benchmark = registry.load(LADDER)
+    cell = Cell("ladder", "all", 0.0, 16, {"what": "16 requests at once", "digest": "d"})
+    results.update(tmp_path, "cpu", LADDER, Run("another", "float32", "cpu", {}, {}, [cell]))
+    assert report.as_measured(results.read(results.path(tmp_path, "cpu", LADDER))) == benchmark.former
+    former = [table.name for table in benchmark.former.tables]
+    results.update(tmp_path, "cpu", LADDER, measured.runs[0], former)
+    found = results.read(results.path(tmp_path, "cpu", LADDER))
+    assert found.runs == measured.runs and report.as_measured(found).former is not None
