@@ -45,7 +45,8 @@ class HeadsDrafter:
             if wide > 1:  # every launch counts
                 owners = slots.unsqueeze(1).expand(-1, wide).flatten()
                 positions = (positions.unsqueeze(1) + torch.arange(wide, device=lengths.device)).flatten()
-            return self.guess(self.head(features.flatten(0, 1)), owners, positions).view(-1, wide)
+            rows = features.flatten(0, 1).contiguous()  # one draft of several is not
+            return self.guess(self.head(rows), owners, positions).view(-1, wide)
 
         def embed(tokens: Tensor, after: int) -> Tensor:
             tokens, positions = tokens.clamp(0, config.vocab_size - 1), tokens
