@@ -2,7 +2,7 @@
 
 A step of a few tokens is a few hundred operations of some ten microseconds each, and in torch every one of them starts
 and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call: decodes, verified drafts, short prompts
-and chunks. Steps of more tokens than that takes have work enough for torch's products.
+and chunks. Steps of more tokens than that takes have work enough for torch's products (`kernels/cpu/rows.py`).
 """
 
 import logging
@@ -18,7 +18,7 @@ from gradus.attention.paged import PagedAttention
 from gradus.engine.plan import Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.kernels.cpu.model import DecodeModel
-from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.kernels.cpu.rows import most_rows
 from gradus.models import Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
 
@@ -31,7 +31,6 @@ class CompiledRunner(ModelRunner):
     """threads: that share a decode step. Raises Unsupported for a model that there are no kernels for."""
 
     attention: PagedAttention
-    quick_rows = MOST_ROWS
 
     def __init__(
         self,
@@ -52,20 +51,21 @@ class CompiledRunner(ModelRunner):
             windows=[group.window for group in storage.groups],
             threads=threads,
         )
+        self.quick_rows = most_rows(self.decode.kind, model.config.hidden_size)
         with announced():
             self._warm_up()
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        with quiet(plan):
+        with self._quiet(plan):
             return super().draw(plan)
 
     def answer(self, plan: Plan) -> Tensor:
-        with quiet(plan):
+        with self._quiet(plan):
             return super().answer(plan)
 
     def logits(self, batch: Batch) -> Tensor:
         """As above; a step of few tokens through the kernels."""
-        if not takes(sum(batch.counts)):
+        if not self._takes(sum(batch.counts)):
             return super().logits(batch)
         self.attention.update_pages(batch)
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
@@ -76,22 +76,20 @@ class CompiledRunner(ModelRunner):
             self.hidden = self.decode.hidden(wanted)
         return logits
 
+    def _takes(self, tokens: int) -> bool:
+        """Whether the kernels take a step of so many tokens."""
+        return 0 < tokens <= self.quick_rows
+
+    def _quiet(self, plan: Plan) -> AbstractContextManager[None]:
+        """Torch alone where the kernels take the plan."""
+        tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
+        return alone() if self._takes(tokens) else nullcontext()
+
     @torch.inference_mode()
     def _warm_up(self) -> None:
         """A step of no sequence: its table is empty, so it stores into page 0, which is padding."""
         nothing = torch.zeros(1, dtype=torch.int64)
         self.decode.run(nothing, nothing, [0])
-
-
-def takes(tokens: int) -> bool:
-    """Whether the kernels take a step of so many tokens."""
-    return 0 < tokens <= MOST_ROWS
-
-
-def quiet(plan: Plan) -> AbstractContextManager[None]:
-    """Torch alone where the kernels take the plan."""
-    tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
-    return alone() if takes(tokens) else nullcontext()
 
 
 @contextmanager

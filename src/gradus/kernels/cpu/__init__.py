@@ -5,6 +5,7 @@
     team.py            how threads share a stage, and why none waits for one that does not run
     matrix.py, model.py     a model's weights as the kernels see them, and a model as stages
     vectors.py, machine.py  what numba lacks: two loops in LLVM's own words, bfloat16, words that threads share
+    rows.py            up to how many rows all this is faster than torch, as measured
     panel.py           int4 weights made wide, for the prompts that torch multiplies
     kept.py            compiled code on disk
 

@@ -17,6 +17,8 @@ from gradus.quantization.parts import SideBySide
 FLOAT32, BFLOAT16, INT8, INT4, INT4_HALF = range(5)
 """What a matrix is kept in. INT4 has scales and offsets in bfloat16, INT4_HALF in float16."""
 
+KINDS = {FLOAT32: "float32", BFLOAT16: "bfloat16", INT8: "int8", INT4: "int4", INT4_HALF: "int4"}
+
 MATRIX = np.dtype(
     [
         ("kind", np.int64),

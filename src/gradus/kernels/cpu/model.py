@@ -25,7 +25,7 @@ from gradus.kernels.cpu.decode_step import (
     run,
 )  # fmt: skip
 from gradus.kernels.cpu.elementary import ACTIVATIONS
-from gradus.kernels.cpu.matrix import Matrices, Unsupported
+from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.panel import Panels
 from gradus.kernels.cpu.product import MOST_ROWS, make_rows
 from gradus.kernels.cpu.team import WORDS, Team
@@ -112,6 +112,7 @@ class DecodeModel:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
         stages = Stages(model, threads)
         self.kept = stages.matrices, cache
+        self.kind = KINDS[stages.matrices.rows[0][0]]  # of its first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]

@@ -1,0 +1,123 @@
+"""Up to how many rows are the compiled kernels faster than torch on this processor?
+
+    PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --out benchmarks/cpu_rows.json
+    PYTHONPATH=src:. python3 benchmarks/cpu_rows.py --table benchmarks/cpu_rows.json
+
+Steps of one chunk of so many tokens, each of which gets logits, through both, in turns; the models' weights are random.
+`--table` measures nothing: it writes the processor's file in src/gradus/kernels/cpu/measured_rows/, by which the engine
+chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs.
+"""
+
+import argparse
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradus.attention.batch import Batch
+from gradus.bench.fingerprint import commit, fingerprint
+from gradus.bench.statistics import median, significant
+from gradus.execution.compiled import CompiledRunner, alone
+from gradus.execution.runner import ModelRunner
+from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.text.llm import LLM
+
+MODELS = ("random:smollm2-135m", "random:qwen2.5-coder-1.5b")
+KINDS = ("bfloat16", "int8", "int4")
+ROWS = (4, 8, 16, 24, MOST_ROWS)
+ALWAYS = 8  # rows: a decode of so many sequences is what the kernels are for
+MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/cpu/measured_rows"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--commit", help="of this code; asked of git by default")
+    parser.add_argument("--out", type=Path, help="where results go; stdout by default")
+    parser.add_argument("--table", type=Path, help="measure nothing: write the processor's file from these results")
+    asked = parser.parse_args()
+    if asked.table:
+        print(write_table(json.loads(asked.table.read_text())))
+        return
+    found = {"commit": asked.commit or commit(), **fingerprint(torch.device("cpu"), quick=True), "rows": []}
+    for model in asked.model or MODELS:
+        for kind in KINDS:
+            found["rows"] += measure(model, kind, asked.rounds)
+            print(json.dumps(found["rows"][-1]), flush=True)
+    if asked.out:
+        asked.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def measure(model: str, kind: str, rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds of a step in the kernels and in torch, for each number of rows."""
+    quantize = None if kind == "bfloat16" else kind
+    llm = LLM(model, device="cpu", dtype="bfloat16", quantize=quantize, context_length=256)
+    runner = llm.engine.runner
+    assert isinstance(runner, CompiledRunner), "this processor's engine runs in torch"
+    found = []
+    for rows in ROWS:
+        batch = chunk(rows)
+        kernels, in_torch = [], []
+        for turn in range(1 + rounds):
+            for kept, run in ((kernels, compiled), (in_torch, plain)):
+                began = time.perf_counter()
+                run(runner, batch)
+                kept += [1e3 * (time.perf_counter() - began)] if turn else []
+        row: dict[str, Any] = {"model": model, "hidden_size": llm.config.hidden_size, "kind": kind, "tokens": rows}
+        found.append(row | {"kernels_ms": _middle(kernels), "torch_ms": _middle(in_torch)})
+    return found
+
+
+def _middle(values: list[float]) -> float:
+    return significant(median(values), 4)
+
+
+@torch.inference_mode()
+def compiled(runner: CompiledRunner, batch: Batch) -> None:
+    runner.quick_rows = MOST_ROWS
+    with alone():
+        runner.logits(batch)
+
+
+@torch.inference_mode()
+def plain(runner: CompiledRunner, batch: Batch) -> None:
+    ModelRunner.logits(runner, batch)
+
+
+def chunk(tokens: int) -> Batch:
+    """Of a sequence in slot 0, whose block table is empty: its keys go to page 0, which is padding's."""
+    positions = torch.arange(tokens)
+    return Batch(
+        token_ids=positions.clone(), positions=positions, slots=[0], query_start=[0], counts=[tokens], starts=[0],
+        lengths=[tokens], tables=[None], logits_rows=positions, row_spans=[0] * tokens,
+    )  # fmt: skip
+
+
+def write_table(found: dict[str, Any]) -> Path:
+    """For each kind and width the most rows up to which the kernels are no slower, ALWAYS at the least."""
+    most: dict[str, dict[str, int]] = {}
+    for row in found["rows"]:
+        widths = most.setdefault(row["kind"], {})
+        width = str(row["hidden_size"])
+        before = widths.setdefault(width, ALWAYS)
+        slower = any(
+            other["kernels_ms"] > other["torch_ms"]
+            for other in found["rows"]
+            if (other["kind"], other["hidden_size"]) == (row["kind"], row["hidden_size"])
+            and ALWAYS < other["tokens"] <= row["tokens"]
+        )
+        widths[width] = before if slower else max(before, row["tokens"])
+    processor = found["hardware"]["processor"]
+    file = MEASURED / f"{re.sub('[^a-z0-9]+', '-', processor.lower()).strip('-')}.json"
+    told = {"processor": processor, "commit": found["commit"], "most_rows": most}
+    MEASURED.mkdir(exist_ok=True)
+    file.write_text(json.dumps(told, indent=1) + "\n")
+    return file
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How many rows a step may have before torch's products are faster than these kernels: measured, by processor.
+
+`benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: for each kind of matrix and each width
+of a model that it measured, the most rows, MOST_ROWS at the most. A model of another width takes the nearest one's. A
+processor without a file takes MOST_ROWS everywhere: on those that were measured the kernels win that far.
+"""
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from gradus.kernels.cpu.product import MOST_ROWS
+
+Widths = dict[int, int]
+"""Most rows by hidden size."""
+
+
+def most_rows(kind: str, hidden_size: int) -> int:
+    """kind: of the matrices, as in KINDS of `matrix.py`."""
+    widths = stored().get(processor(), {}).get(kind, {})
+    if not widths:
+        return MOST_ROWS
+    return widths[min(widths, key=lambda width: abs(width - hidden_size))]
+
+
+@cache
+def stored() -> dict[str, dict[str, Widths]]:
+    """By processor and kind."""
+    found = {}
+    for file in files("gradus.kernels.cpu").joinpath("measured_rows").iterdir():
+        if file.name.endswith(".json"):
+            told = json.loads(file.read_text(encoding="utf-8"))
+            kinds = {kind: {int(width): rows for width, rows in row.items()} for kind, row in told["most_rows"].items()}
+            found[told["processor"]] = kinds
+    return found
+
+
+@cache
+def processor() -> str:
+    """Its name, as Linux gives it; "" elsewhere."""
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return ""

@@ -1,0 +1,66 @@
+"""The choice between compiled kernels and torch on a CPU: what the table says of results, and what the engine takes."""
+
+import json
+
+import pytest
+
+pytest.importorskip("numba")
+
+from benchmarks import cpu_rows
+from gradus.kernels.cpu import rows
+from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.text.llm import LLM
+
+
+def measured(**milliseconds: list[tuple[int, float, float]]) -> dict:
+    """By kind: (rows, in the kernels, in torch)."""
+    found = [
+        {"kind": kind, "hidden_size": 64, "tokens": count, "kernels_ms": ours, "torch_ms": torchs}
+        for kind, told in milliseconds.items()
+        for count, ours, torchs in told
+    ]
+    return {"commit": "0123", "hardware": {"processor": "A Processor (TM) 7"}, "rows": found}
+
+
+def test_kernels_are_taken_as_far_as_they_are_no_slower(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_rows, "MEASURED", tmp_path)
+    found = measured(
+        bfloat16=[(8, 1, 2), (16, 2, 3), (32, 4, 3)], int8=[(8, 3, 2), (16, 5, 4), (32, 6, 9)], int4=[(32, 1, 2)]
+    )
+    file = cpu_rows.write_table(found)
+    assert file.name == "a-processor-tm-7.json"
+    most = json.loads(file.read_text())["most_rows"]
+    assert most == {"bfloat16": {"64": 16}, "int8": {"64": 8}, "int4": {"64": 32}}
+
+
+def test_a_model_takes_the_nearest_width_and_a_processor_without_a_file_all_rows(monkeypatch):
+    monkeypatch.setattr(rows, "stored", lambda: {"mine": {"int8": {576: 16, 2048: 24}}})
+    monkeypatch.setattr(rows, "processor", lambda: "mine")
+    assert [rows.most_rows("int8", width) for width in (64, 1024, 1536)] == [16, 16, 24]
+    assert rows.most_rows("int4", 576) == MOST_ROWS
+    monkeypatch.setattr(rows, "processor", lambda: "another")
+    assert rows.most_rows("int8", 576) == MOST_ROWS
+
+
+def test_what_is_stored_is_within_what_the_kernels_can():
+    for kinds in rows.stored().values():
+        for widths in kinds.values():
+            assert all(cpu_rows.ALWAYS <= most <= MOST_ROWS for most in widths.values())
+
+
+@pytest.mark.parametrize("most", [8, MOST_ROWS])
+def test_longer_steps_go_through_torch(monkeypatch, most):
+    monkeypatch.setattr("gradus.execution.compiled.most_rows", lambda kind, width: most)
+    llm = LLM("random:tiny-llama", device="cpu", dtype="float32")
+    runner, taken = llm.engine.runner, []
+    run = runner.decode.run
+    monkeypatch.setattr(runner.decode, "run", lambda *given: (taken.append(len(given[0])), run(*given))[1])
+    for tokens in (8, 9, 24):
+        runner.logits(cpu_rows.chunk(tokens))
+    assert taken == [tokens for tokens in (8, 9, 24) if tokens <= most]
+
+
+def test_both_ways_are_measured():
+    found = cpu_rows.measure("random:tiny-llama", "bfloat16", rounds=1)
+    assert [row["tokens"] for row in found] == list(cpu_rows.ROWS)
+    assert all(row["kernels_ms"] > 0 and row["torch_ms"] > 0 and row["kind"] == "bfloat16" for row in found)
