@@ -25,7 +25,7 @@ from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.text.llm import LLM
 
-MODELS = ("random:smollm2-135m", "random:qwen2.5-coder-1.5b")
+MODELS = ("random:smollm2-135m", "random:qwen2.5-1.5b")
 KINDS = ("bfloat16", "int8", "int4")
 ROWS = (4, 8, 16, 24, MOST_ROWS)
 ALWAYS = 8  # rows: a decode of so many sequences is what the kernels are for

@@ -71,6 +71,14 @@ def test_a_probe_finds_out_when_drafts_pay_again():
     assert all(again[first + 20 :]) and max(again[first : first + 100]) == 8
 
 
+def test_probes_of_a_slow_drafter_take_a_small_share_of_the_time():
+    device = Device(adaptive(), lambda count, drafts: 1e-3 * (1 + 8 * drafts))
+    device.run(0.5, 500)  # it has seen how slow each number is
+    device.seconds, device.tokens = 0.0, 0
+    assert any(device.run(0.5, 20_000)), "it goes on looking"
+    assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
 def test_one_sequence_that_copies_does_not_slow_the_others_down():
     """15 of 16 say nothing that could be drafted, and a row costs what it costs: it is the sum that counts."""
     chance = np.array([1.0] + [0.0] * 15)

@@ -7,7 +7,8 @@ A draft is a row more in a step. It pays if it is accepted often enough for what
 over the time of a step with so many sequences and drafts. Both are moving averages of what steps have shown. One number
 serves all sequences of a step, so those whose drafts are accepted and those whose drafts are not share a step fairly:
 it is the sum that counts. Where no number of drafts gains anything, there are none; then a probe, rarer the longer it
-finds nothing, tells when they would pay again.
+finds nothing, tells when they would pay again. What probes cost is kept account of, and is a small share of the time,
+however slow a drafter is.
 """
 
 from typing import Any
@@ -31,6 +32,8 @@ MARGIN = 1.02  # what drafts must gain to be worth it
 PROBE = 2  # drafts of a probe
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
+SHARE = 1 / 50  # of the time, for probes that bring nothing
+LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
 
 
 def choices(most: int, *, adaptive: bool) -> list[int]:
@@ -54,6 +57,8 @@ class DraftControl:
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._patience = self._left = PATIENCE
         self._run = 0  # steps that the probe under way may still take
+        self._debt = 0.0  # seconds that probes have cost, beyond their share of the time since
+        self._brought = 1.0  # tokens per sequence of the step that was learned from last
         self._now, self._why = 0, "nothing has run yet"
         self._steps = self._tokens = 0
         self._drafted, self._accepted = np.zeros((2, most), np.int64)
@@ -99,7 +104,7 @@ class DraftControl:
             self._run -= 1
             return True
         self._left -= 1
-        if self._left > 0:
+        if self._left > 0 or self._debt > 0:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._left, self._run = self._patience, RUN - 1
@@ -131,6 +136,8 @@ class DraftControl:
         stood = tokens >= 0
         self._steps += len(tokens)
         self._tokens += int(np.count_nonzero(stood))
+        if len(tokens):
+            self._brought = np.count_nonzero(stood) / len(tokens)
         if not drafts or not len(tokens):
             return
         self._drafted[:drafts] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
@@ -142,7 +149,14 @@ class DraftControl:
             self._run = 0  # a probe has seen enough
 
     def took(self, sequences: int, drafts: int, seconds: float) -> None:
-        """A step of nothing but so many decodes, with so many drafts each, took so long."""
+        """The step that was learned from, nothing but so many decodes with so many drafts each, took so long."""
+        plain = self._seconds.get((sequences.bit_length(), 0), seconds)
+        if drafts:
+            self._debt = max(0.0, self._debt + min(seconds - plain * self._brought, plain * LARGEST_LOSS))
+            if seconds > plain * (1 + drafts):
+                self._run = 0  # it could not pay if all drafts stood
+        else:
+            self._debt = max(0.0, self._debt - SHARE * seconds)
         key = sequences.bit_length(), drafts
         known = self._seconds.get(key, seconds)
         self._seconds[key] = known + NEW * (min(seconds, LARGEST_RISE * known) - known)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradus.engine.plan import Decodes
 from gradus.models import Linear, Model
+from gradus.models.precision import NarrowLinear
 from gradus.speculative.heads import EagleHeads, MedusaHeads
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
@@ -66,11 +67,14 @@ class HeadsDrafter:
 def draft_head(model: Model, vocabulary: int) -> nn.Module:
     """The model's output head for the first `vocabulary` tokens: its own rows where they can be told apart."""
     head = model.head
-    if type(head) is Linear and head.bias is None:
-        part = Linear(head.place, head.in_features, (vocabulary,), False, model.dtype, "meta")
-        part.weight = nn.Parameter(head.weight[:vocabulary], requires_grad=False)
-        return part
-    return FirstColumns(head, vocabulary)
+    if type(head) not in (Linear, NarrowLinear) or head.bias is not None:
+        return FirstColumns(head, vocabulary)
+    shape = head.place, head.in_features, (vocabulary,), False, model.dtype, "meta"
+    part = NarrowLinear(*shape, widen_from=head.widen_from) if isinstance(head, NarrowLinear) else Linear(*shape)
+    part.weight = nn.Parameter(head.weight[:vocabulary], requires_grad=False)
+    if isinstance(part, NarrowLinear):
+        part.transposed = part.weight.t()
+    return part
 
 
 class FirstColumns(nn.Module):
