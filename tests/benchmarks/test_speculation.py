@@ -55,14 +55,14 @@ def test_ngrams_agree_where_a_text_repeats_itself():
     assert speculation.ngram_agreement([[1, 2]], [list(range(20, 60))]).right[0] == 0
 
 
-def found(seconds: float = 0.5) -> Results:
+def found(seconds: float = 0.5, batches: tuple[int, ...] = (1, 8)) -> Results:
     """Two rounds: without drafts a second each; n-grams half of it, two tokens per step, of 100 drafts 60 and 30."""
     told = {"steps": 50, "tokens": 100, "drafted": [100, 100, 0], "accepted": [60, 30, 0]}
     plain = [{"seconds": 1.0, "output_tokens": 100} for _ in range(2)]
     drafted = [{"seconds": seconds, "output_tokens": 100, "same": 0.5, "speculation": told} for _ in range(2)]
     entries = [Entry(NONE, samples=plain), Entry("ngram", {"stands": [0.7, 0.2]}, drafted)]
     work = {"what": "2 prompts", "requests": 2, "prompt_tokens": 4, "output_tokens": 100}
-    cells = [Cell("open", str(batch), batch, batch, work, entries) for batch in (1, 8)]
+    cells = [Cell("open", str(batch), batch, batch, work, entries) for batch in batches]
     settings = {"quick": False, "commit": "abc"}
     machine = {"rates": RATES, "versions": {}}
     return Results("h200", "speculation", [Run("m", "bfloat16", "cuda", machine, settings, cells)])
@@ -91,6 +91,7 @@ def test_the_tables_show_acceptance_beside_agreement():
 
 
 def test_the_figure_has_speed_and_acceptance_of_every_drafter():
-    ((name, picture),) = speculation_report.figures(found(), "NVIDIA H200")
+    assert not list(speculation_report.figures(found(), "NVIDIA H200")), "two sizes make no curve"
+    ((name, picture),) = speculation_report.figures(found(batches=(1, 8, 32)), "NVIDIA H200")
     assert name == "open.svg" and [one.name for one in picture.series] == ["ngram: speed", "ngram: tokens per step"]
-    assert picture.series[0].y == [2.0, 2.0] and "ngram: speed" in plots.draw(picture)
+    assert picture.series[0].y == [2.0] * 3 and "ngram: speed" in plots.draw(picture)

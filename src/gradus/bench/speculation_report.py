@@ -21,6 +21,7 @@ TABLES = {
     "open": "Open questions",
 }
 FIGURE = "open"  # the table that the figure is of
+FEWEST = 3  # sizes of a batch that make a figure: of two the table says all
 SLOWER = 0.99  # of the rate without drafts: below it, drafts have cost something
 
 Rows = tuple[list[str], list[list[str]]]
@@ -100,7 +101,7 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
             yield f"*{title}*: " + "; ".join(cell.workload["what"] for cell in cells)
             yield rates_table(cells)
             yield drafts_table(cells)
-    if run.of(FIGURE):
+    if len(run.of(FIGURE)) >= FEWEST:
         yield f"![{TABLES[FIGURE]}]({(Path(where) / figure_name(found, run, FIGURE)).as_posix()})"
 
 
@@ -158,7 +159,7 @@ def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
     """(file name, picture) of each run: acceptance and speed of every drafter by batch. hardware: as people call it."""
     for run in found.runs:
         cells = sorted(run.of(FIGURE), key=lambda cell: cell.batch)
-        if cells:
+        if len(cells) >= FEWEST:
             yield figure_name(found, run, FIGURE), picture_of(run, cells, hardware)
 
 
@@ -172,7 +173,7 @@ def picture_of(run: Run, cells: list[Cell], hardware: str) -> Picture:
         title=f"{TABLES[FIGURE]}: what drafts bring, by sequences at once",
         subtitle=f"{run.title}, {hardware}",
         x_label="sequences at once",
-        y_label="times the rate without drafts; tokens per step",
+        y_label="times none; tokens per step",
         series=tuple(one for one in series if one.x),
         labels=tuple((place, cell.row) for place, cell in enumerate(cells)),
     )
