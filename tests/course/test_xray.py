@@ -16,7 +16,7 @@ from gradus.course.xray.events import walk
 from gradus.course.xray.page import page
 from gradus.course.xray.recording import Recording, record, request
 from gradus.engine.request import ModelLimits
-from gradus.exercises.declaration import reference_of
+from gradus.exercises.declaration import exercises_of, reference_of
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.phases.conftest import CONTENDERS
 
@@ -316,7 +316,7 @@ def test_the_command_takes_a_reader_s_own_prompts_and_settings(gradus, tmp_path)
 
 def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F811
     info = phases.find("p03")
-    source = reference_of(info)
+    source = reference_of(info, exercises_of(info)[0])
     assert source.count("list(reversed(range(max_sequences)))") == 1
     folder = tmp_path / "exercises"
     folder.mkdir()
@@ -333,7 +333,8 @@ def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F
 
 
 def test_a_student_s_engine_that_breaks_is_shown_up_to_the_step_in_which_it_does(gradus, tmp_path):  # noqa: F811
-    source = reference_of(phases.find("p03"))
+    info = phases.find("p03")
+    source = reference_of(info, exercises_of(info)[0])
     broken = "        self.free_slots.append(sequence.slot)\n"
     assert source.count(broken) == 1
     (tmp_path / "mine.py").write_text(source.replace(broken, "        self.free_slots[7]\n"))  # when one ends

@@ -155,16 +155,16 @@ def test_metrics_count_what_happened(phase):
 def test_a_row_that_is_not_finite_ends_its_sequence_and_the_next_one_runs(phase, monkeypatch):
     engine = build_engine(phase, SHAPE)
     model, poisoned = EngineProbe(engine).model(), []
-    logits = model.logits
+    embed = model.embed
 
-    def poison_once(hidden):
-        rows = logits(hidden)
+    def poison_once(tokens, positions):
+        rows = embed(tokens, positions)
         if not poisoned:
             poisoned.append(True)
             rows[0] = float("nan")
         return rows
 
-    monkeypatch.setattr(model, "logits", poison_once)
+    monkeypatch.setattr(model, "embed", poison_once)
     done = run(engine, [ask("a"), ask("b")])
     assert done["a", 0].finish_reason == "error" and done["a", 0].tokens == ()
     assert done["b", 0] == alone(phase, ask("b"))["b", 0]

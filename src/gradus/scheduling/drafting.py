@@ -150,14 +150,13 @@ class DraftControl:
 
     def took(self, sequences: int, drafts: int, seconds: float) -> None:
         """The step that was learned from, nothing but so many decodes with so many drafts each, took so long."""
-        plain = self._seconds.get((sequences.bit_length(), 0), seconds)
-        if drafts:
+        key, plain = (sequences.bit_length(), drafts), self._seconds.get((sequences.bit_length(), 0), seconds)
+        if drafts and key in self._seconds:  # the first may have compiled something
             self._debt = max(0.0, self._debt + min(seconds - plain * self._brought, plain * LARGEST_LOSS))
             if seconds > plain * (1 + drafts):
                 self._run = 0  # it could not pay if all drafts stood
-        else:
+        elif not drafts:
             self._debt = max(0.0, self._debt - SHARE * seconds)
-        key = sequences.bit_length(), drafts
         known = self._seconds.get(key, seconds)
         self._seconds[key] = known + NEW * (min(seconds, LARGEST_RISE * known) - known)
 
