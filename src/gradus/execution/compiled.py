@@ -56,11 +56,11 @@ class CompiledRunner(ModelRunner):
             self._warm_up()
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
-        with self._quiet(plan):
+        with self.quiet(plan):
             return super().draw(plan)
 
     def answer(self, plan: Plan) -> Tensor:
-        with self._quiet(plan):
+        with self.quiet(plan):
             return super().answer(plan)
 
     def logits(self, batch: Batch) -> Tensor:
@@ -80,7 +80,7 @@ class CompiledRunner(ModelRunner):
         """Whether the kernels take a step of so many tokens."""
         return 0 < tokens <= self.quick_rows
 
-    def _quiet(self, plan: Plan) -> AbstractContextManager[None]:
+    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """Torch alone where the kernels take the plan."""
         tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
         return alone() if self._takes(tokens) else nullcontext()

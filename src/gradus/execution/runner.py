@@ -1,5 +1,6 @@
 """From a plan to tokens: lay it out flat, run the model once, sample the rows that were asked for."""
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 
 import numpy as np
@@ -38,6 +39,10 @@ class ModelRunner:
         self.attention = attention
         self.sampler = sampler
         self.latest = latest
+
+    def quiet(self, plan: Plan) -> AbstractContextManager[None]:
+        """What a step with this plan wants around everything that it computes: nothing."""
+        return nullcontext()
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:

@@ -51,7 +51,7 @@ class SpeculatingRunner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> "SpeculatedResult":
-        with current(self.device):
+        with current(self.device), self.runner.quiet(plan):
             return self._run(plan)
 
     def _run(self, plan: Plan) -> "SpeculatedResult":
