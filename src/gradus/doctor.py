@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradus.device.processor import cpu_info
 from gradus.device.threads import usable_cores, use
 
 if TYPE_CHECKING:
@@ -100,11 +101,11 @@ def _check(name: str, severity: str, look: Callable[[], str], remedy: str) -> Fi
 
 
 def hardware() -> dict[str, str]:
-    flags = _cpu_info("flags") or _cpu_info("Features")
+    flags = cpu_info("flags") or cpu_info("Features")
     sets = [name for name in INSTRUCTION_SETS if name in flags.split()]
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _cpu_info("model name") or platform.processor() or "unknown",
+        "processor": cpu_info("model name") or platform.processor() or "unknown",
         "cores": str(usable_cores()),
         "instruction sets": " ".join(sets) or "unknown",
         "memory": _memory(),
@@ -120,16 +121,6 @@ def _installed(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _cpu_info(field: str) -> str:
-    """The first value of a field of /proc/cpuinfo; "" where there is none."""
-    path = Path("/proc/cpuinfo")
-    for line in path.read_text().splitlines() if path.exists() else ():
-        name, _, value = line.partition(":")
-        if name.strip() == field:
-            return value.strip()
-    return ""
 
 
 def _memory() -> str:

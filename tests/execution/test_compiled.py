@@ -11,7 +11,7 @@ from gradus import LLM, SamplingParams
 pytest.importorskip("numba")
 
 from gradus.execution import compiled
-from gradus.execution.compiled import CompiledRunner, announced
+from gradus.execution.compiled import CompiledRunner, alone, announced, together
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.product import MOST_ROWS
 from tests.phases.conftest import FAMILIES
@@ -149,3 +149,15 @@ def test_the_warm_up_stores_into_padding_alone():
     storage = llm.engine.runner.attention.storage
     assert not storage.keys[:, 1:].any() and not storage.values[:, 1:].any()
     assert torch.equal(storage.keys.isfinite(), torch.ones_like(storage.keys, dtype=torch.bool))
+
+
+def test_a_longer_step_within_a_quiet_one_has_torchs_threads_again():
+    threads = torch.get_num_threads()
+    with together():
+        assert torch.get_num_threads() == threads
+    with alone(), alone():
+        assert torch.get_num_threads() == 1
+        with together():
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads

@@ -3,7 +3,7 @@
 Read in this order:
 
     options.py     options that several commands share;  settings_table.py: the same as a table of the docs
-    terminal.py    what goes to stdout and what to stderr;  progress.py: a bar while work is long
+    terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
     generate.py, chat.py, serve.py, models.py (models, pull)
     exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo)

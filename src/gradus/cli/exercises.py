@@ -56,7 +56,7 @@ def exercise(
         if file.exists() and not force:
             raise ConfigError(f"{file} is there already, and is left as it is; --force writes over it")
     for file, task in tasks.items():
-        _write(file, cut(reference_of(info, task), task.functions, info.name))
+        terminal.write_file(file, cut(reference_of(info, task), task.functions, info.name))
         _print_task(task, file)
     print(f"\nThen: gradus check {info.name}{'' if to is None else f' --impl {to}'}")
     return 0
@@ -262,14 +262,6 @@ def _print_code(source: str) -> None:
     from rich.syntax import Syntax
 
     Console().print(Syntax(source.rstrip(), "python", background_color="default", word_wrap=True))
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def _print_task(task: "Exercise", file: Path) -> None:

@@ -4,9 +4,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from gradus.errors import RequestError
+from gradus.errors import ConfigError, RequestError
 from gradus.text.completion import Completion
 
 
@@ -30,6 +31,15 @@ def standard_input() -> str:
         raise RequestError(
             f"prompt: standard input is not UTF-8 ({error.reason} at byte {error.start})", param="prompt"
         ) from error
+
+
+def write_file(file: Path, text: str) -> None:
+    """With the folders that lead to it. Raises ConfigError where that cannot be."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def print_note(text: str) -> None:

@@ -61,7 +61,7 @@ def xray(
     texts = None if prompts is None else _lines(prompts)
     file = out or Path(f"xray-{'-'.join(names)}.html")
     recordings = _recordings(names, impl, model, texts, max_tokens or MOST_TOKENS, settings)
-    _write(file, page([recording.as_json() for recording in recordings]))
+    terminal.write_file(file, page([recording.as_json() for recording in recordings]))
     print(file)
     for recording in recordings:
         if recording.failed:
@@ -126,11 +126,3 @@ def _lines(file: Path) -> list[str]:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 ({error.reason} at byte {error.start})") from error
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}") from error

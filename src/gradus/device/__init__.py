@@ -4,5 +4,6 @@ Read in this order:
 
     transfer.py     numbers moved between host and device without a wait
     capability.py   what a GPU can do
+    processor.py    what Linux says of the processor
     threads.py      how many threads compute on a CPU, and how they wait for one another
 """

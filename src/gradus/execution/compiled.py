@@ -8,7 +8,7 @@ and chunks. Steps of more tokens than that takes have work enough for torch's pr
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from gradus.sampling.sampler import Drawn, Rows, Sampler
 log = logging.getLogger(__name__)
 
 NOTICEABLE_S = 1.0
+_before: list[int] = []  # how many threads torch had, before each `alone` that is open
 
 
 class CompiledRunner(ModelRunner):
@@ -81,9 +82,9 @@ class CompiledRunner(ModelRunner):
         return 0 < tokens <= self.quick_rows
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
-        """Torch alone where the kernels take the plan."""
+        """Torch in one thread where the kernels take the plan, and in all of them where they do not."""
         tokens = len(plan.decodes) + sum(len(span.tokens) for span in plan.spans)
-        return alone() if self._takes(tokens) else nullcontext()
+        return alone() if self._takes(tokens) else together()
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
@@ -99,8 +100,19 @@ def alone() -> Iterator[None]:
     Beside the kernels it has little to do, embedding and sampling. Its threads would go on spinning after that, in
     programs that leave OpenMP its default, and take a core from the kernels' own: a step then takes twice as long.
     """
-    threads = torch.get_num_threads()
+    _before.append(torch.get_num_threads())
     torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(_before.pop())
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Torch with the threads that it had before `alone`: so a draft model reads a prompt within a quiet step."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(_before[0] if _before else threads)
     try:
         yield
     finally:

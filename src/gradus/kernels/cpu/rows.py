@@ -8,8 +8,8 @@ processor without a file takes MOST_ROWS everywhere: on those that were measured
 import json
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 
+from gradus.device.processor import cpu_info
 from gradus.kernels.cpu.product import MOST_ROWS
 
 Widths = dict[int, int]
@@ -38,10 +38,4 @@ def stored() -> dict[str, dict[str, Widths]]:
 
 @cache
 def processor() -> str:
-    """Its name, as Linux gives it; "" elsewhere."""
-    path = Path("/proc/cpuinfo")
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return ""
+    return cpu_info("model name")
