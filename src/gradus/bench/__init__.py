@@ -23,7 +23,7 @@ Read in this order:
     sampling_cost.py what each sampling parameter costs beside the plain draw;  sampling_report.py: what is said of it
     quality.py       how far a quantized model is from its original;  divergence.py: in which figures;
                      quality_text.py: on which text;  quality_report.py: what is said of it
-    speculation_report.py   what is said of the benchmark of drafters
+    speculation_report.py   what is said of the benchmark of drafters;  outline.py: how these three begin
     suite.py         a whole benchmark, cell by cell;  progress.py: how far it is
     profiler.py      where a step's time goes
     command.py       what `gradus bench`, `gradus report` and `gradus profile` do

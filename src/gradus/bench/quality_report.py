@@ -1,19 +1,18 @@
 """What quantization does to a model's predictions: what is said of what quality.py measured. No torch here."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gradus.bench.metrics import shown
+from gradus.bench.outline import Rows, opening
 from gradus.bench.plots import Picture, Series
 from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 
 NAME = "quality"
 TABLE = "text"
 TITLE = "Divergence from the model before quantization"
-
-Rows = tuple[list[str], list[list[str]]]
-"""A table: its header and its rows."""
 
 QUESTION = (
     "How far are a quantized model's predictions from those of the model that it was made of?",
@@ -128,19 +127,16 @@ def _series(name: str, sample: dict[str, Any]) -> Series:
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
     """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
-    yield from QUESTION
-    yield "## Predicted"
-    yield from PREDICTION
-    yield HOW_TO_READ
-    for run in found.runs:
-        yield f"## {run.title}"
-        if run.settings["quick"]:
-            yield "**A quick look, not to be quoted.** Only a few windows were read."
-        if run.model.startswith("random:"):
-            yield "**Random weights.** What they predict is noise, so this says nothing of a trained model."
-        yield from tables_of(found, run, ".")
+    quick = "Only a few windows were read."
+    yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
     yield "## Where it loses"
     yield from (f"**{run.title}.** {_losses(cell)}" for run in found.runs for cell in run.of(TABLE))
+
+
+def _about(found: Results, run: Run) -> Iterator[str | Rows]:
+    if run.model.startswith("random:"):
+        yield "**Random weights.** What they predict is noise, so this says nothing of a trained model."
+    yield from tables_of(found, run, ".")
 
 
 def _losses(cell: Cell) -> str:

@@ -5,9 +5,11 @@ So a cell has two samples of the plain draw per round, and one of everything els
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from gradus.bench.metrics import shown, spread
+from gradus.bench.outline import Rows, opening
 from gradus.bench.plots import Picture, Series
 from gradus.bench.results import Cell, Results, Run, figure_name
 from gradus.bench.statistics import median
@@ -21,9 +23,6 @@ TABLES = {
 GOAL = 1.03
 """What everything at once may cost a sequence that runs alone on a GPU, as times the plain draw."""
 DEAR = 1.05  # a parameter above it is named among the losses
-
-Rows = tuple[list[str], list[list[str]]]
-"""A table: its header and its rows."""
 
 QUESTION = (
     "What does each sampling parameter cost, beside a draw that asks for a temperature and a seed alone?",
@@ -153,22 +152,19 @@ def _series(cell: Cell, names: list[str]) -> Series:
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
     """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
-    yield from QUESTION
-    yield "## Predicted"
-    yield from PREDICTION
-    yield HOW_TO_READ
-    for run in found.runs:
-        yield f"## {run.title}"
-        if run.settings["quick"]:
-            yield "**A quick look, not to be quoted.** Requests are few, and cut to a few tokens."
-        yield _one_reading(run)
-        yield from tables_of(found, run, ".")
+    quick = "Requests are few, and cut to a few tokens."
+    yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
     shapes = [f"**{run.title}.** {said}" for run in found.runs if (said := _of_shape(run))]
     if shapes:
         yield "## What the shape of the distribution changes"
         yield from shapes
     yield "## Where it loses"
     yield from (f"**{run.title}.** {_losses(run)}" for run in found.runs)
+
+
+def _about(found: Results, run: Run) -> Iterator[str | Rows]:
+    yield _one_reading(run)
+    yield from tables_of(found, run, ".")
 
 
 def _one_reading(run: Run) -> str:

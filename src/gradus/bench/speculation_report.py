@@ -4,10 +4,12 @@ Every round runs each drafter's engine and the one without drafts, so a cell has
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gradus.bench.metrics import shown, spread
+from gradus.bench.outline import Rows, opening
 from gradus.bench.plots import Picture, Series
 from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 from gradus.bench.statistics import median
@@ -23,9 +25,6 @@ TABLES = {
 FIGURE = "open"  # the table that the figure is of
 FEWEST = 3  # sizes of a batch that make a figure: of two the table says all
 SLOWER = 0.99  # of the rate without drafts: below it, drafts have cost something
-
-Rows = tuple[list[str], list[list[str]]]
-"""A table: its header and its rows."""
 
 QUESTION = (
     "What does each drafter bring, on which texts, and at how many sequences at once; and what does it cost where it "
@@ -197,18 +196,15 @@ def _acceptance(name: str, cells: list[Cell]) -> Series:
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
     """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
-    yield from QUESTION
-    yield "## Predicted"
-    yield from PREDICTION
-    yield HOW_TO_READ
-    for run in found.runs:
-        yield f"## {run.title}"
-        if run.settings["quick"]:
-            yield "**A quick look, not to be quoted.** Requests are few, and cut to a few tokens."
-        yield from (_trained(told) for told in run.profiles)
-        yield from tables_of(found, run, ".")
+    quick = "Requests are few, and cut to a few tokens."
+    yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
     yield "## Where it loses"
     yield from (f"**{run.title}.** {_losses(run)}" for run in found.runs)
+
+
+def _about(found: Results, run: Run) -> Iterator[str | Rows]:
+    yield from (_trained(told) for told in run.profiles)
+    yield from tables_of(found, run, ".")
 
 
 def command(run: Run, device: str) -> str:
