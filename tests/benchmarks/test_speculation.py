@@ -6,7 +6,7 @@ import torch
 from benchmarks import speculation
 from gradus.bench import command, fingerprint, plots, results, speculation_report
 from gradus.bench.results import Cell, Entry, Results, Run
-from gradus.bench.speculation_report import NONE, ratios, stood, tokens_per_step
+from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.loading import load_model, open_checkpoint
 from tests.bench.test_sampling_cost import RATES
 from tests.speculative.heads import heads_of
@@ -33,6 +33,41 @@ def test_a_quick_run_measures_every_cell_and_writes_the_report(tmp_path, monkeyp
     text = (folder / "report.md").read_text()
     assert "not to be quoted" in text and "Where it loses" in text and "| 2 | medusa |" in text
     assert {file.name for file in folder.iterdir()} == {"report.md", "results.json"}, "one size makes no curve"
+    assert command.report(tmp_path / "r", check=True) == 0
+
+
+STAND_IN = """
+import json, sys
+asked = json.load(open(sys.argv[1]))
+sys.path[:] = [each for each in sys.path if each]
+import transformers
+weights = transformers.LlamaForCausalLM.from_pretrained(asked["config"]).state_dict()
+assert sum(value.abs().sum() for value in weights.values()) > 0 and asked["load_format"] == "auto"
+def sample(case):
+    return {"seconds": 0.25 if asked["vllm_options"] else 0.5, "output_tokens": sum(case["max_tokens"])}
+cases = {case["label"]: {"samples": [sample(case)] * asked["repeats"]} for case in asked["cases"]}
+assert all(len(case["prompts"]) >= case["at_once"] for case in asked["cases"])
+json.dump({"version": "1.2.3", "cases": cases}, open(sys.argv[2], "w"))
+"""
+
+
+@pytest.mark.slow
+def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
+    monkeypatch.setattr(speculation, "VLLM_BLOCK", tmp_path / "stand_in.py")
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32", "--rounds", "1"]
+    assert speculation.main([*asked, "--vllm", str(tmp_path), "--out", str(tmp_path / "r")]) == 0
+    folder = tmp_path / "r" / "cpu" / "speculation"
+    (run,) = results.read(folder / "results.json").runs
+    copied, chat, _ = run.cells
+    (theirs,) = copied.entry(VLLM_NGRAM).samples
+    assert theirs["output_tokens"] == copied.workload["output_tokens"], capsys.readouterr().out
+    assert chat.entry(VLLM) is None and run.fingerprint["versions"]["vllm"] == "1.2.3"
+    rate = theirs["output_tokens"] / theirs["seconds"]
+    text = (folder / "report.md").read_text()
+    assert "Beside vLLM 1.2.3" in text and f"| {rate / 2:.3g} | {rate:.3g} |" in text
+    assert "*vllm" not in text, "it is none of our drafters"
     assert command.report(tmp_path / "r", check=True) == 0
 
 
