@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gradus import phases
 from gradus.bench import workloads
-from gradus.bench.declaration import LLAMA_CPP, PEERS, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
+from gradus.bench.declaration import LLAMA_CPP, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
 from gradus.bench.workloads import (
     Workload,
     burst,
@@ -71,12 +71,6 @@ def ladder() -> Benchmark:
                 once_s=10.0,
             ),
         ),
-        former=Benchmark(
-            question="The same 16 requests, one phase after the other: what did each step bring?",
-            prediction="Each phase is predicted by its own schedule, played through with the roofline as its clock.",
-            tables=(_sixteen("ladder", "The ladder", (*rungs, FINAL, *PEERS)),),
-            accounts=LADDER_ACCOUNTS,
-        ),
     )
 
 
@@ -106,43 +100,6 @@ def _sixteen(name: str, title: str, contenders: tuple[str, ...]) -> Table:
         columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
         against=contenders[0] if contenders else None,
     )
-
-
-LADDER_ACCOUNTS = {
-    "h200": Account(
-        explains=(
-            "The rung that the others were waiting for. One call replays all the launches of a step, and meanwhile the "
-            "host plans the next: {ladder/all/p10/speedup} times the baseline against p09's {ladder/all/p09/speedup}. "
-            "The final engine's fused kernels make that {ladder/all/final/speedup}, in bfloat16 {random:gpt2-124m, "
-            "bfloat16: ladder/all/final/speedup}. A step is as long as its kernels now, {random:gpt2-124m, bfloat16: "
-            "ladder/all/final/itl_ms} ms in bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the "
-            "bytes and multiplies without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
-            "{random:llama-3.2-1b, bfloat16: ladder/all/final/times_floor} times its floor, where p09 is at "
-            "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
-        ),
-        loses=(
-            "GPT-2's kernels are so short that starting and draining is most of them: "
-            "{random:gpt2-124m, bfloat16: ladder/all/final/times_floor} times the floor. As sequences end the "
-            "batch falls between two captured sizes, and {ladder/all/final/padding} of the rows are padding. "
-            "And the median first token is later than p09's ({ladder/all/final/ttft_ms} against "
-            "{ladder/all/p09/ttft_ms} ms): the final engine's budget takes all the prompts in one step, and "
-            "every sequence waits for it."
-        ),
-    ),
-    "cpu": Account(
-        explains=(
-            "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step "
-            "is the one that computes this one. {ladder/all/final/speedup} times the baseline, as before. "
-            "Tokens are reported a step late, so a step that reads prompts delays first tokens where it stood "
-            "between first and second ones: the slowest gaps are {ladder/all/final/itl_ms_p99} ms, not p06's "
-            "{ladder/all/p06/itl_ms_p99}."
-        ),
-        loses=(
-            "The first token comes after {ladder/all/final/ttft_ms} ms, p06's after "
-            "{ladder/all/p06/ttft_ms}: the same step, seen from the other side."
-        ),
-    ),
-}
 
 
 # -- the ablation ------------------------------------------------------------------------------------------------------
