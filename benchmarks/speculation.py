@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", action="append", default=[], help="a folder of trained heads; may be repeated")
     parser.add_argument("--draft", help="a draft model")
     parser.add_argument("--drafts", type=int, help="how many, always; by default each engine chooses")
+    parser.add_argument("--texts", action="append", choices=[*TABLES], help="only these; may be repeated")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, it is left out")
     parser.add_argument("--seconds", type=float, default=230, help="no cell begins after so many")
@@ -165,7 +166,8 @@ class Bench:
     """The engines, the model on its own, and what is measured of them."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.sizes = QUICK if asked.quick else SIZES
+        wanted = asked.texts or TABLES
+        self.sizes = [size for size in (QUICK if asked.quick else SIZES) if size.table in wanted]
         self.checkpoint = checkpoint = open_checkpoint(asked.model)
         self.quick = asked.quick
         self.folders = {read_config(Path(folder)).shape.kind: Path(folder) for folder in asked.heads}

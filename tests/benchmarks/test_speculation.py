@@ -57,10 +57,11 @@ def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkey
     monkeypatch.setattr(speculation, "VLLM_BLOCK", tmp_path / "stand_in.py")
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32", "--rounds", "1"]
+    asked += ["--texts", "copy", "--texts", "chat"]
     assert speculation.main([*asked, "--vllm", str(tmp_path), "--out", str(tmp_path / "r")]) == 0
     folder = tmp_path / "r" / "cpu" / "speculation"
     (run,) = results.read(folder / "results.json").runs
-    copied, chat, _ = run.cells
+    copied, chat = run.cells
     (theirs,) = copied.entry(VLLM_NGRAM).samples
     assert theirs["output_tokens"] == copied.workload["output_tokens"], capsys.readouterr().out
     assert chat.entry(VLLM) is None and run.fingerprint["versions"]["vllm"] == "1.2.3"
