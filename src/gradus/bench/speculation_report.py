@@ -17,7 +17,7 @@ from gradus.bench.statistics import median
 NAME = "speculation"
 NONE = "none"
 TABLES = {
-    "copy": "Texts to be repeated with a change",
+    "copy": "Texts to be copied",
     "chat": "Chat requests",
     "code": "Functions to be completed",
     "open": "Open questions",
