@@ -5,10 +5,10 @@
     python3 -m gradus.training smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
     python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
 
-All engines serve the same prompts greedily, from benchmarks/prompts: texts to be repeated with a change, chat requests,
-functions to be completed, and open questions. They take turns: a round runs all of them, the next one the other way
-round. So what drifts, drifts for all, and every rate is compared with that of the engine without drafts in the same
-round. The number of drafts is chosen by each engine itself, unless --drafts says it.
+All engines serve the same prompts greedily, from benchmarks/prompts: texts to be copied (benchmarks/README.md says how
+they were chosen), chat requests, functions to be completed, and open questions. They take turns: a round runs all of
+them, the next one the other way round. So what drifts, drifts for all, and every rate is compared with that of the
+engine without drafts in the same round. The number of drafts is chosen by each engine itself, unless --drafts says it.
 
 For every drafter it also works out how often it would be right on the very texts that came out, place by place: what
 acceptance should be. With `--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open

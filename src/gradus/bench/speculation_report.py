@@ -18,7 +18,7 @@ NAME = "speculation"
 NONE = "none"
 VLLM, VLLM_NGRAM = "vllm", "vllm ngram"
 TABLES = {
-    "copy": "Texts to be repeated with a change",
+    "copy": "Texts to be copied",
     "chat": "Chat requests",
     "code": "Functions to be completed",
     "open": "Open questions",
