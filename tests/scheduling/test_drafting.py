@@ -1,5 +1,6 @@
 """How many drafts a step verifies: as many as pay, by what was measured."""
 
+import re
 from itertools import product
 
 import numpy as np
@@ -151,6 +152,33 @@ def test_a_number_that_was_asked_for_is_used_as_far_as_there_is_room():
     assert control.choose(slots[:1], 100) == 5
     assert control.choose(slots[:1], 3) == 3
     assert control.choose(slots, 100) == 2  # of 12 rows
+
+
+def test_it_says_why_there_are_so_many():
+    control = DraftControl(8, 4, lag=1, adaptive=True)
+    assert control.stats().why == "nothing has run yet"
+    control.choose(np.arange(4), 100)
+    assert control.stats().why == "the time of a step without drafts is not known yet"
+
+    device = Device(control, memory_bound, 4)
+    device.run(0.9, 50)
+    assert (control.stats().drafts, control.stats().why[4:]) == (8, " times the tokens per second of no drafts")
+    assert float(control.stats().why[:4]) > 3
+    assert control.choose(device.slots, 11) == 2, "a step with less room"
+
+    whys = set()
+    for _ in range(600):
+        device.step(0.0)
+        whys.add((control.stats().drafts, control.stats().why))
+    assert (2, "a probe") in whys
+    drafts, why = control.stats().drafts, control.stats().why
+    assert drafts == 0 and re.fullmatch(r"1 draft would bring (0\.9\d|1\.00) times the tokens per second", why)
+
+    fixed = DraftControl(5, 4, lag=1, adaptive=False, rows=12)
+    fixed.choose(np.arange(2), 100)
+    assert fixed.stats().why == "as asked for"
+    fixed.choose(np.arange(4), 100)
+    assert fixed.stats().why == "as a step has room for"
 
 
 def test_what_was_drafted_and_accepted_is_counted_by_position():

@@ -93,7 +93,8 @@ class DraftControl:
             return self._decide(min(PROBE, most), "a probe")
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
-        return self._decide(0, f"{nearest} drafts would bring {share:.2f} times the tokens per second")
+        drafts = "draft" if nearest == 1 else "drafts"
+        return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
 
     def _probes(self, size: int) -> bool:
         """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
