@@ -5,10 +5,10 @@ A draft is a row more in a step. It pays if it is accepted often enough for what
     tokens per step = sum over sequences of 1 + P(1st draft stands) + P(1st and 2nd stand) + …
 
 over the time of a step with so many sequences and drafts. Both are moving averages of what steps have shown. One number
-serves all sequences of a step, so those whose drafts are accepted and those whose drafts are not share a step fairly:
-it is the sum that counts. Where no number of drafts gains anything, there are none; then a probe, rarer the longer it
-finds nothing, tells when they would pay again. What probes cost is kept account of, and is a small share of the time,
-however slow a drafter is.
+serves all sequences of a step, so it is the sum that counts, whichever of them brings it (docs/design/speculation.md
+says why, and what that gives away). Where no number of drafts gains anything, there are none; then a probe, rarer the
+longer it finds nothing, tells when they would pay again. What probes cost is kept account of, and is a small share of
+the time, however slow a drafter is.
 """
 
 from typing import Any
@@ -93,7 +93,8 @@ class DraftControl:
             return self._decide(min(PROBE, most), "a probe")
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
-        return self._decide(0, f"{nearest} drafts would bring {share:.2f} times the tokens per second")
+        drafts = "draft" if nearest == 1 else "drafts"
+        return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
 
     def _probes(self, size: int) -> bool:
         """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
