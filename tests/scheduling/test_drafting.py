@@ -50,7 +50,7 @@ def compute_bound(count: int, drafts: int) -> float:
 
 def test_drafts_that_agree_are_verified_as_many_as_there_may_be():
     device = Device(adaptive(), memory_bound)
-    assert set(device.run(0.98, 200)[-50:]) == {8}
+    assert set(device.run(0.98, 200)[-50:]) - {0} == {8}, "but for looks"
 
 
 def test_drafts_that_never_agree_are_given_up_and_cost_next_to_nothing():
@@ -71,7 +71,8 @@ def test_a_probe_finds_out_when_drafts_pay_again():
     device.run(0.0, 500)
     again = device.run(1.0, 600)
     first = next(number for number, drafts in enumerate(again) if drafts)
-    assert all(again[first + 20 :]) and max(again[first : first + 100]) == 8
+    assert again[first + 20 :].count(0) < 12, "but for looks"
+    assert max(again[first : first + 100]) == 8
 
 
 def test_probes_of_a_slow_drafter_take_a_small_share_of_the_time():
@@ -80,6 +81,34 @@ def test_probes_of_a_slow_drafter_take_a_small_share_of_the_time():
     device.seconds, device.tokens = 0.0, 0
     assert any(device.run(0.5, 20_000)), "it goes on looking"
     assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
+@pytest.mark.parametrize("slow", [1, 3])
+def test_a_slow_beginning_does_not_make_drafts_look_good(slow):
+    """Its first steps, which have no drafts, take five times as long as all others."""
+    seconds = iter([5e-3] * slow)
+    device = Device(adaptive(), lambda count, drafts: next(seconds, 1e-3 * (1 + 0.4 * drafts)))
+    device.run(0.16, 1000)
+    device.seconds, device.tokens = 0.0, 0
+    device.run(0.16, 2000)
+    assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
+def test_it_notices_that_steps_without_drafts_have_become_faster():
+    """While a neighbor is busy every step takes long, and drafts pay; then only those with drafts do."""
+    device = Device(adaptive(), lambda count, drafts: 3e-3 * (1 + 0.02 * drafts))
+    assert set(device.run(0.5, 300)[-16:]) & {4, 8}
+    device.cost = lambda count, drafts: 1e-3 * (1 + (drafts > 0) * (2 + 0.02 * drafts))
+    device.run(0.5, 5000)
+    device.seconds, device.tokens = 0.0, 0
+    device.run(0.5, 2000)
+    assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
+def test_looks_at_steps_without_drafts_cost_next_to_nothing_where_drafts_pay():
+    device = Device(adaptive(), memory_bound)
+    device.run(0.98, 1000)
+    assert device.run(0.98, 2560).count(0) == 10
 
 
 def test_one_sequence_that_copies_does_not_slow_the_others_down():
@@ -216,4 +245,4 @@ def test_one_slow_step_does_not_bar_drafts_for_good():
 
     device = Device(adaptive(), cost)
     device.run(1.0, 3000)
-    assert set(device.run(1.0, 100)) == {8}
+    assert device.run(1.0, 300).count(8) > 290

@@ -120,7 +120,7 @@ class DraftRunner:
     def __init__(self, step: DraftStep, graphs: Replays | None = None) -> None:
         self.step, self.graphs = step, graphs
         self.device = step.model.device
-        self.arrived = 0.0  # when the host saw the newest step
+        self.arrived: float | None = 0.0  # when the host saw the newest step; None if prompts were in it
 
     @property
     def attention(self) -> AttentionBackend:
@@ -242,7 +242,8 @@ class DraftResult:
         """Wait until it is there, and for nothing that comes later."""
         self._arrival.wait()
         now, before = time.perf_counter(), self._runner.arrived
-        seconds = now - max(self._launched, before) if self._steady else 0.0
-        self._runner.arrived = now
+        # after prompts the host has more to do than after decodes: the next step's time would be the prompts' as well
+        seconds = now - max(self._launched, before) if self._steady and before is not None else 0.0
+        self._runner.arrived = None if self._counts else now
         told = () if self._logprobs is None else packed(self._logprobs)
         return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)
