@@ -60,14 +60,14 @@ class DraftStep:
 
     def run(self, slots: Tensor, limits: Tensor, drafts: int, *, early: bool = False, asked: bool) -> Verified:
         """slots, limits: int32 [B], the limits being the positions that each may store: 0 for padding."""
-        rows = self.rows(slots, limits, drafts)
+        rows = self.rows(slots, limits, drafts, early)
         draw, hidden = self.draw(slots, rows, drafts, early, asked)
         return self.keep(slots, rows, draw, hidden)
 
     @torch.inference_mode()
     def rehearse(self, slots: Tensor, limits: Tensor, drafts: int, early: bool) -> None:
         """Go through the launches of `run` where they only compile: their results are never looked up."""
-        rows = self.rows(slots, limits, drafts)
+        rows = self.rows(slots, limits, drafts, early)
         nothing = torch.zeros_like(rows.tokens)
         for asked in (False, True):
             draw, hidden = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
@@ -75,10 +75,11 @@ class DraftStep:
             if self.states is not None:
                 keep_hidden(slots, kept, torch.zeros_like(origins), hidden, self.states.values)
 
-    def rows(self, slots: Tensor, limits: Tensor, drafts: int) -> DraftRows:
+    def rows(self, slots: Tensor, limits: Tensor, drafts: int, early: bool = False) -> DraftRows:
         history, attention = self.history, self.attention
         if drafts:
-            proposed = self.drafter.propose(history, slots, drafts, limits)
+            with early_launches(early):
+                proposed = self.drafter.propose(history, slots, drafts, limits)
         else:
             proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
         # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
