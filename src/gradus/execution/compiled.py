@@ -64,18 +64,30 @@ class CompiledRunner(ModelRunner):
         with self.quiet(plan):
             return super().answer(plan)
 
+    def guess(self, plan: Plan) -> Tensor:
+        with self.quiet(plan):
+            return super().guess(plan)
+
+    def choose(self, batch: Batch, rows: Rows) -> Tensor | None:
+        """As above, within the head's stage: where the kernels take the step, and all rows are greedy."""
+        if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
+            return self._in_kernels(batch, greedy=True)
+        return None
+
     def logits(self, batch: Batch) -> Tensor:
         """As above; a step of few tokens through the kernels."""
-        if not self._takes(sum(batch.counts)):
-            return super().logits(batch)
+        return self._in_kernels(batch) if self._takes(sum(batch.counts)) else super().logits(batch)
+
+    def _in_kernels(self, batch: Batch, *, greedy: bool = False) -> Tensor:
+        """Logits, or the tokens of the largest."""
         self.attention.update_pages(batch)
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
         before = [number for count in batch.counts for number in range(count)]
         wanted = batch.logits_rows.tolist()
-        logits = self.decode.run(batch.token_ids, batch.positions, slots, before, wanted or [0])[: len(wanted)]
+        made = self.decode.run(batch.token_ids, batch.positions, slots, before, wanted or [0], greedy=greedy)
         if self.keeps_hidden:
             self.hidden = self.decode.hidden(wanted)
-        return logits
+        return made[: len(wanted)]
 
     def _takes(self, tokens: int) -> bool:
         """Whether the kernels take a step of so many tokens."""

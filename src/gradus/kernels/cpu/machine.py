@@ -105,6 +105,16 @@ def narrow(typing: Any, value: Any) -> Any:
 
 
 @intrinsic
+def bits(typing: Any, value: Any) -> Any:
+    """The bits of a float32, as a signed integer of 64."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        return builder.sext(builder.bitcast(args[0], SINGLE), WORD)
+
+    return types.int64(types.float32), generate
+
+
+@intrinsic
 def power_of_two(typing: Any, exponent: Any) -> Any:
     """2ⁿ as float32, for n from -126 to 127."""
 
