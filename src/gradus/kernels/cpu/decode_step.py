@@ -22,7 +22,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.attend import Scratch, attend, gather
-from gradus.kernels.cpu.elementary import activate, add_to, tanh
+from gradus.kernels.cpu.elementary import activate, add_to, copy, tanh
 from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, INLINED, load
@@ -149,7 +149,7 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
             first, end = step.span_starts[group, r], step.span_starts[group, r + 1]
             gather(step.heads[0], step.partials, first, end - first, rows.x[r])
         elif stage.kind == DOWN:
-            rows.x[r, : shape.features] = step.features[r, : shape.features]
+            copy(step.features[r, : shape.features], rows.x[r])
         elif stage.kind == HEAD:
             row = step.x[step.wanted[r]]
             normalize(row, shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
@@ -189,7 +189,7 @@ def _add(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
         if stage.onto:
             add_to(step.x[r, low:high], products[r, low:high])
         else:
-            step.added[r, low:high] = products[r, low:high]
+            copy(products[r, low:high], step.added[r, low:high])
 
 
 @njit(**FLAGS)
