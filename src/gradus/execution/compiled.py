@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
+from gradus.device.threads import end_spinning
 from gradus.engine.plan import Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.kernels.cpu.model import DecodeModel
@@ -110,8 +111,10 @@ def alone() -> Iterator[None]:
     """Torch computes in the caller's thread alone.
 
     Beside the kernels it has little to do, embedding and sampling. Its threads would go on spinning after that, in
-    programs that leave OpenMP its default, and take a core from the kernels' own: a step then takes twice as long.
+    programs that leave OpenMP its default, and take a core from the kernels' own. So do the threads of an earlier step
+    that was torch's, and of what the program computes between steps: they are ended.
     """
+    end_spinning()
     _before.append(torch.get_num_threads())
     torch.set_num_threads(1)
     try:
