@@ -5,10 +5,10 @@
     python3 -m gradus.training smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
     python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
 
-All engines serve the same prompts greedily, from benchmarks/prompts: texts to be repeated with a change, chat requests,
-functions to be completed, and open questions. They take turns: a round runs all of them, the next one the other way
-round. So what drifts, drifts for all, and every rate is compared with that of the engine without drafts in the same
-round. The number of drafts is chosen by each engine itself, unless --drafts says it.
+All engines serve the same prompts greedily, from benchmarks/prompts: texts to be copied (benchmarks/README.md says how
+they were chosen), chat requests, functions to be completed, and open questions. They take turns: a round runs all of
+them, the next one the other way round. So what drifts, drifts for all, and every rate is compared with that of the
+engine without drafts in the same round. The number of drafts is chosen by each engine itself, unless --drafts says it.
 
 For every drafter it also works out how often it would be right on the very texts that came out, place by place: what
 acceptance should be. With `--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open
@@ -113,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", action="append", default=[], help="a folder of trained heads; may be repeated")
     parser.add_argument("--draft", help="a draft model")
     parser.add_argument("--drafts", type=int, help="how many, always; by default each engine chooses")
+    parser.add_argument("--texts", action="append", choices=[*TABLES], help="only these; may be repeated")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, it is left out")
     parser.add_argument("--seconds", type=float, default=230, help="no cell begins after so many")
@@ -165,7 +166,8 @@ class Bench:
     """The engines, the model on its own, and what is measured of them."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.sizes = QUICK if asked.quick else SIZES
+        wanted = asked.texts or TABLES
+        self.sizes = [size for size in (QUICK if asked.quick else SIZES) if size.table in wanted]
         self.checkpoint = checkpoint = open_checkpoint(asked.model)
         self.quick = asked.quick
         self.folders = {read_config(Path(folder)).shape.kind: Path(folder) for folder in asked.heads}

@@ -8,6 +8,7 @@ from gradus.bench import command, fingerprint, plots, results, speculation_repor
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.loading import load_model, open_checkpoint
+from gradus.text.llm import LLM
 from tests.bench.test_sampling_cost import RATES
 from tests.speculative.heads import heads_of
 
@@ -57,10 +58,11 @@ def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkey
     monkeypatch.setattr(speculation, "VLLM_BLOCK", tmp_path / "stand_in.py")
     (tmp_path / "stand_in.py").write_text(STAND_IN)
     asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32", "--rounds", "1"]
+    asked += ["--texts", "copy", "--texts", "chat"]
     assert speculation.main([*asked, "--vllm", str(tmp_path), "--out", str(tmp_path / "r")]) == 0
     folder = tmp_path / "r" / "cpu" / "speculation"
     (run,) = results.read(folder / "results.json").runs
-    copied, chat, _ = run.cells
+    copied, chat = run.cells
     (theirs,) = copied.entry(VLLM_NGRAM).samples
     assert theirs["output_tokens"] == copied.workload["output_tokens"], capsys.readouterr().out
     assert chat.entry(VLLM) is None and run.fingerprint["versions"]["vllm"] == "1.2.3"
@@ -82,6 +84,54 @@ def test_heads_of_another_model_are_one_line(tmp_path, random_model, capsys):
 def test_there_are_as_many_prompts_as_the_sizes_need_and_none_twice(name, count):
     texts = speculation.texts(name)
     assert len(texts) == len(set(texts)) == count and all(len(text) > 15 for text in texts)
+
+
+@pytest.fixture(scope="module")
+def real_model():
+    return LLM("smollm2-135m", device="cpu", max_sequences=8, context_length=640, switch_off=("prefix_cache",))
+
+
+def answered(llm: LLM, name: str) -> tuple[list[list[int]], list[list[int]]]:
+    """Sixteen prompts of a file, and their answers, as the benchmark has them."""
+    prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in speculation.texts(name)[:16]]
+    return prompts, speculation.served(llm, prompts, 8, 160)[1]
+
+
+def copied(prompt: list[int], answer: list[int], run: int = 8) -> float:
+    """The share of the answer that is in a run of so many tokens which the prompt has too."""
+    known = {tuple(prompt[start : start + run]) for start in range(len(prompt) - run + 1)}
+    places = {
+        place
+        for start in range(len(answer) - run + 1)
+        if tuple(answer[start : start + run]) in known
+        for place in range(start, start + run)
+    }
+    return len(places) / len(answer)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_texts_to_be_copied_are_copied(real_model):
+    prompts, answers = answered(real_model, "copy")
+    shares = [copied(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    assert sum(shares) / len(shares) > 0.9 and min(shares) > 0.75, [round(share, 2) for share in shares]
+    assert speculation.ngram_agreement(prompts, answers).stands[0] > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("name", ["chat", "code", "open"])
+def test_other_texts_are_not(real_model, name):
+    prompts, answers = answered(real_model, name)
+    assert sum(map(copied, prompts, answers)) / len(prompts) < 0.25  # a function begins with the head that is asked for
+    assert speculation.ngram_agreement(prompts, answers).stands[0] < 0.4
+
+
+def test_copying_is_counted_in_runs():
+    text = list(range(20))
+    assert copied(text, text) == 1
+    assert copied(text, [*range(7), *range(30, 50)]) == 0, "too short a run"
+    assert copied(text, [5, 5, 5, 5, 5, 5, 5, 5]) == 0, "a loop is no copy"
 
 
 def test_ngrams_agree_where_a_text_repeats_itself():

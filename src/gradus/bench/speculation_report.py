@@ -18,7 +18,7 @@ NAME = "speculation"
 NONE = "none"
 VLLM, VLLM_NGRAM = "vllm", "vllm ngram"
 TABLES = {
-    "copy": "Texts to be repeated with a change",
+    "copy": "Texts to be copied",
     "chat": "Chat requests",
     "code": "Functions to be completed",
     "open": "Open questions",
@@ -44,7 +44,8 @@ PREDICTION = (
 )
 HOW_TO_READ = (
     "*Times none* is the rate over that of the engine without drafts, of the same round: the median of the rounds, "
-    "with the smallest and the largest in brackets. *Tokens per step* counts what each sequence got from a step. "
+    "with the smallest and the largest in brackets. *ITL* is a gap between two times at which tokens of a request "
+    "came, however many came together. *Tokens per step* counts what each sequence got from a step. "
     "*Same* is the share of answers whose tokens are all those without drafts: in bfloat16 a step of more rows sums "
     "in another order, and close calls may fall otherwise. *Stands* is, by position, how many of the drafts verified "
     "stood; in brackets, how many would if every place of the same texts had been drafted (engines draft where it "
