@@ -497,9 +497,7 @@ def block(wanted: str, root: Path, page: Path) -> str:
     sections = beside.SECTIONS if name == beside.NAME else ()
     if only and only not in {*sections, *(table.name for table in benchmark.tables)}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
-    parts = [
-        part for found in measured for part in _of_hardware(found, benchmark, only, root, page)
-    ]
+    parts = [part for found in measured for part in _of_hardware(found, benchmark, only, root, page)]
     if not parts:
         return NOT_YET.format(command=_beside_command(only) if sections else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"

@@ -71,6 +71,7 @@ def ladder() -> Benchmark:
                 once_s=10.0,
             ),
         ),
+        accounts=LADDER_ACCOUNTS,
     )
 
 
@@ -78,6 +79,34 @@ CONTEXT = {"cpu": 576, "cuda": 8192}
 """What a slot reserves, as a server must that does not know how long a sequence will be."""
 MEMORY = {"cpu": 3 * 576, "cuda": 4 * 8192}
 BUDGET = {"cpu": 96, "cuda": 1024}
+
+LADDER_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Every rung stands where its idea does. A cache leaves {chat/all/p01/rows} rows of {chat/all/p00/rows}, "
+            "and yet brings {chat/all/p01/speedup} times the tokens per second: this GPU has arithmetic to spare, "
+            "and what both pay for is the launches of one step per token. Slots that reserve a whole context are "
+            "few, so a batch of fixed members brings {chat/all/p02/speedup} times, with {chat/all/p02/padding} of "
+            "its rows filler; members chosen anew, {chat/all/p03/speedup} times. Pages let all that wait into the "
+            "same memory: {chat/all/p04/tokens_a_step} tokens per step instead of {chat/all/p03/tokens_a_step}, and "
+            "the median first token after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
+            "prompts {chat/all/p05/hit} are the shared one, and with a prefix cache the median wait is "
+            "{chat/all/p05/ttft_ms} ms. Whole prompts stop all others for up to {chat/all/p05/itl_ms_max} ms; chunks "
+            "make that {chat/all/p06/itl_ms_max}. Then steps get shorter: {chat/all/p09/speedup} times the baseline "
+            "with a kernel that reads pages where they lie, {chat/all/p10/speedup} with graphs and plans made ahead, "
+            "{chat/all/final/speedup} with the final engine's kernels."
+        ),
+        loses=(
+            "Chunks are paid for: p06 answers at {chat/all/p06/speedup} times the baseline where p05 does at "
+            "{chat/all/p05/speedup}, and its median first token comes after {chat/all/p06/ttft_ms} ms. There are "
+            "more steps, and each is as long as its launches. p07's eight bits are slower still "
+            "({chat/all/p07/speedup} times): in plain torch every matrix is widened before it is multiplied. No rung "
+            "is near its floor: the final engine takes {chat/all/final/times_floor} times as long as memory and "
+            "arithmetic would, and steps with prompts are launched one kernel at a time. transformers' continuous "
+            "batching is at {chat/all/transformers-batch/speedup} times."
+        ),
+    ),
+}
 
 STEP_OF_FINAL = (
     "All of it in the form that serves, with kernels for the whole step: {chat/all/final/itl_ms} ms between tokens."
