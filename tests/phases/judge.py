@@ -12,6 +12,7 @@ import json
 import linecache
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -45,7 +46,8 @@ def pytest_collection_modifyitems(config, items):
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
-    meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
+    module = config.getoption("module")
+    meant.sort(key=lambda item: (not calls(item, module), telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
     first, shares = map(int, config.getoption("share").split("/"))
     items[:] = meant[first::shares]
@@ -65,8 +67,20 @@ def parameters(item) -> dict:
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
+def calls(item, module: str) -> bool:
+    """Whether the test itself uses the module's functions, rather than an engine that does: those come first."""
+    known = vars(item.module)
+    names = {name for name, value in known.items() if module in (getattr(value, "__module__", ""), known_as(value))}
+    return not names.isdisjoint(item.function.__code__.co_names)
+
+
+def known_as(value: object) -> str:
+    return getattr(value, "__name__", "") if isinstance(value, ModuleType) else ""
+
+
 def telling(item) -> int:
-    """The order: what a phase promises says most about a mistake, then the part alone, whole runs, random schedules.
+    """The order of the others: what a phase promises says most about a mistake, then the part alone, whole runs, random
+    schedules.
 
     Among equals, promises that no earlier phase makes come first: the exercise is about them.
     """

@@ -98,8 +98,9 @@ def check(
         progress.remember(info, one, verdict)
         print(f"{info.name}: {verdict.sentence}")
         if verdict.passed:
-            _print_kept([claim for claim in verdict.kept if claim not in said][:SHOWN])
-            said |= set(verdict.kept)
+            news = [claim for claim in verdict.kept if claim not in said][:SHOWN]
+            _print_kept(news)
+            said |= set(news)
         else:
             _print_help(info.name, one, verdict, shown)
             wrong += 1
@@ -265,7 +266,7 @@ def _print_code(source: str) -> None:
 
 
 def _print_task(task: "Exercise", file: Path) -> None:
-    print(f"{fill(task.text, 100)}\n\nYours to write, in {file}:")
+    print(f"\n{fill(task.text, 100)}\n\nYours to write, in {file}:")
     for function in task.functions:
         print(f"  {function}")
 
