@@ -12,7 +12,7 @@ import json
 import linecache
 import re
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -24,8 +24,9 @@ PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
 failures: list[dict] = []
 passed: list[str] = []
-kept: dict[str, int] = {}  # what the tests that passed have shown, in words, and the first one's place in the order
+kept: dict[str, tuple[bool, int]] = {}  # what the tests that passed have shown, in words: afar, and the first's place
 order: dict[str, int] = {}  # by node id
+afar: set[str] = set()  # node ids of tests that reach the module through an engine alone: said after all others
 
 
 def pytest_addoption(parser):
@@ -46,9 +47,10 @@ def pytest_collection_modifyitems(config, items):
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
-    module = config.getoption("module")
-    meant.sort(key=lambda item: (not calls(item, module), telling(item), is_phases(item) and item.function in earlier))
+    meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
+    module = config.getoption("module")
+    afar.update(item.nodeid for item in meant if not calls(item.function, vars(item.module), module, set()))
     first, shares = map(int, config.getoption("share").split("/"))
     items[:] = meant[first::shares]
 
@@ -67,20 +69,20 @@ def parameters(item) -> dict:
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
-def calls(item, module: str) -> bool:
-    """Whether the test itself uses the module's functions, rather than an engine that does: those come first."""
-    known = vars(item.module)
-    names = {name for name, value in known.items() if module in (getattr(value, "__module__", ""), known_as(value))}
-    return not names.isdisjoint(item.function.__code__.co_names)
-
-
-def known_as(value: object) -> str:
-    return getattr(value, "__name__", "") if isinstance(value, ModuleType) else ""
+def calls(function, known: dict, module: str, seen: set[str]) -> bool:
+    """Whether a test uses the module's functions itself, or by helpers of its own file, and not by an engine alone."""
+    for name in {*function.__code__.co_names} & known.keys() - seen:
+        value = known[name]
+        if module in (getattr(value, "__module__", ""), value.__name__ if isinstance(value, ModuleType) else ""):
+            return True
+        own = isinstance(value, FunctionType) and value.__module__ == known["__name__"]
+        if own and calls(value, known, module, seen | {name}):
+            return True
+    return False
 
 
 def telling(item) -> int:
-    """The order of the others: what a phase promises says most about a mistake, then the part alone, whole runs, random
-    schedules.
+    """The order: what a phase promises says most about a mistake, then the part alone, whole runs, random schedules.
 
     Among equals, promises that no earlier phase makes come first: the exercise is about them.
     """
@@ -99,7 +101,8 @@ def pytest_exception_interact(node, call, report):
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.passed:
         passed.append(report.nodeid)
-        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), order[report.nodeid])
+        place = report.nodeid in afar, order[report.nodeid]
+        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), place)
 
 
 def pytest_assertrepr_compare(op, left, right):
