@@ -22,6 +22,7 @@ from tests.phases.drive import Ending
 ROOT = Path(__file__).parents[2]
 PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
+TORCH = re.compile(r"^\s*(import|from) torch", re.MULTILINE)
 failures: list[dict] = []
 passed: list[str] = []
 kept: dict[str, tuple[bool, int]] = {}  # what the tests that passed have shown, in words: afar, and the first's place
@@ -47,6 +48,8 @@ def pytest_collection_modifyitems(config, items):
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
+    if not TORCH.search(Path(config.getoption("file")).read_text(encoding="utf-8")):
+        meant = in_one_shape(meant)
     meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
     module = config.getoption("module")
@@ -63,6 +66,15 @@ def phase_of(item) -> str:
     """p01, say; "" for a test of the final engine, or of no phase in particular."""
     named = (value for value in parameters(item).values() if isinstance(value, str) and NAME.fullmatch(value))
     return next(named, "")
+
+
+def in_one_shape(items: list) -> list:
+    """A file without tensors does the same for every model, so each test runs with the first shape that it names."""
+    firsts: dict = {}
+    for item in items:
+        others = [(name, repr(value)) for name, value in parameters(item).items() if name != "shape"]
+        firsts.setdefault((item.path, item.name.split("[")[0], *others), item)
+    return list(firsts.values())
 
 
 def parameters(item) -> dict:
