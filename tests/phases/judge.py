@@ -12,6 +12,7 @@ import json
 import linecache
 import re
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -21,10 +22,12 @@ from tests.phases.drive import Ending
 ROOT = Path(__file__).parents[2]
 PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
+TORCH = re.compile(r"^\s*(import|from) torch", re.MULTILINE)
 failures: list[dict] = []
 passed: list[str] = []
-kept: dict[str, int] = {}  # what the tests that passed have shown, in words, and the first one's place in the order
+kept: dict[str, tuple[bool, int]] = {}  # what the tests that passed have shown, in words: afar, and the first's place
 order: dict[str, int] = {}  # by node id
+afar: set[str] = set()  # node ids of tests that reach the module through an engine alone: said after all others
 
 
 def pytest_addoption(parser):
@@ -45,8 +48,12 @@ def pytest_collection_modifyitems(config, items):
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
+    if not TORCH.search(Path(config.getoption("file")).read_text(encoding="utf-8")):
+        meant = in_one_shape(meant)
     meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
+    module = config.getoption("module")
+    afar.update(item.nodeid for item in meant if not calls(item.function, vars(item.module), module, set()))
     first, shares = map(int, config.getoption("share").split("/"))
     items[:] = meant[first::shares]
 
@@ -61,8 +68,29 @@ def phase_of(item) -> str:
     return next(named, "")
 
 
+def in_one_shape(items: list) -> list:
+    """A file without tensors does the same for every model, so each test runs with the first shape that it names."""
+    firsts: dict = {}
+    for item in items:
+        others = [(name, repr(value)) for name, value in parameters(item).items() if name != "shape"]
+        firsts.setdefault((item.path, item.name.split("[")[0], *others), item)
+    return list(firsts.values())
+
+
 def parameters(item) -> dict:
     return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def calls(function, known: dict, module: str, seen: set[str]) -> bool:
+    """Whether a test uses the module's functions itself, or by helpers of its own file, and not by an engine alone."""
+    for name in {*function.__code__.co_names} & known.keys() - seen:
+        value = known[name]
+        if module in (getattr(value, "__module__", ""), value.__name__ if isinstance(value, ModuleType) else ""):
+            return True
+        own = isinstance(value, FunctionType) and value.__module__ == known["__name__"]
+        if own and calls(value, known, module, seen | {name}):
+            return True
+    return False
 
 
 def telling(item) -> int:
@@ -85,7 +113,8 @@ def pytest_exception_interact(node, call, report):
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.passed:
         passed.append(report.nodeid)
-        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), order[report.nodeid])
+        place = report.nodeid in afar, order[report.nodeid]
+        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), place)
 
 
 def pytest_assertrepr_compare(op, left, right):

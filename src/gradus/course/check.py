@@ -92,8 +92,8 @@ def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
     """The facts of all shares as if one process had found them."""
     failures = [facts["failure"] for facts in shares if facts["failure"] is not None]
     before = min((failure["order"] for failure in failures), default=None)
-    kept = sorted((order, claim) for facts in shares for claim, order in facts["kept"].items())
-    claims = list(dict.fromkeys(claim for order, claim in kept if before is None or order < before))
+    kept = sorted((afar, order, claim) for facts in shares for claim, (afar, order) in facts["kept"].items())
+    claims = list(dict.fromkeys(claim for _, order, claim in kept if before is None or order < before))
     first = next((failure for failure in failures if failure["order"] == before), None)
     return {"passed": sum(facts["passed"] for facts in shares), "kept": claims, "failure": first}
 
@@ -137,7 +137,7 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
     said = done.stdout + done.stderr
     line = re.search(rf'File "{re.escape(str(file))}", line (\d+) in (\w+)', said)  # faulthandler: the innermost first
     where = f" at line {line[1]}, in {line[2]}" if line else ""
-    if done.returncode == -signal.SIGSEGV:
+    if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):  # the allocator aborts if it notices
         why = "it read or wrote memory that is not the tensor's"
         mask = " (does every load and store have a mask?)" if exercise.interpreted else ""
         sentence = f"{file.name} crashed the tests' process{where}: {why}{mask}"
