@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from gradus.phases import PhaseInfo
 
 SECONDS_A_TEST = 30
 LONGEST_SENTENCE = 400
-LONGEST_MESSAGE = 120  # of an exception: it may show a whole sequence, and what was checked comes behind it
+LONGEST_MESSAGE = 180  # of an exception: it may show a whole sequence, and what was checked comes behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,12 @@ class Verdict:
     kept: tuple[str, ...] = ()
 
 
-def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
+def check(phase: PhaseInfo, found: Found, *beside: Found, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
     """Run the phase's tests with a student's file in the place of the exercise's module.
 
-    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests.
-    Raises ConfigError if the tests or pytest are not there.
+    beside: the student's other files, in the places of theirs: all are judged together, and must be complete.
+    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests, on
+    Linux. Raises ConfigError if the tests or pytest are not there.
     """
     exercise, file = found.exercise, found.file
     if found.broken:
@@ -65,7 +66,20 @@ def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, sh
         are = "is" if len(todo) == 1 else "are"
         return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=todo)
     _require_tests(repository(phase), exercise)
-    return _judge(phase, exercise, file.resolve(), seconds, shares)
+    facts = _run(phase, (found, *beside), seconds, shares if sys.platform == "linux" else 1)
+    return facts if isinstance(facts, Verdict) else _verdict(facts, file.resolve(), exercise)
+
+
+def check_all(phase: PhaseInfo, found: Iterable[Found], *, shares: int = 1) -> Iterator[tuple[Found, Verdict]]:
+    """Each file's verdict. All that are complete are judged together first, each alone only if that fails."""
+    files = list(found)
+    whole = [one for one in files if one.complete]
+    together = check(phase, *whole, shares=shares) if len(whole) > 1 else None
+    for one in files:
+        if together is not None and together.passed and one.complete:
+            yield one, replace(together, sentence=_passes(one.file, together.tests))
+        else:
+            yield one, check(phase, one, shares=shares)
 
 
 def _require_tests(root: Path, exercise: Exercise) -> None:
@@ -75,17 +89,6 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
         raise ConfigError(f"the check runs the tests and needs {listed(absent)}: run pip install -e '.[dev]'")
     if exercise.interpreted and find_spec("triton") is None:
         raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
-
-
-def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, shares: int) -> Verdict:
-    """Each share in a process of its own. What says most is told: of several failures, the one that comes first."""
-    with ThreadPoolExecutor(shares) as pool:
-        judged = [pool.submit(_run, phase, exercise, file, seconds, f"{i}/{shares}") for i in range(shares)]
-        ended = [one.result() for one in judged]
-    verdicts = [one for one in ended if isinstance(one, Verdict)]
-    return (
-        verdicts[0] if verdicts else _verdict(_merged([one for one in ended if isinstance(one, dict)]), file, exercise)
-    )
 
 
 def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
@@ -98,15 +101,18 @@ def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
     return {"passed": sum(facts["passed"] for facts in shares), "kept": claims, "failure": first}
 
 
-def _run(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, share: str) -> dict[str, Any] | Verdict:
-    """The judge's facts about one share of the tests, as in "0/2"; a Verdict if it did not end properly."""
+def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) -> dict[str, Any] | Verdict:
+    """The judge's facts, or a Verdict if it did not end properly."""
+    exercise, file = found[0].exercise, found[0].file.resolve()
     with tempfile.TemporaryDirectory() as folder:
-        facts = Path(folder) / "facts.json"
-        tests = [exercise.alone or "tests/phases", *exercise.tests]
-        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *tests]
-        command += ["-x", "-q", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
-        command += [f"--timeout={seconds}", f"--share={share}"]
-        command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
+        facts = Path(folder) / "facts"
+        alone = all(one.exercise.alone for one in found)
+        tests = [exercise.alone if alone else "tests/phases", *(test for one in found for test in one.exercise.tests)]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *dict.fromkeys(tests)]
+        command += ["-x", "-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
+        command += [f"--timeout={seconds}", f"--shares={shares}", f"--phase={phase.name}", f"--facts={facts}"]
+        for one in found:
+            command += [f"--module={one.exercise.module}", f"--file={one.file.resolve()}"]
         try:
             done = subprocess.run(
                 command,
@@ -119,17 +125,18 @@ def _run(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, share
         except subprocess.TimeoutExpired:
             late = f"the tests had not ended after {10 * seconds:g} s"
             return Verdict(False, late, suspects=tuple(exercise.functions))
-        if not facts.is_file():
+        written = [Path(f"{facts}.{share}") for share in range(shares)]
+        if not all(each.is_file() for each in written):
             return _ended_early(done, file, exercise)
-        found: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
-        return found
+        return _merged([json.loads(each.read_text(encoding="utf-8")) for each in written])
 
 
 def _environment(exercise: Exercise) -> dict[str, str]:
     """Ours, without settings and plugins that change what pytest does."""
     triton = {"TRITON_INTERPRET": "1"} if exercise.interpreted else {}  # heeded where Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
-    return ours | triton | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONFAULTHANDLER": "1"}
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "check"}
+    return ours | triton | plugins | {"PYTHONFAULTHANDLER": "1"}
 
 
 def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: Exercise) -> Verdict:
@@ -152,8 +159,7 @@ def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
     if failure is None:
         if facts["passed"] == 0:
             raise ConfigError(f"no test in tests/phases is about {exercise.file}: is this checkout complete?")
-        said = f"{file.name} passes all {facts['passed']} tests of its phase"
-        return Verdict(True, said, tests=facts["passed"], kept=kept)
+        return Verdict(True, _passes(file, facts["passed"]), tests=facts["passed"], kept=kept)
     return Verdict(
         passed=False,
         sentence=_one_line(sentence(failure, file)),
@@ -163,6 +169,10 @@ def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
         tests=facts["passed"],
         kept=kept,
     )
+
+
+def _passes(file: Path, tests: int) -> str:
+    return f"{file.name} passes all {tests} tests"
 
 
 def sentence(failure: dict[str, Any], file: Path) -> str:
