@@ -82,10 +82,10 @@ def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus,
 def judged(monkeypatch):
     """Verdicts without tests: a file passes unless it says "wrong"."""
 
-    def verdict(phase, found, **_):
+    def verdict(phase, found, *beside, **_):
         if not found.complete:
             return Verdict(False, "still to be written", suspects=found.unwritten)
-        wrong = "wrong" in found.file.read_text()
+        wrong = any("wrong" in one.file.read_text() for one in (found, *beside))
         return Verdict(
             not wrong, "it is wrong" if wrong else "it passes", tests=3, kept=("one thing holds", "another holds")
         )
