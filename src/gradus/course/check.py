@@ -86,7 +86,9 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
     if not (root / "tests" / "phases" / "judge.py").is_file():
         raise ConfigError("the tests are not here: clone the repository and run pip install -e '.[dev]' inside")
     if absent := [name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec(name) is None]:
-        raise ConfigError(f"the check runs the tests and needs {listed(absent)}: run pip install -e '.[dev]'")
+        raise ConfigError(
+            f"the check runs the tests and needs {listed(absent)}: type `make course`, or run pip install -e '.[dev]'"
+        )
     if exercise.interpreted and find_spec("triton") is None:
         raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
 
