@@ -37,7 +37,7 @@ def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phas
     for end in (1, 3, 4, 5, 8, 9, 17):
         assert cache.reserve("a", end), f"of 8 pages of {PAGE}, {end} positions take {-(-end // PAGE)}: there is room"
         held, needed = cache.pages().held, -(-end // PAGE)
-        assert held == needed, f"{end} positions are on {needed} pages of {PAGE}; yours are on {held}"
+        assert held == needed, f"positions 0 to {end - 1} need pages of {PAGE}: {needed}; yours has {held}"
         cache.check()
 
 

@@ -131,7 +131,8 @@ def solution(
         rows = [row for row in rows if row.file is not None and row.file.resolve() in files] or rows
     passed = [row for row in rows if row.state == "passed"]
     if not passed and not anyway:
-        raise ConfigError(f"yours first: `gradus check {info.name}` must pass (--anyway shows ours all the same)")
+        command = f"gradus check {info.name}{'' if impl is None else f' --impl {impl}'}"
+        raise ConfigError(f"yours first: `{command}` must pass (--anyway shows ours all the same)")
     for row in rows if anyway else passed:
         theirs = read(row.file) if row.file is not None and row.state != "not begun" else ""
         for pair in solved.pairs(info, row.exercise, theirs):
