@@ -141,6 +141,12 @@ WRONG = {
         "logits_rows=torch.tensor([slot * width + width - 1 for slot in batch.slots], device=device)",
         "instead of",
     ),
+    "p02: a tensor on no device in particular": (
+        "p02",
+        "keys = torch.arange(self.length, device=device)",
+        "keys = torch.arange(self.length)",
+        "every tensor on the device of the model",
+    ),
     "p03: a newcomer takes its predecessor's keys for its own": (
         "p03",
         "    def check(self)",
