@@ -16,6 +16,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -32,8 +33,9 @@ share = 0  # this process's
 beside: list[int] = []  # the processes of the other shares
 failures: list[dict] = []
 passed: list[str] = []
-kept: dict[str, int] = {}  # what the tests that passed have shown, in words, and the first one's place in the order
+kept: dict[str, tuple[int, list[str]]] = {}  # what passed has shown, in words: the first test's place and its modules
 order: dict[str, int] = {}  # by node id
+near: dict[str, list[str]] = {}  # by node id: the modules that a test calls itself, and not through an engine alone
 
 
 def pytest_addoption(parser):
@@ -61,6 +63,8 @@ def pytest_collection_modifyitems(config, items):
     meant = [item for item in meant if item.path.name not in LEFT_OUT and is_about(item, modules)]
     meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
+    for item in meant:
+        near[item.nodeid] = [name for name in modules if calls(item.function, vars(item.module), name, set())]
     _share_out(config.getoption("shares"))
     items[:] = meant[share :: config.getoption("shares")]
 
@@ -100,6 +104,18 @@ def parameters(item) -> dict:
     return item.callspec.params if hasattr(item, "callspec") else {}
 
 
+def calls(function, known: dict, module: str, seen: set[str]) -> bool:
+    """Whether a test uses the module's functions itself, or by helpers of its own file, and not by an engine alone."""
+    for name in {*function.__code__.co_names} & known.keys() - seen:
+        value = known[name]
+        if module in (getattr(value, "__module__", ""), value.__name__ if isinstance(value, ModuleType) else ""):
+            return True
+        own = isinstance(value, FunctionType) and value.__module__ == known["__name__"]
+        if own and calls(value, known, module, seen | {name}):
+            return True
+    return False
+
+
 def telling(item) -> int:
     """The order: what a phase promises says most about a mistake, then the part alone, whole runs, random schedules.
 
@@ -120,7 +136,8 @@ def pytest_exception_interact(node, call, report):
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.passed:
         passed.append(report.nodeid)
-        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), order[report.nodeid])
+        place = order[report.nodeid], near[report.nodeid]
+        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), place)
 
 
 def pytest_assertrepr_compare(op, left, right):

@@ -97,8 +97,9 @@ def check(
         progress.remember(info, one, verdict)
         print(f"{info.name}: {verdict.sentence}")
         if verdict.passed:
-            _print_kept([claim for claim in verdict.kept if claim not in said][:SHOWN])
-            said |= set(verdict.kept)
+            news = [claim for claim in verdict.kept if claim not in said][:SHOWN]
+            _print_kept(news)
+            said |= set(news)
         else:
             _print_help(one, verdict, shown)
             wrong += 1
@@ -265,7 +266,7 @@ def _print_code(source: str) -> None:
 
 
 def _print_task(task: "Exercise", file: Path) -> None:
-    print(f"{fill(task.text, 100)}\n\nYours to write, in {file}:")
+    print(f"\n{fill(task.text, 100)}\n\nYours to write, in {file}:")
     for function in task.functions:
         print(f"  {function}")
 
@@ -327,11 +328,13 @@ def _print_next(info: "PhaseInfo", impl: Path | None, *, wrong: bool) -> None:
         return
     rows = progress.of_phase(info)
     if all(row.state == "passed" for row in rows):
-        where = f" --impl {impl or progress.FOLDER}"
+        folder = impl.parent if impl is not None and impl.is_file() else impl  # an engine needs all of its files
+        where = f" --impl {folder or progress.FOLDER}"
+        runs = where + (" --device cuda" if any(row.exercise.interpreted for row in rows) else "")
         print(f"\nAll of {info.name} is written. Now try:")
         print(f"  gradus solution {info.name}{'' if impl is None else where}    yours beside ours, and why ours is so")
-        print(f'  gradus generate "Once upon a time" --phase {info.name}{where}')
-        print(f"  gradus bench {info.name} --quick{where}")
+        print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
+        print(f"  gradus bench {info.name} --quick{runs}")
         every = list(progress.standings())
         later = [row for row in every if row.phase.number > info.number]
         rows = later if any(row.state != "passed" for row in later) else every

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from gradus.exercises.declaration import Exercise, repository
 from gradus.exercises.solution import Found, listed
 from gradus.phases import PhaseInfo
 
+PHASES = "tests/phases"
 SECONDS_A_TEST = 30
 LONGEST_SENTENCE = 400
 LONGEST_MESSAGE = 180  # of an exception: it may show a whole sequence, and what was checked comes behind it
@@ -50,10 +51,9 @@ class Verdict:
     kept: tuple[str, ...] = ()
 
 
-def check(phase: PhaseInfo, found: Found, *beside: Found, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
+def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
     """Run the phase's tests with a student's file in the place of the exercise's module.
 
-    beside: the student's other files, in the places of theirs: all are judged together, and must be complete.
     seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests, on
     Linux. Raises ConfigError if the tests or pytest are not there.
     """
@@ -66,7 +66,7 @@ def check(phase: PhaseInfo, found: Found, *beside: Found, seconds: float = SECON
         are = "is" if len(todo) == 1 else "are"
         return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=todo)
     _require_tests(repository(phase), exercise)
-    facts = _run(phase, (found, *beside), seconds, shares if sys.platform == "linux" else 1)
+    facts = _run(phase, (found,), seconds, shares)
     return facts if isinstance(facts, Verdict) else _verdict(facts, file.resolve(), exercise)
 
 
@@ -74,12 +74,20 @@ def check_all(phase: PhaseInfo, found: Iterable[Found], *, shares: int = 1) -> I
     """Each file's verdict. All that are complete are judged together first, each alone only if that fails."""
     files = list(found)
     whole = [one for one in files if one.complete]
-    together = check(phase, *whole, shares=shares) if len(whole) > 1 else None
+    facts = _together(phase, whole, shares) if len(whole) > 1 else None
     for one in files:
-        if together is not None and together.passed and one.complete:
-            yield one, replace(together, sentence=_passes(one.file, together.tests))
+        if facts is not None and one.complete:
+            yield one, _verdict(facts, one.file, one.exercise)
         else:
             yield one, check(phase, one, shares=shares)
+
+
+def _together(phase: PhaseInfo, found: Sequence[Found], shares: int) -> dict[str, Any] | None:
+    """The judge's facts if all tests pass with all of these files in their places, else None."""
+    for one in found:
+        _require_tests(repository(phase), one.exercise)
+    facts = _run(phase, found, SECONDS_A_TEST, shares)
+    return facts if isinstance(facts, dict) and facts["failure"] is None and facts["passed"] else None
 
 
 def _require_tests(root: Path, exercise: Exercise) -> None:
@@ -97,20 +105,32 @@ def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
     """The facts of all shares as if one process had found them."""
     failures = [facts["failure"] for facts in shares if facts["failure"] is not None]
     before = min((failure["order"] for failure in failures), default=None)
-    kept = sorted((order, claim) for facts in shares for claim, order in facts["kept"].items())
-    claims = list(dict.fromkeys(claim for order, claim in kept if before is None or order < before))
+    kept = sorted((order, claim, near) for facts in shares for claim, (order, near) in facts["kept"].items())
+    kept = [each for each in kept if before is None or each[0] < before]
     first = next((failure for failure in failures if failure["order"] == before), None)
-    return {"passed": sum(facts["passed"] for facts in shares), "kept": claims, "failure": first}
+    return {"passed": sum(facts["passed"] for facts in shares), "kept": kept, "failure": first}
+
+
+def _claims(kept: list[tuple[int, str, list[str]]], module: str) -> tuple[str, ...]:
+    """What has been shown: of the module itself, then of engines that it is a part of, then of other files alone."""
+
+    def rank(each: tuple[int, str, list[str]]) -> tuple[int, int]:
+        order, _, near = each
+        return (0 if module in near else 2 if near else 1), order
+
+    return tuple(dict.fromkeys(claim for _, claim, _ in sorted(kept, key=rank)))
 
 
 def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) -> dict[str, Any] | Verdict:
     """The judge's facts, or a Verdict if it did not end properly."""
     exercise, file = found[0].exercise, found[0].file.resolve()
+    shares = shares if sys.platform == "linux" else 1
     with tempfile.TemporaryDirectory() as folder:
         facts = Path(folder) / "facts"
-        alone = all(one.exercise.alone for one in found)
-        tests = [exercise.alone if alone else "tests/phases", *(test for one in found for test in one.exercise.tests)]
-        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *dict.fromkeys(tests)]
+        homes = [one.exercise.alone or PHASES for one in found]
+        homes = [home for home in homes if home == PHASES or PHASES not in homes or not home.startswith(PHASES)]
+        tests = dict.fromkeys([*homes, *(test for one in found for test in one.exercise.tests)])
+        command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *tests]
         command += ["-x", "-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
         command += [f"--timeout={seconds}", f"--shares={shares}", f"--phase={phase.name}", f"--facts={facts}"]
         for one in found:
@@ -119,7 +139,7 @@ def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) 
             done = subprocess.run(
                 command,
                 cwd=repository(phase),
-                env=_environment(exercise),
+                env=_environment(interpreted=any(one.exercise.interpreted for one in found)),
                 capture_output=True,
                 text=True,
                 timeout=10 * seconds,
@@ -133,9 +153,9 @@ def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) 
         return _merged([json.loads(each.read_text(encoding="utf-8")) for each in written])
 
 
-def _environment(exercise: Exercise) -> dict[str, str]:
+def _environment(*, interpreted: bool) -> dict[str, str]:
     """Ours, without settings and plugins that change what pytest does."""
-    triton = {"TRITON_INTERPRET": "1"} if exercise.interpreted else {}  # heeded where Triton is first imported
+    triton = {"TRITON_INTERPRET": "1"} if interpreted else {}  # heeded where Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "check"}
     return ours | triton | plugins | {"PYTHONFAULTHANDLER": "1"}
@@ -146,7 +166,7 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
     said = done.stdout + done.stderr
     line = re.search(rf'File "{re.escape(str(file))}", line (\d+) in (\w+)', said)  # faulthandler: the innermost first
     where = f" at line {line[1]}, in {line[2]}" if line else ""
-    if done.returncode == -signal.SIGSEGV:
+    if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):  # the allocator aborts if it notices
         why = "it read or wrote memory that is not the tensor's"
         mask = " (does every load and store have a mask?)" if exercise.interpreted else ""
         sentence = f"{file.name} crashed the tests' process{where}: {why}{mask}"
@@ -157,11 +177,11 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
 
 def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
     failure = facts["failure"]
-    kept = tuple(facts["kept"])
+    kept = _claims(facts["kept"], exercise.module)
     if failure is None:
         if facts["passed"] == 0:
             raise ConfigError(f"no test in tests/phases is about {exercise.file}: is this checkout complete?")
-        return Verdict(True, _passes(file, facts["passed"]), tests=facts["passed"], kept=kept)
+        return Verdict(True, f"{file.name} passes all {facts['passed']} tests", tests=facts["passed"], kept=kept)
     return Verdict(
         passed=False,
         sentence=_one_line(sentence(failure, file)),
@@ -171,10 +191,6 @@ def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
         tests=facts["passed"],
         kept=kept,
     )
-
-
-def _passes(file: Path, tests: int) -> str:
-    return f"{file.name} passes all {tests} tests"
 
 
 def sentence(failure: dict[str, Any], file: Path) -> str:
