@@ -19,11 +19,14 @@ SECTIONS = [
     "the problem",
     "the idea",
     "predict",
+    "build it",
     "read the code",
     "run it",
     "what we measured",
     "where it loses",
     "exercises",
+    "from the lesson to the engine",
+    "check yourself",
     "further reading",
 ]
 
