@@ -16,7 +16,7 @@ import os
 import re
 import signal
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
@@ -86,8 +86,14 @@ def is_about(item, modules: list[str]) -> bool:
     """Whether a test runs one of the modules. Engines run all of a phase; for a test of functions, its code tells."""
     if not item.path.stem.endswith("_forward"):
         return True
-    names = item.function.__code__.co_names
+    names = names_in(item.function.__code__)
     return "forward" in names or any(module.rpartition(".")[2] in names for module in modules)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """What a function names, its comprehensions and lambdas too: each of those has code of its own."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(names_in, inner))
 
 
 def is_phases(item) -> bool:
@@ -106,7 +112,7 @@ def parameters(item) -> dict:
 
 def calls(function, known: dict, module: str, seen: set[str]) -> bool:
     """Whether a test uses the module's functions itself, or by helpers of its own file, and not by an engine alone."""
-    for name in {*function.__code__.co_names} & known.keys() - seen:
+    for name in names_in(function.__code__) & known.keys() - seen:
         value = known[name]
         if module in (getattr(value, "__module__", ""), value.__name__ if isinstance(value, ModuleType) else ""):
             return True
