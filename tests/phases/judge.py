@@ -31,6 +31,7 @@ SAID = {"capped": "in a model with a soft cap, and with a scale of its own"}  # 
 PR_SET_PDEATHSIG = 1  # of Linux, where alone tests are shared out
 share = 0  # this process's
 beside: list[int] = []  # the processes of the other shares
+TORCH = re.compile(r"^\s*(import|from) torch", re.MULTILINE)
 failures: list[dict] = []
 passed: list[str] = []
 kept: dict[str, tuple[int, list[str]]] = {}  # what passed has shown, in words: the first test's place and its modules
@@ -61,6 +62,8 @@ def pytest_collection_modifyitems(config, items):
     modules = config.getoption("module")
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
     meant = [item for item in meant if item.path.name not in LEFT_OUT and is_about(item, modules)]
+    if not any(TORCH.search(Path(file).read_text(encoding="utf-8")) for file in config.getoption("file")):
+        meant = in_one_shape(meant)
     meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
     for item in meant:
@@ -104,6 +107,15 @@ def phase_of(item) -> str:
     """p01, say; "" for a test of the final engine, or of no phase in particular."""
     named = (value for value in parameters(item).values() if isinstance(value, str) and NAME.fullmatch(value))
     return next(named, "")
+
+
+def in_one_shape(items: list) -> list:
+    """A file without tensors does the same for every model, so each test runs with the first shape that it names."""
+    firsts: dict = {}
+    for item in items:
+        others = [(name, repr(value)) for name, value in parameters(item).items() if name != "shape"]
+        firsts.setdefault((item.path, item.name.split("[")[0], *others), item)
+    return list(firsts.values())
 
 
 def parameters(item) -> dict:
