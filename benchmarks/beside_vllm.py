@@ -14,8 +14,6 @@ Several models can be measured at the same time on several GPUs, each by a proce
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -25,6 +23,7 @@ from typing import Any
 
 from gradus.bench import beside, results
 from gradus.bench.beside import OUR_BLOCKS, OURS, THEIR_BLOCK, THEIRS, Case, Group
+from gradus.bench.block_process import run_block, run_vllm
 from gradus.bench.results import Cell, Entry, Run
 from gradus.bench.suites import cache_for
 from gradus.bench.workloads import SEED, Workload
@@ -34,6 +33,7 @@ from gradus.models.shapes import SHAPES
 BLOCK_SECONDS = 270
 VLLM_SECONDS = 300  # it compiles first
 QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT = 4, 24, 6
+VLLM_MEMORY = 0.85
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 
 
@@ -101,6 +101,7 @@ class Comparison:
                 "prompts": [arrival.prompt for arrival in arrivals],
                 "max_tokens": [arrival.max_tokens for arrival in arrivals],
                 "sampling": case.sampling,
+                "at_once": len(arrivals),
                 "decode_alone": case.metric == beside.DECODE,
             })  # fmt: skip
         return {
@@ -112,6 +113,8 @@ class Comparison:
             "interface": group.interface,
             "quantize": _quantize(group.quantize, work),
             "kv_dtype": group.kv_dtype,
+            "load_format": "dummy",
+            "memory_share": VLLM_MEMORY,
             "vllm_options": dict(group.vllm_options),
             "context": context,
             "max_sequences": QUICK_JOBS if self.quick else beside.MAX_SEQUENCES,
@@ -124,36 +127,20 @@ class Comparison:
     # -- the blocks ----------------------------------------------------------------------------------------------------
 
     def _ours(self, block: str, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
-        return self._block(block, [sys.executable, "-m", "gradus.bench.block"], asked, work, {}, BLOCK_SECONDS)
+        command = [sys.executable, "-m", "gradus.bench.block"]
+        return self._told(block, *run_block(block, command, asked, work, self._log(block), {}, BLOCK_SECONDS))
 
     def _theirs(self, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
-        """-P: vLLM must not find this folder's modules among its own."""
-        parts = [str(self.vllm.resolve() / part) for part in ("site", "deps", "stubs")]
-        more = {"PYTHONPATH": os.pathsep.join(parts), "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-        command = [sys.executable, "-P", str(self.vllm_block.resolve())]
-        return self._block(THEIR_BLOCK, command, asked, work, more, VLLM_SECONDS)
+        log = self._log(THEIR_BLOCK)
+        found = run_vllm(THEIR_BLOCK, self.vllm, self.vllm_block, asked, work, log, VLLM_SECONDS)
+        return self._told(THEIR_BLOCK, *found)
 
-    def _block(
-        self, block: str, command: list[str], asked: dict[str, Any], work: Path, more: dict[str, str], seconds: int
-    ) -> tuple[dict[str, Any], str | None]:
-        """Run one process. Returns what it wrote, as far as it came, and why it came no further."""
-        question, answer = work / f"{block}-asked.json", work / f"{block}-found.json"
-        question.write_text(json.dumps(asked))
+    def _log(self, block: str) -> Path:
         name = "-".join(part for part in (beside.NAME, self.shape, self.group, block) if part)
-        log = self.out / "logs" / f"{name}.txt"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        why: str | None = None
-        with log.open("w") as said:
-            try:
-                done = subprocess.run(
-                    [*command, str(question), str(answer)], stdout=said, stderr=subprocess.STDOUT, timeout=seconds,
-                    env=os.environ | more, check=False,
-                )  # fmt: skip
-                if done.returncode:
-                    why = f"exit code {done.returncode}: {_last_line(log)}"
-            except subprocess.TimeoutExpired:
-                why = f"not done after {seconds} s"
-        found = json.loads(answer.read_text()) if answer.exists() else {}
+        return self.out / "logs" / f"{name}.txt"
+
+    def _told(self, block: str, found: dict[str, Any], why: str | None) -> tuple[dict[str, Any], str | None]:
+        """The same, said."""
         print(f"{self.shape} {block}: {why or 'done'}", flush=True)
         for label, case in found.get("cases", {}).items():
             rates = [f"{sample['output_tokens'] / sample['seconds']:,.0f}" for sample in case["samples"]]
@@ -233,13 +220,6 @@ def _kept(group: Group) -> dict[str, Any]:
     if group.quantize is None:
         return {}
     return {"quantize": group.quantize, "cache": group.kv_dtype, "vLLM": {**group.vllm_config, **group.vllm_options}}
-
-
-def _last_line(log: Path) -> str:
-    """Of what a process said before it ended; the error, if it ended with one."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["it said nothing"])[-1][:200]
 
 
 def is_measured(out: Path, hardware: str, shape: str, dtype: str, commit: str, group: str = "") -> bool:

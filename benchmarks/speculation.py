@@ -5,19 +5,22 @@
     python3 -m gradus.training smollm2-135m --kind eagle --minutes 4 --out "$OUT"/eagle
     python3 benchmarks/speculation.py --heads "$OUT"/medusa --heads "$OUT"/eagle --out "$OUT"/reports --commit "$COMMIT"
 
-All engines serve the same prompts greedily, from benchmarks/prompts: texts to be repeated with a change, chat requests,
-functions to be completed, and open questions. They take turns: a round runs all of them, the next one the other way
-round. So what drifts, drifts for all, and every rate is compared with that of the engine without drafts in the same
-round. The number of drafts is chosen by each engine itself, unless --drafts says it.
+All engines serve the same prompts greedily, from benchmarks/prompts: texts to be copied (benchmarks/README.md says how
+they were chosen), chat requests, functions to be completed, and open questions. They take turns: a round runs all of
+them, the next one the other way round. So what drifts, drifts for all, and every rate is compared with that of the
+engine without drafts in the same round. The number of drafts is chosen by each engine itself, unless --drafts says it.
 
 For every drafter it also works out how often it would be right on the very texts that came out, place by place: what
-acceptance should be. Each cell is written as soon as it is measured. `--quick` is a rehearsal: --quick --model
-random:tiny-llama --device cpu.
+acceptance should be. With `--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open
+ones, one and eight at a time, without drafts and with n-grams of its own, each in a process. Each cell is written as
+soon as it is measured. `--quick` is a rehearsal: --quick --model random:tiny-llama --device cpu.
 """
 
 import argparse
 import gc
+import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,11 +30,14 @@ from typing import Any
 import torch
 
 from gradus.bench import results
+from gradus.bench.beside import vllm_config
+from gradus.bench.block_process import run_vllm
 from gradus.bench.command import report
 from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name
+from gradus.bench.peers import build_model
 from gradus.bench.results import Cell, Entry, Run
-from gradus.bench.speculation_report import NAME, NONE, TABLES
+from gradus.bench.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM
 from gradus.bench.statistics import distribution, significant
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
@@ -72,7 +78,25 @@ SIZES = (
 QUICK = (Size("copy", 1, 1, 24), Size("chat", 1, 1, 12), Size("open", 2, 2, 12))
 QUICK_PROMPT = 24  # tokens
 ROUNDS = {False: 5, True: 2}  # by --quick
+LONGEST = {False: 640, True: 96}  # tokens of a sequence, by --quick
 WARM_UP = 48  # tokens of each answer: kernels are there, and the number of drafts has been found
+
+
+VLLM_OPTIONS: dict[str, dict[str, Any]] = {
+    VLLM: {},
+    VLLM_NGRAM: {
+        "speculative_config": {
+            "method": "ngram_gpu",  # "ngram" runs on the host, and needs numba
+            "num_speculative_tokens": 5,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        }
+    },
+}
+VLLM_CELLS = {(table, batch) for table in ("copy", "open") for batch in (1, 8)}
+VLLM_MEMORY = 0.5  # of the GPU's: our engines stay beside it, idle
+VLLM_SECONDS = 200
+VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 
 
 def texts(name: str) -> list[str]:
@@ -89,7 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", action="append", default=[], help="a folder of trained heads; may be repeated")
     parser.add_argument("--draft", help="a draft model")
     parser.add_argument("--drafts", type=int, help="how many, always; by default each engine chooses")
+    parser.add_argument("--texts", action="append", choices=[*TABLES], help="only these; may be repeated")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, it is left out")
     parser.add_argument("--seconds", type=float, default=230, help="no cell begins after so many")
     parser.add_argument("--out", type=Path, default=Path("my-reports"))
     parser.add_argument("--commit", help="what the results come from, where git cannot tell")
@@ -116,6 +142,10 @@ def measure(asked: argparse.Namespace) -> Path:
         bench.run.put(cell)
         results.update(asked.out, bench.hardware, NAME, bench.run)
         print(f"{time.monotonic() - began:5.0f} s  {said(cell)}", flush=True)
+    if asked.vllm:
+        for name in VLLM_OPTIONS:
+            bench.beside(name, asked.vllm, asked.out, rounds)
+            results.update(asked.out, bench.hardware, NAME, bench.run)
     report(asked.out, say=lambda _: None)
     return results.path(asked.out, bench.hardware, NAME)
 
@@ -126,17 +156,19 @@ def said(cell: Cell) -> str:
         entry.contender: sum(sample["output_tokens"] for sample in entry.samples)
         / sum(sample["seconds"] for sample in entry.samples)
         for entry in cell.entries
+        if entry.samples
     }
     told = ", ".join(f"{name} {rate:,.0f} tok/s ({rate / rates[NONE]:.2f}×)" for name, rate in rates.items())
-    return f"{cell.table}, batch {cell.row}: {told}"
+    return f"{_label(cell)}: {told}"
 
 
 class Bench:
     """The engines, the model on its own, and what is measured of them."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.sizes = QUICK if asked.quick else SIZES
-        checkpoint = open_checkpoint(asked.model)
+        wanted = asked.texts or TABLES
+        self.sizes = [size for size in (QUICK if asked.quick else SIZES) if size.table in wanted]
+        self.checkpoint = checkpoint = open_checkpoint(asked.model)
         self.quick = asked.quick
         self.folders = {read_config(Path(folder)).shape.kind: Path(folder) for folder in asked.heads}
         speculate = {NONE: None, "ngram": "ngram"}
@@ -144,7 +176,7 @@ class Bench:
         if asked.draft:
             speculate["draft model"] = f"draft:{asked.draft}"
         most = max(size.batch for size in self.sizes)
-        longest = 96 if asked.quick else 640
+        longest = LONGEST[asked.quick]
         self.llms = {
             name: LLM(
                 checkpoint, device=asked.device, dtype=asked.dtype, speculate=how,
@@ -181,11 +213,14 @@ class Bench:
         tokens = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts(table)]
         return [each[-QUICK_PROMPT:] for each in tokens] if self.quick else tokens
 
-    def cell(self, size: Size, rounds: int) -> Cell:
-        asked = self.prompts[size.table]
-        if size.requests > len(asked):  # no prompt twice, as long as there are others
+    def _asked(self, table: str, requests: int) -> list[list[int]]:
+        asked = self.prompts[table]
+        if requests > len(asked):  # no prompt twice, as long as there are others
             asked = [*asked, *self.prompts["chat"], *self.prompts["code"]]
-        prompts = asked[: size.requests]
+        return asked[:requests]
+
+    def cell(self, size: Size, rounds: int) -> Cell:
+        prompts = self._asked(size.table, size.requests)
         cell = Cell(
             size.table, str(size.batch), size.batch, size.batch,
             {
@@ -214,6 +249,51 @@ class Bench:
             entry.prediction = self._agreement(entry.contender, prompts, right)
         return cell
 
+    def beside(self, name: str, vllm: Path, out: Path, rounds: int) -> None:
+        """Put what vLLM makes of the same prompts, or why it does not, beside our engines' samples."""
+        cells = [cell for cell in self.run.cells if (cell.table, cell.batch) in VLLM_CELLS]
+        with tempfile.TemporaryDirectory() as scratch:
+            work = Path(scratch)
+            self._save(work / "model")
+            asked = {
+                "config": str(work / "model"),
+                "load_format": "auto",
+                "memory_share": VLLM_MEMORY,
+                "dtype": str(self.model.dtype).removeprefix("torch."),
+                "context": LONGEST[self.quick],
+                "max_sequences": max((cell.batch for cell in cells), default=1),
+                "repeats": rounds,
+                "vllm_options": VLLM_OPTIONS[name],
+                "cases": [self._case(cell) for cell in cells],
+            }
+            found, why = run_vllm(
+                name, vllm, VLLM_BLOCK, asked, work, out / "logs" / f"{NAME}-{name}.txt", VLLM_SECONDS
+            )
+        if "version" in found:
+            self.run.fingerprint["versions"]["vllm"] = found["version"]
+        for cell in cells:
+            measured = found.get("cases", {}).get(_label(cell), {})
+            failed = None if measured.get("samples") else measured.get("failed") or why or "its process ended before"
+            cell.entries.append(Entry(name, samples=measured.get("samples", []), skipped=failed))
+        print(f"{name}: {why or 'done'}", *(said(cell) for cell in cells), sep="\n  ", flush=True)
+
+    def _case(self, cell: Cell) -> dict[str, Any]:
+        prompts = self._asked(cell.table, cell.workload["requests"])
+        output = cell.workload["output_tokens"] // len(prompts)
+        return {
+            "label": _label(cell),
+            "prompts": prompts,
+            "max_tokens": [output] * len(prompts),
+            "sampling": {"temperature": 0.0},
+            "at_once": cell.batch,
+            "decode_alone": False,
+        }
+
+    def _save(self, folder: Path) -> None:
+        """The weights that we run, in the format that vLLM reads."""
+        build_model(self.checkpoint, self.model.config, self.model.dtype, self.model.device).save_pretrained(folder)
+        (folder / "config.json").write_text(json.dumps(vllm_config(self.model.config)))
+
     def _agreement(self, name: str, prompts: list[list[int]], answers: list[list[int]]) -> dict[str, Any] | None:
         """How often drafts would be right on these texts."""
         if name == "ngram":
@@ -231,6 +311,10 @@ class Bench:
         else:
             return None
         return {"right": _rounded(found.right), "stands": _rounded(found.stands)}
+
+
+def _label(cell: Cell) -> str:
+    return f"{cell.table}, batch {cell.row}"
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

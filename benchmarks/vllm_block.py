@@ -1,11 +1,17 @@
 """vLLM's block of a comparison, in a process of its own: `python vllm_block.py ASKED.json FOUND.json`.
 
-ASKED is what beside_vllm.py writes (`gradus.bench.block` says what is in it), with `config`: the folder of config.json.
+ASKED is what beside_vllm.py writes (`gradus.bench.block` says what is in it), or speculation.py. More is said to vLLM:
+
+    config         the folder of config.json, and of weights where load_format is "auto"; "dummy" makes random ones
+    memory_share   of the GPU's memory
+    vllm_options   further arguments of vllm.LLM
+    at_once        of each case: how many of its prompts are given at a time, the next when all of these have ended
+
 FOUND is written after every case: version, init_s, and for each case its samples, or why there are none. Imports
 nothing of Gradus: the environment is vLLM's.
 
 vLLM keeps its own best settings (CUDA graphs, torch.compile, its own choice of attention); the engine runs in this
-process, as ours does. Weights are random, as ours are; tokens are not turned into text, as ours are not.
+process, as ours does. Tokens are not turned into text, as ours are not.
 """
 
 import json
@@ -27,10 +33,10 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
     start = time.perf_counter()
     llm = vllm.LLM(
         model=asked["config"],
-        load_format="dummy",
+        load_format=asked["load_format"],
         skip_tokenizer_init=True,
         dtype=asked["dtype"],
-        gpu_memory_utilization=0.85,
+        gpu_memory_utilization=asked["memory_share"],
         max_model_len=asked["context"],
         max_num_seqs=asked["max_sequences"],
         enable_prefix_caching=False,
@@ -61,7 +67,10 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
     if case["decode_alone"]:
         return _decode_alone(llm.llm_engine, prompts, params)
     start = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
+    outputs = []
+    for first in range(0, len(prompts), case["at_once"]):
+        group = slice(first, first + case["at_once"])
+        outputs += llm.generate(prompts[group], params[group], use_tqdm=False)
     seconds = time.perf_counter() - start
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     if lengths != case["max_tokens"]:

@@ -24,6 +24,7 @@ from gradus.bench.beside import (
     reached,
     vllm_config,
 )
+from gradus.bench.block_process import run_block
 from gradus.bench.measure import ContenderFailed, check_completions
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import burst, single_stream
@@ -289,10 +290,9 @@ def test_without_a_first_block_of_ours_there_is_nothing_to_compare(driver, cases
         compared(driver, tmp_path, STAND_IN)
 
 
-def test_a_process_that_takes_too_long_is_ended_and_what_it_wrote_counts(driver, cases, tmp_path):
-    comparison = driver.Comparison("tiny-llama", tmp_path, tmp_path, "abc")
+def test_a_process_that_takes_too_long_is_ended_and_what_it_wrote_counts(tmp_path):
     code = 'import sys, time, pathlib; pathlib.Path(sys.argv[2]).write_text(\'{"version": "1"}\'); time.sleep(60)'
-    found, why = comparison._block("B", [sys.executable, "-c", code], {}, tmp_path, {}, seconds=1)
+    found, why = run_block("B", [sys.executable, "-c", code], {}, tmp_path, tmp_path / "log.txt", {}, seconds=1)
     assert (found, why) == ({"version": "1"}, "not done after 1 s")
 
 

@@ -6,8 +6,9 @@ import torch
 from benchmarks import speculation
 from gradus.bench import command, fingerprint, plots, results, speculation_report
 from gradus.bench.results import Cell, Entry, Results, Run
-from gradus.bench.speculation_report import NONE, ratios, stood, tokens_per_step
+from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.loading import load_model, open_checkpoint
+from gradus.text.llm import LLM
 from tests.bench.test_sampling_cost import RATES
 from tests.speculative.heads import heads_of
 
@@ -36,6 +37,42 @@ def test_a_quick_run_measures_every_cell_and_writes_the_report(tmp_path, monkeyp
     assert command.report(tmp_path / "r", check=True) == 0
 
 
+STAND_IN = """
+import json, sys
+asked = json.load(open(sys.argv[1]))
+sys.path[:] = [each for each in sys.path if each]
+import transformers
+weights = transformers.LlamaForCausalLM.from_pretrained(asked["config"]).state_dict()
+assert sum(value.abs().sum() for value in weights.values()) > 0 and asked["load_format"] == "auto"
+def sample(case):
+    return {"seconds": 0.25 if asked["vllm_options"] else 0.5, "output_tokens": sum(case["max_tokens"])}
+cases = {case["label"]: {"samples": [sample(case)] * asked["repeats"]} for case in asked["cases"]}
+assert all(len(case["prompts"]) >= case["at_once"] for case in asked["cases"])
+json.dump({"version": "1.2.3", "cases": cases}, open(sys.argv[2], "w"))
+"""
+
+
+@pytest.mark.slow
+def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fingerprint, "rates", lambda device, quick=False: RATES)
+    monkeypatch.setattr(speculation, "VLLM_BLOCK", tmp_path / "stand_in.py")
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32", "--rounds", "1"]
+    asked += ["--texts", "copy", "--texts", "chat"]
+    assert speculation.main([*asked, "--vllm", str(tmp_path), "--out", str(tmp_path / "r")]) == 0
+    folder = tmp_path / "r" / "cpu" / "speculation"
+    (run,) = results.read(folder / "results.json").runs
+    copied, chat = run.cells
+    (theirs,) = copied.entry(VLLM_NGRAM).samples
+    assert theirs["output_tokens"] == copied.workload["output_tokens"], capsys.readouterr().out
+    assert chat.entry(VLLM) is None and run.fingerprint["versions"]["vllm"] == "1.2.3"
+    rate = theirs["output_tokens"] / theirs["seconds"]
+    text = (folder / "report.md").read_text()
+    assert "Beside vLLM 1.2.3" in text and f"| {rate / 2:.3g} | {rate:.3g} |" in text
+    assert "*vllm" not in text, "it is none of our drafters"
+    assert command.report(tmp_path / "r", check=True) == 0
+
+
 def test_heads_of_another_model_are_one_line(tmp_path, random_model, capsys):
     heads = heads_of(random_model, tmp_path, "medusa").removeprefix("heads:")
     asked = ["--quick", "--model", "random:tiny-gpt2", "--device", "cpu", "--heads", heads, "--out", str(tmp_path)]
@@ -47,6 +84,54 @@ def test_heads_of_another_model_are_one_line(tmp_path, random_model, capsys):
 def test_there_are_as_many_prompts_as_the_sizes_need_and_none_twice(name, count):
     texts = speculation.texts(name)
     assert len(texts) == len(set(texts)) == count and all(len(text) > 15 for text in texts)
+
+
+@pytest.fixture(scope="module")
+def real_model():
+    return LLM("smollm2-135m", device="cpu", max_sequences=8, context_length=640, switch_off=("prefix_cache",))
+
+
+def answered(llm: LLM, name: str) -> tuple[list[list[int]], list[list[int]]]:
+    """Sixteen prompts of a file, and their answers, as the benchmark has them."""
+    prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in speculation.texts(name)[:16]]
+    return prompts, speculation.served(llm, prompts, 8, 160)[1]
+
+
+def copied(prompt: list[int], answer: list[int], run: int = 8) -> float:
+    """The share of the answer that is in a run of so many tokens which the prompt has too."""
+    known = {tuple(prompt[start : start + run]) for start in range(len(prompt) - run + 1)}
+    places = {
+        place
+        for start in range(len(answer) - run + 1)
+        if tuple(answer[start : start + run]) in known
+        for place in range(start, start + run)
+    }
+    return len(places) / len(answer)
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+def test_texts_to_be_copied_are_copied(real_model):
+    prompts, answers = answered(real_model, "copy")
+    shares = [copied(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    assert sum(shares) / len(shares) > 0.9 and min(shares) > 0.75, [round(share, 2) for share in shares]
+    assert speculation.ngram_agreement(prompts, answers).stands[0] > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.weights
+@pytest.mark.parametrize("name", ["chat", "code", "open"])
+def test_other_texts_are_not(real_model, name):
+    prompts, answers = answered(real_model, name)
+    assert sum(map(copied, prompts, answers)) / len(prompts) < 0.25  # a function begins with the head that is asked for
+    assert speculation.ngram_agreement(prompts, answers).stands[0] < 0.4
+
+
+def test_copying_is_counted_in_runs():
+    text = list(range(20))
+    assert copied(text, text) == 1
+    assert copied(text, [*range(7), *range(30, 50)]) == 0, "too short a run"
+    assert copied(text, [5, 5, 5, 5, 5, 5, 5, 5]) == 0, "a loop is no copy"
 
 
 def test_ngrams_agree_where_a_text_repeats_itself():

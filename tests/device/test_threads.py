@@ -107,3 +107,86 @@ def test_the_kernels_have_that_many_though_the_machine_has_fewer(torchs_number):
     more = threads.allowed_cores() + 1
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32", threads=more)
     assert llm.engine.runner.decode.threads == more
+
+
+# -- threads that spin -------------------------------------------------------------------------------------------------
+
+TASKS = """
+import os, sys
+import torch
+from gradus.device import threads
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+def compute():
+    torch.ones(1 << 22).exp()
+
+torch.set_num_threads(3)
+before = tasks()
+"""
+
+
+def told(script: str, **environment: str) -> list[str]:
+    """What a fresh process prints, whose environment says nothing else of OpenMP."""
+    kept = {name: value for name, value in os.environ.items() if name not in (*threads.CHOICES, *threads.COUNTS)}
+    done = subprocess.run(
+        [sys.executable, "-c", TASKS + script], env=kept | environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+
+
+@linux
+@pytest.mark.parametrize(("choice", "left"), [({}, "0"), ({"OMP_WAIT_POLICY": "passive"}, "2")])
+def test_threads_that_spin_are_ended_and_others_are_not(choice, left):
+    script = """
+for _ in range(3):  # torch has them again when it wants them
+    compute()
+    print(tasks() - before)
+    threads.end_spinning()
+    print(tasks() - before, torch.get_num_threads())
+"""
+    assert told(script, **choice) == ["2", left, "3"] * 3
+
+
+@linux
+def test_a_fork_does_not_wait_for_the_threads_of_its_parent():
+    script = """
+threads.end_spinning()
+compute()
+child = os.fork()
+if child == 0:
+    threads.end_spinning()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert told(script) == ["0"]
+
+
+@linux
+def test_a_step_of_the_kernels_has_no_spinning_threads_beside_it():
+    """After a prompt that torch takes, and after what the program computes between two steps."""
+    pytest.importorskip("numba")
+    script = """
+from gradus import LLM, SamplingParams
+llm = LLM("random:tiny-llama", device="cpu", dtype="float32", max_sequences=1)
+decode, seen = llm.engine.runner.decode, []
+run, kernels = decode.run, before + decode.threads - 1
+
+def noted(*given, **more):
+    seen.append(tasks() - kernels)
+    return run(*given, **more)
+
+decode.run = noted
+llm.submit("a" * 200, SamplingParams(max_tokens=9, ignore_eos=True))
+while llm.has_work:
+    compute()
+    assert tasks() - kernels == 2
+    llm.step()
+print(*seen)
+"""
+    assert told(script) == ["0"] * 8

@@ -14,6 +14,7 @@ from gradus.execution import compiled
 from gradus.execution.compiled import CompiledRunner, alone, announced, together
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.sampling.sampler import Sampler
 from tests.phases.conftest import FAMILIES
 
 PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
@@ -37,9 +38,9 @@ def counted(monkeypatch) -> list[int]:
     rows: list[int] = []
     run = compiled.DecodeModel.run
 
-    def count(self, token_ids, positions, slots, *before):
+    def count(self, token_ids, positions, slots, *before, **more):
         rows.append(len(slots))
-        return run(self, token_ids, positions, slots, *before)
+        return run(self, token_ids, positions, slots, *before, **more)
 
     monkeypatch.setattr(compiled.DecodeModel, "run", count)
     return rows
@@ -80,6 +81,71 @@ def test_steps_of_more_rows_than_the_kernels_take_go_through_torch(counted):
     found = tokens(tiny(max_sequences=count), prompts, params)
     assert max(counted) == MOST_ROWS
     assert found == tokens(tiny(max_sequences=count, switch_off=["kernels"]), prompts, params)
+
+
+# -- greedy rows -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ways(monkeypatch) -> list[str]:
+    """How each step's rows got their tokens."""
+    taken: list[str] = []
+    for name in ("sample", "take", "guess"):
+        method = getattr(Sampler, name)
+
+        def noted(self, *arguments, name=name, method=method):
+            taken.append(name)
+            return method(self, *arguments)
+
+        monkeypatch.setattr(Sampler, name, noted)
+    return taken
+
+
+def test_greedy_rows_are_chosen_without_logits(ways):
+    llm = tiny()
+    llm.engine.runner.decode.logits.fill_(float("nan"))
+    found = tokens(llm)
+    assert set(ways[1:]) == {"take"}  # the prompts together are more than the kernels take
+    assert llm.engine.runner.decode.logits.isnan().all()
+    assert found == tokens(tiny(switch_off=["kernels"]))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"logprobs": 2},
+        {"repetition_penalty": 1.3},
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5},
+        {"logit_bias": {65: 3.0}},
+        {"temperature": 0.8, "seed": 1},
+        {"temperature": 0.8, "seed": 1, "min_p": 0.1},
+    ],
+    ids=lambda more: next(reversed(more)),
+)
+def test_a_request_that_asks_for_more_takes_its_neighbors_the_full_way(more, ways):
+    """Until it ends: then the others need no logits again."""
+    params = [some(20), some(8, **more), some(20)]
+    done = tiny().generate(["a", "b", "c"], params)
+    assert ways == ["sample"] * 8 + ["take"] * 12
+    expected = tiny(switch_off=["kernels"]).generate(["a", "b", "c"], params)
+    assert [one.token_ids for one in done] == [one.token_ids for one in expected]
+    assert [bool(one.logprobs) for one in done] == [False, "logprobs" in more, False]
+
+
+def test_a_stop_that_is_banned_for_a_time_takes_the_full_way(ways):
+    """The ban ends, but the table still has it: the slot goes on by its logits."""
+    tiny().generate(["a"], SamplingParams(max_tokens=6, min_tokens=3, stop_token_ids=[65]))
+    assert set(ways) == {"sample"}
+
+
+@pytest.mark.parametrize("speculate", ["ngram", "draft:random:tiny-llama"])
+def test_drafts_are_verified_and_guessed_without_logits(speculate, ways):
+    prompts = ["one two three one two three one two", "a b a b a b a"]
+    found = tokens(tiny(speculate=speculate, drafts=3), prompts)
+    assert ways.count("take") > 5 and ways.count("sample") <= 1
+    assert ways.count("guess") <= 1  # of the draft model: where both prompts together are its first step
+    assert found == tokens(tiny(switch_off=["kernels"]), prompts)
 
 
 def test_prefixes_preemption_and_chunks_change_nothing():

@@ -91,6 +91,35 @@ def test_a_stop_token_among_accepted_drafts_ends_the_output_there():
     assert world.tokens["a", 0] == tokens[:7] and world.reasons["a", 0] == "stop"
 
 
+def hurried(guess, deadline: float) -> World:
+    """A sequence that wants 12 tokens by then, beside one that has shown that a step takes a second."""
+    world = speculating(guess=guess, lag=0)
+    world.add(ask("busy", 3, 40))
+    for _ in range(4):
+        world.step()
+    world.add(ask("hurried", 3, 12, deadline=deadline))
+    world.step()
+    return world
+
+
+def test_a_deadline_that_only_right_drafts_can_meet_is_waited_for():
+    """12 tokens in 5 seconds: the prompt's step brings one, and by 4 each the others take 3 more."""
+    world = hurried(oracle, 5)
+    world.drain()
+    assert world.reasons["hurried", 0] == "length"
+    world = hurried(nothing, 5)
+    assert "hurried" in {sequence.request.id for sequence in world.scheduler.running}, "drafts might have stood"
+    world.drain()
+    assert world.reasons == {("hurried", 0): "deadline", ("busy", 0): "length"}
+    assert 0 < len(world.tokens["hurried", 0]) < 6
+
+
+def test_a_deadline_that_no_drafts_can_meet_costs_no_step():
+    world = hurried(oracle, 2)
+    assert world.reasons == {("hurried", 0): "deadline"} and world.tokens["hurried", 0] == ()
+    world.drain()
+
+
 def test_a_row_without_a_finite_logit_ends_its_sequence_alone():
     world = speculating()
     for name in ("a", "b"):

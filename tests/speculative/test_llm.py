@@ -13,6 +13,8 @@ from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import memory_plan
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
+from tests.loading.builders import write_folder
+from tests.loading.quantized_builders import quantize_folder
 
 TEXT = "one two three four five six seven. one two three four five six"
 
@@ -53,6 +55,7 @@ def test_completions_are_the_same(both, params):
 
 
 def test_drafts_were_verified(both):
+    both[1].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))
     told = both[1].metrics().speculation
     assert sum(told.accepted) > 0 and told.tokens_per_step > 1
 
@@ -77,9 +80,34 @@ def test_quantized_models_and_caches_give_their_own_tokens_too(settings):
     assert [one.token_ids for one in speculating] == [one.token_ids for one in plain]
 
 
-def test_bad_settings_are_one_line():
-    with pytest.raises(ConfigError, match="drafts must be a whole number between 1 and 16, got 0"):
-        tiny(speculate="ngram", drafts=0)
+@pytest.mark.parametrize("form", ["awq", "int-quantized"])
+def test_a_draft_may_come_quantized(form, tmp_path):
+    """The model in float32, the draft as its folder has it."""
+    write_folder(tmp_path / "model")
+    quantize_folder(tmp_path / "draft", form)
+    settings = {"device": "cpu", "dtype": "float32", "max_sequences": 2, "cache_tokens": 256}
+    prompts, params = [[5, 6, 7], [9] * 20], SamplingParams(max_tokens=20, ignore_eos=True)
+    plain = LLM(str(tmp_path / "model"), **settings).generate(prompts, params)
+    speculating = LLM(str(tmp_path / "model"), speculate=f"draft:{tmp_path / 'draft'}", drafts=3, **settings)
+    assert [one.token_ids for one in speculating.generate(prompts, params)] == [one.token_ids for one in plain]
+    assert sum(speculating.metrics().speculation.drafted) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speculate": "ngram", "drafts": 0}, "drafts must be a whole number between 1 and 16, got 0"),
+        ({"speculate": "ngram", "drafts": 17}, "drafts must be a whole number between 1 and 16, got 17"),
+        ({"speculate": "ngram", "drafts": 2.5}, "drafts must be a whole number between 1 and 16, got 2.5"),
+        ({"speculate": "draft:random:tiny-llama", "drafts": -1}, "drafts must be a whole number between 1 and 16"),
+        ({"drafts": 4}, "drafts does nothing without speculate"),
+        ({"speculate": "eagle"}, "speculate must be"),
+    ],
+)
+def test_bad_settings_are_one_line(settings, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        tiny(**settings)
+    assert "\n" not in str(raised.value)
 
 
 # -- a draft model -----------------------------------------------------------------------------------------------------
@@ -129,6 +157,23 @@ def test_beyond_its_context_a_draft_drafts_nothing(both, monkeypatch, caplog):
 def test_a_draft_that_does_not_go_with_the_model_is_one_line(name, message):
     with pytest.raises(ConfigError, match=message) as raised:
         tiny(speculate=f"draft:{name}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_without_room_for_its_draft_is_one_line():
+    config, cpu = SHAPES["tiny-llama"], torch.device("cpu")
+    precision = resolve_precision("float32", cpu, config)
+    options = Settings(memory_fraction=1.0, speculate="draft:x").options(ModelLimits(320, 512), "cpu")
+
+    def plan(free: int, draft=None):
+        return memory_plan(config, options, cpu, precision, memory=DeviceMemory(free, None), draft=draft)
+
+    alone = plan(10**10)
+    free = alone.weight_bytes + alone.step_bytes + alone.table_bytes + alone.graph_bytes + alone.weight_bytes // 2
+    assert plan(free).fits
+    message = r"the model's and the draft's weights take .* or take a smaller draft"
+    with pytest.raises(ConfigError, match=message) as raised:
+        plan(free, (config, precision)).applied(options)
     assert "\n" not in str(raised.value)
 
 

@@ -12,8 +12,9 @@ from gradus.engine.request import Request
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, run_schedule
+from tests.phases.drive import Ending, nothing_is_left, parting, record, run, run_schedule, served
 from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
+from tests.speculative.heads import heads_of
 
 
 class Stateless:
@@ -95,7 +96,7 @@ def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     )
     compare(asked, run(engine, asked.values()), expected)
     told = engine.metrics().speculation
-    assert engine.metrics().preemptions > 0
+    assert engine.metrics().preemptions > 0 and engine.metrics().cached_tokens > 0
     assert (sum(told.accepted) > 0) >= (drafter == "right") and (sum(told.drafted) == 0) >= (drafter == "nothing")
     nothing_is_left(engine)
 
@@ -110,6 +111,23 @@ def test_right_drafts_take_fewer_steps_at_any_number_and_lag(lag, drafts):
     compare(asked, run(engine, crowd().values()), expected)
     assert engine.metrics().steps < alone.metrics().steps
     nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("drafter", [Right, Nonsense])
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_a_request_cancelled_after_any_step_leaves_the_others_their_tokens(lag, drafter):
+    """While it waits, in its prompt, with drafts under way, preempted, and after its end: one engine for each step."""
+    expected = plain(SHAPE, crowd())
+    ended, tick = "", 0
+    while ended != "length":  # the last time "b" has ended by itself
+        asked = crowd()
+        made = Right(answers(asked, expected)) if drafter is Right else drafter()
+        engine = speculating(drafter=made, lag=lag, page_size=4, cache_tokens=28, token_budget=5)
+        done = served(engine, [(0, request) for request in asked.values()], {"b": tick})
+        compare(asked, done, expected)
+        nothing_is_left(engine)
+        ended, tick = done["b", 0].finish_reason, tick + 1
+    assert tick > 5
 
 
 @settings(max_examples=25)
@@ -149,6 +167,21 @@ def test_a_model_that_drafts_for_itself_is_always_right(shape, kernels):
     nothing_is_left(engine)
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_draft_without_windows_drafts_for_a_model_with_some(kernels):
+    """The model gives back pages that its windows have passed; the draft's own pages are those that see everything."""
+    shape, options = "tiny-gemma3", {"page_size": 4, "cache_tokens": 80, "token_budget": 9, "max_sequences": 3}
+    asked = {
+        "greedy": ask("greedy", (*range(40, 60), 1), shape, max_tokens=24),
+        "samples": ask("samples", (*range(40, 60), 2), shape, max_tokens=19, n=2, temperature=1.0, seed=3),
+    }
+    config = EngineConfig(limits_of(shape), speculate="draft:other", drafts=3, graphs=False, kernels=kernels, **options)
+    engine = build(tiny_model(shape), config, draft=tiny_model(SHAPE))
+    compare(asked, run(engine, asked.values()), plain(shape, asked))
+    assert sum(engine.metrics().speculation.drafted) > 0
+    nothing_is_left(engine)
+
+
 @settings(max_examples=15)
 @given(data=st.data(), pool=pools(), drafts=st.integers(1, 6), lag=st.integers(0, 2))
 def test_whatever_the_schedule_a_draft_model_has_what_it_needs(data, pool, drafts, lag):
@@ -182,4 +215,41 @@ def test_acceptance_does_not_decay_with_slots_and_pages_that_are_used_again(coun
     told = engine.metrics().speculation
     assert len(done) == count and engine.metrics().preemptions > 0 and engine.metrics().cached_tokens > 0
     assert told.accepted == told.drafted and told.tokens_per_step > 2
+    nothing_is_left(engine)
+
+
+@pytest.mark.parametrize("count", [120, pytest.param(10_000, marks=[pytest.mark.stress, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("drafter", ["ngram", "medusa", "eagle"])
+def test_the_same_requests_have_the_same_drafts_after_many_others(drafter, count, tmp_path):
+    """Histories and hidden states are kept by slot: what an earlier owner has left there would be drafted from."""
+    speculate = drafter if drafter == "ngram" else heads_of(tiny_model(SHAPE), tmp_path, drafter)
+    engine = build_engine(FINAL, SHAPE, speculate=speculate, drafts=3, page_size=4, cache_tokens=48, graphs=False)
+
+    def drafted_for(name: str) -> dict[tuple[int, ...], list[int]]:
+        """Each text that some requests came to, and what was drafted after it."""
+        heard, propose = {}, engine.runner.drafter.propose
+
+        def listening(history, slots, count, limits):
+            drafts = propose(history, slots, count, limits)
+            for slot, row in zip(slots.tolist(), drafts.tolist(), strict=True):
+                heard[tuple(history.tokens[slot, : history.lengths[slot]].tolist())] = row
+            return drafts
+
+        engine.runner.drafter.propose = listening
+        run(
+            engine, [ask(f"{name}{n}", (n, *range(40, 46), *range(40, 46)), SHAPE, name, max_tokens=20) for n in (1, 2)]
+        )
+        engine.runner.drafter.propose = propose
+        return heard
+
+    first = drafted_for("first")
+    done: dict[tuple[str, int], Ending] = {}
+    for number in range(count):
+        prompt = (*range(40, 40 + 4 * (number % 4)), number % 7, number % 11, number % 7, number % 11)
+        engine.submit(ask(f"r{number}", prompt, max_tokens=3 + number % 7))
+        if number % 4 == 3:
+            while engine.has_work:
+                record(done, engine.step())
+    assert len(done) == count and engine.metrics().preemptions > 0
+    assert drafted_for("last") == first and len(first) > 20
     nothing_is_left(engine)

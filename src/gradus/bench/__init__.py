@@ -11,7 +11,7 @@ Read in this order:
     measure.py       a workload driven through an engine, every token timed; repeats, interleaved
     memory.py        how much of it a contender takes
     idle.py          whether the GPU waits for the host between steps
-    contenders.py    a phase's engine as a contender;  block.py: a process of its own
+    contenders.py    a phase's engine as a contender;  block.py: a process of its own;  block_process.py: how it is run
     yours.py         a student's phases among the contenders
     peers.py         transformers as a contender;  hugging_face.py: our configurations in its spelling
     llama_cpp.py     llama.cpp as a contender;  gguf_files.py: our checkpoints in its format

@@ -16,8 +16,9 @@ from gradus.bench.statistics import median
 
 NAME = "speculation"
 NONE = "none"
+VLLM, VLLM_NGRAM = "vllm", "vllm ngram"
 TABLES = {
-    "copy": "Texts to be repeated with a change",
+    "copy": "Texts to be copied",
     "chat": "Chat requests",
     "code": "Functions to be completed",
     "open": "Open questions",
@@ -43,7 +44,8 @@ PREDICTION = (
 )
 HOW_TO_READ = (
     "*Times none* is the rate over that of the engine without drafts, of the same round: the median of the rounds, "
-    "with the smallest and the largest in brackets. *Tokens per step* counts what each sequence got from a step. "
+    "with the smallest and the largest in brackets. *ITL* is a gap between two times at which tokens of a request "
+    "came, however many came together. *Tokens per step* counts what each sequence got from a step. "
     "*Same* is the share of answers whose tokens are all those without drafts: in bfloat16 a step of more rows sums "
     "in another order, and close calls may fall otherwise. *Stands* is, by position, how many of the drafts verified "
     "stood; in brackets, how many would if every place of the same texts had been drafted (engines draft where it "
@@ -85,8 +87,17 @@ def stood(entry: Entry) -> list[float]:
 _COUNTS = ("drafted", "accepted")
 
 
+def ours(cell: Cell) -> list[Entry]:
+    """Our engines, with drafts and without."""
+    return [entry for entry in cell.entries if entry.contender not in (VLLM, VLLM_NGRAM)]
+
+
+def drafters(cell: Cell) -> list[Entry]:
+    return [entry for entry in ours(cell) if entry.contender != NONE]
+
+
 def names_of(cells: list[Cell]) -> list[str]:
-    return list(dict.fromkeys(entry.contender for cell in cells for entry in cell.entries))
+    return list(dict.fromkeys(entry.contender for cell in cells for entry in drafters(cell)))
 
 
 # -- tables and figures ------------------------------------------------------------------------------------------------
@@ -100,6 +111,11 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
             yield f"*{title}*: " + "; ".join(cell.workload["what"] for cell in cells)
             yield rates_table(cells)
             yield drafts_table(cells)
+    beside = [cell for cell in run.cells if cell.entry(VLLM)]
+    if beside:
+        version = run.fingerprint["versions"].get("vllm", "")
+        yield f"*Beside vLLM {version}*: the same tokens within the same hour, in processes of its own"
+        yield vllm_table(beside)
     if len(run.of(FIGURE)) >= FEWEST:
         yield f"![{TABLES[FIGURE]}]({(Path(where) / figure_name(found, run, FIGURE)).as_posix()})"
 
@@ -109,7 +125,7 @@ def rates_table(cells: list[Cell]) -> Rows:
     header = ["batch", "drafts by", "tok/s", "times none", "TTFT p99 ms", "ITL p99 ms", "same"]
     rows = []
     for cell in cells:
-        for entry in cell.entries:
+        for entry in ours(cell):
             rate = spread(entry.samples, "output_tok_s")
             waits = [spread(entry.samples, metric) for metric in ("ttft_ms_p99", "itl_ms_p99")]
             rows.append([
@@ -126,11 +142,31 @@ def drafts_table(cells: list[Cell]) -> Rows:
     header = ["batch", "drafts by", "tokens per step", "stands, by position"]
     rows = []
     for cell in cells:
-        for entry in cell.entries:
-            if entry.contender != NONE:
-                mean = tokens_per_step(entry)
-                rows.append([cell.row, entry.contender, "–" if mean is None else shown(mean), _positions(entry)])
+        for entry in drafters(cell):
+            mean = tokens_per_step(entry)
+            rows.append([cell.row, entry.contender, "–" if mean is None else shown(mean), _positions(entry)])
     return header, rows
+
+
+def vllm_table(cells: list[Cell]) -> Rows:
+    """A row per text and batch: our fastest engine, and vLLM with n-grams and without."""
+    header = ["text", "batch", "fastest of ours", "tok/s", "vLLM tok/s", "vLLM n-gram tok/s", "times the better"]
+    rows = []
+    for cell in cells:
+        mine = max(ours(cell), key=lambda entry: _usual_rate(entry) or 0.0)
+        theirs = [_usual_rate(cell.entry(name)) for name in (VLLM, VLLM_NGRAM)]
+        best, rate = max((each for each in theirs if each), default=None), _usual_rate(mine)
+        rows.append([
+            TABLES[cell.table], cell.row, mine.contender, shown(rate) if rate else "–",
+            *("not run" if each is None else shown(each) for each in theirs),
+            f"{rate / best:.2f}×" if rate and best else "–",
+        ])  # fmt: skip
+    return header, rows
+
+
+def _usual_rate(entry: Entry | None) -> float | None:
+    """The median of the rounds; None where there is none."""
+    return median([_rate(sample) for sample in entry.samples]) if entry and entry.samples else None
 
 
 def _positions(entry: Entry) -> str:
@@ -165,8 +201,7 @@ def figures(found: Results, hardware: str) -> Iterator[tuple[str, Picture]]:
 def picture_of(run: Run, cells: list[Cell], hardware: str) -> Picture:
     series = []
     for name in names_of(cells):
-        if name != NONE:
-            series += [_speed(name, cells), _acceptance(name, cells)]
+        series += [_speed(name, cells), _acceptance(name, cells)]
     return Picture(
         kind="lines",
         title=f"{TABLES[FIGURE]}: what drafts bring, by sequences at once",
@@ -227,10 +262,7 @@ def _trained(told: dict[str, Any]) -> str:
 
 def _losses(run: Run) -> str:
     found = [
-        (median(ratios(cell, entry.contender)), cell, entry.contender)
-        for cell in run.cells
-        for entry in cell.entries
-        if entry.contender != NONE
+        (median(ratios(cell, entry.contender)), cell, entry.contender) for cell in run.cells for entry in drafters(cell)
     ]
     slower = sorted((one for one in found if one[0] < SLOWER), key=lambda one: one[0])
     if not slower:

@@ -80,9 +80,9 @@ def ladder() -> Benchmark:
     )
 
 
-CONTEXT = {"cpu": 704, "cuda": 8192}
+CONTEXT = {"cpu": 576, "cuda": 8192}
 """What a slot reserves, as a server must that does not know how long a sequence will be."""
-MEMORY = {"cpu": 3 * 704, "cuda": 4 * 8192}
+MEMORY = {"cpu": 3 * 576, "cuda": 4 * 8192}
 BUDGET = {"cpu": 96, "cuda": 1024}
 
 STEP_OF_FINAL = (

@@ -320,8 +320,8 @@ def ladder(device: str) -> Workload:
     baseline computes a whole prompt for each token, so its minute sets the size.
     """
     if device == "cuda":
-        return chat_traffic(64, 256.0, 1024, (32, 256), (16, 96), long=4, pasted=6000, summary=16, lead=0.1)
-    return chat_traffic(24, 32.0, 160, (8, 40), (8, 40), long=3, pasted=480, summary=8, lead=0.2)
+        return chat_traffic(48, 256.0, 1024, (32, 256), (16, 64), long=4, pasted=6000, summary=16, lead=0.1)
+    return chat_traffic(16, 32.0, 128, (8, 32), (8, 32), long=2, pasted=400, summary=8, lead=0.2)
 
 
 SIXTEEN_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 64)}

@@ -14,19 +14,23 @@ scheduler then takes the core away, and the next region waits a whole time slice
 keeps its claim to the core and is woken at once. `benchmarks/busy_core.py` measures both.
 
 OpenMP libraries read these variables once, when they are loaded. A program that uses `LLM` sets them itself, before it
-imports torch: importing gradus changes no environment. The command line may, because the process is its own.
+imports torch: importing gradus changes no environment. The command line may, because the process is its own. What an
+engine can do in any process is `end_spinning`: its own kernels then have all cores.
 """
 
+import ctypes
 import math
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from functools import cache
 from pathlib import Path
 
 SLEEP = {"OMP_WAIT_POLICY": "passive"}
 
 # Any of these in the environment is the user's own choice: of OpenMP, GNU's library, and Intel's and LLVM's.
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+SOFT = 1  # omp_pause_soft: threads end, what they keep for themselves need not
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 CONTROL_GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -53,6 +57,25 @@ def use(threads: int | None) -> int:
         return min(usable_cores(), torch.get_num_threads())
     torch.set_num_threads(threads)
     return threads
+
+
+def end_spinning() -> None:
+    """End the threads that wait for the caller's next operation in torch, unless the environment says how they wait.
+
+    By default they spin for milliseconds, on cores that the CPU kernels want. OpenMP starts new ones when the caller
+    next computes in several: a matter of microseconds. Where there are none, this takes a fraction of one.
+    """
+    process, pause = _pause()
+    if pause is not None and process == os.getpid():
+        pause(SOFT)
+
+
+@cache
+def _pause() -> tuple[int, Callable[[int], int] | None]:
+    """OpenMP's function of torch's own library, and the process in which it may be called: in a fork of that, threads
+    that OpenMP would wait for are gone. None: there is none (before OpenMP 5), or it is the user's choice."""
+    function = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None) if sys.platform == "linux" else None
+    return os.getpid(), None if any(name in os.environ for name in CHOICES) else function
 
 
 def usable_cores() -> int:

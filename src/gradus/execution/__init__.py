@@ -6,7 +6,8 @@ Read in this order:
     step.py          a step on its way from the device
     draft_model.py   a smaller model drafts;  draft_passes.py: on a GPU
     speculating.py   steps that verify drafts;  draft_steps.py: on a GPU;  draft_graphs.py: replayed
-    graphs.py        decode steps replayed from CUDA graphs;  compiled.py: on a CPU, decode steps in compiled kernels
+    graphs.py        decode steps replayed from CUDA graphs;  capturing.py: what is recorded, and how its inputs arrive
+    compiled.py      on a CPU, decode steps in compiled kernels
     warm_up.py       every launch once, before the first request
     memory_plan.py   the device's memory, planned before it is taken;  memory.py: what there is of it
     timeline.py      when each step did what;  recording.py: plans written to a file, and played back

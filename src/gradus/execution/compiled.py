@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
+from gradus.device.threads import end_spinning
 from gradus.engine.plan import Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.kernels.cpu.model import DecodeModel
@@ -64,18 +65,30 @@ class CompiledRunner(ModelRunner):
         with self.quiet(plan):
             return super().answer(plan)
 
+    def guess(self, plan: Plan) -> Tensor:
+        with self.quiet(plan):
+            return super().guess(plan)
+
+    def choose(self, batch: Batch, rows: Rows) -> Tensor | None:
+        """As above, within the head's stage: where the kernels take the step, and all rows are greedy."""
+        if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
+            return self._in_kernels(batch, greedy=True)
+        return None
+
     def logits(self, batch: Batch) -> Tensor:
         """As above; a step of few tokens through the kernels."""
-        if not self._takes(sum(batch.counts)):
-            return super().logits(batch)
+        return self._in_kernels(batch) if self._takes(sum(batch.counts)) else super().logits(batch)
+
+    def _in_kernels(self, batch: Batch, *, greedy: bool = False) -> Tensor:
+        """Logits, or the tokens of the largest."""
         self.attention.update_pages(batch)
         slots = [slot for slot, count in zip(batch.slots, batch.counts, strict=True) for _ in range(count)]
         before = [number for count in batch.counts for number in range(count)]
         wanted = batch.logits_rows.tolist()
-        logits = self.decode.run(batch.token_ids, batch.positions, slots, before, wanted or [0])[: len(wanted)]
+        made = self.decode.run(batch.token_ids, batch.positions, slots, before, wanted or [0], greedy=greedy)
         if self.keeps_hidden:
             self.hidden = self.decode.hidden(wanted)
-        return logits
+        return made[: len(wanted)]
 
     def _takes(self, tokens: int) -> bool:
         """Whether the kernels take a step of so many tokens."""
@@ -98,8 +111,10 @@ def alone() -> Iterator[None]:
     """Torch computes in the caller's thread alone.
 
     Beside the kernels it has little to do, embedding and sampling. Its threads would go on spinning after that, in
-    programs that leave OpenMP its default, and take a core from the kernels' own: a step then takes twice as long.
+    programs that leave OpenMP its default, and take a core from the kernels' own. So do the threads of an earlier step
+    that was torch's, and of what the program computes between steps: they are ended.
     """
+    end_spinning()
     _before.append(torch.get_num_threads())
     torch.set_num_threads(1)
     try:

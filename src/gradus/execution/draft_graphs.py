@@ -4,20 +4,16 @@ Inputs are slots and limits; lengths, drafts and what stands are on the device f
 the next captured size, and a number of drafts that was not captured becomes the next smaller one.
 """
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from gradus.device.capability import capability
-from gradus.device.transfer import Arrival
 from gradus.engine.plan import Decodes
+from gradus.execution.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, ways
 from gradus.execution.draft_steps import DraftStep, Verified
-from gradus.execution.graphs import BUFFERS, EARLY, REPLAYS, ROUNDS, Captured, Numbers, batch_sizes, fastest
+from gradus.execution.graphs import batch_sizes
 from gradus.scheduling.drafting import MOST_ROWS
-
-log = logging.getLogger(__name__)
 
 Shape = tuple[int, int]  # sequences, drafts of each
 
@@ -31,16 +27,13 @@ def shapes(slots: int, choices: Sequence[int]) -> list[Shape]:
         (size, drafts)
         for size in batch_sizes(slots)
         for drafts in choices
-        if not drafts or size * (1 + drafts) <= MOST_ROWS
+        if not drafts or _rows(size, drafts) <= MOST_ROWS
     ]
-    return sorted(found, key=lambda shape: shape[0] * (1 + shape[1]), reverse=True)
+    return sorted(found, key=lambda shape: _rows(*shape), reverse=True)
 
 
-@dataclass(frozen=True)
-class CapturedStep(Captured):
-    """verified: where it leaves what stands."""
-
-    verified: Verified
+def _rows(sequences: int, drafts: int) -> int:
+    return sequences * (1 + drafts)
 
 
 class DraftGraphs:
@@ -50,13 +43,9 @@ class DraftGraphs:
         self.step, self.padding = step, slots
         self.device = step.model.device
         self.shapes, self.batches = shapes(slots, choices), batch_sizes(slots)
-        self.captured: dict[tuple[int, int, bool], CapturedStep] = {}
-        self.captured_bytes = 0
-        self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
-        self.inputs = torch.zeros(2, slots, dtype=torch.int32, device=self.device)  # slots, limits
-        self.buffers = [torch.zeros(2, slots, dtype=torch.int32, pin_memory=True) for _ in range(BUFFERS)]
-        self.arrivals: list[Arrival | None] = [None] * BUFFERS
-        self.turn = 0
+        self.captured: dict[tuple[int, int, bool], Captured[Verified]] = {}  # by shape, and whether a row asks for more
+        self.recorder = Recorder(self.device)
+        self.inputs = Inputs(2, slots, self.device)  # slots, limits
 
     @property
     def count(self) -> int:
@@ -68,10 +57,10 @@ class DraftGraphs:
     @torch.inference_mode()
     def rehearse(self) -> None:
         """Go through every launch that `capture` will record, for kernels to be compiled."""
-        self._fill([], [], self.padding)
+        self._send([], [], self.padding)
         for size, drafts in self.shapes:
-            slots, limits = self.inputs[:, :size]
-            for early in self._ways(size, drafts):
+            slots, limits = self.inputs.values[:, :size]
+            for early in ways(_rows(size, drafts), self.device):
                 self.step.rehearse(slots, limits, drafts, early)
 
     @torch.inference_mode()
@@ -81,17 +70,13 @@ class DraftGraphs:
         report(done, total) is called after each. length: of the sequences that graphs are tried out with, which the
         history has room for. Nothing else may run on the GPU meanwhile.
         """
-        before = torch.cuda.memory_reserved(self.device)
-        for number, (size, drafts) in enumerate(self.shapes, start=1):
-            ways = self._ways(size, drafts)
-            self._try_out(length)
-            plain = fastest([self._capture(size, drafts, early, asked=False) for early in ways])
-            self.captured[size, drafts, False] = plain
-            self.captured[size, drafts, True] = self._capture(size, drafts, plain.early, asked=True)
-            report(number, len(self.shapes))
-        self.step.history.lengths[self.padding] = 1  # as it was
-        self.captured_bytes = torch.cuda.memory_reserved(self.device) - before
-        log.info("captured %d CUDA graphs in %d MiB", len(self.captured), self.captured_bytes >> 20)
+        with self.recorder.counting():
+            for number, (size, drafts) in enumerate(self.shapes, start=1):
+                self._try_out(length)
+                plain, asked = self.recorder.both(_rows(size, drafts), partial(self._run, size, drafts))
+                self.captured[size, drafts, False], self.captured[size, drafts, True] = plain, asked
+                report(number, len(self.shapes))
+            self.step.history.lengths[self.padding] = 1  # as it was
 
     def _try_out(self, length: int) -> None:
         """Rows like those of sequences of about that length, all of them in padding's slot.
@@ -100,23 +85,10 @@ class DraftGraphs:
         """
         room = self.step.history.tokens.shape[1] - 1
         self.step.history.lengths[self.padding] = max(1, min(length, room - 2 * (2 + ROUNDS * REPLAYS)))
-        self._fill([self.padding] * self.padding, [room] * self.padding, self.padding)
-
-    def _ways(self, size: int, drafts: int) -> tuple[bool, ...]:
-        """Whether launches start early: for small steps both ways are tried, where the device can."""
-        small = size * (1 + drafts) <= EARLY
-        return (False, True) if small and capability(self.device).starts_early else (False,)
-
-    def _capture(self, size: int, drafts: int, early: bool, asked: bool) -> CapturedStep:
-        self._run(size, drafts, early, asked)  # compiles kernels and sets them up, none of which a graph could record
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            verified = self._run(size, drafts, early, asked)
-        return CapturedStep(graph, size * (1 + drafts), early, verified)
+        self._send([self.padding] * self.padding, [room] * self.padding, self.padding)
 
     def _run(self, size: int, drafts: int, early: bool, asked: bool) -> Verified:
-        slots, limits = self.inputs[:, :size]
+        slots, limits = self.inputs.values[:, :size]
         return self.step.run(slots, limits, drafts, early=early, asked=asked)
 
     # -- every step ----------------------------------------------------------------------------------------------------
@@ -126,19 +98,9 @@ class DraftGraphs:
         assert decodes.limits is not None
         size = next(size for size in self.batches if size >= len(decodes))
         drafts = max(each for each in range(decodes.drafts + 1) if (size, each, asked) in self.captured)
-        self._fill(decodes.slots, decodes.limits, size)
-        captured = self.captured[size, drafts, asked]
-        captured.graph.replay()
-        return captured.verified
+        self._send(decodes.slots, decodes.limits, size)
+        return self.captured[size, drafts, asked].replay()
 
-    def _fill(self, slots: Numbers, limits: Numbers, size: int) -> None:
-        """Send what each sequence is, and padding up to `size`."""
-        turn, self.turn = self.turn, (self.turn + 1) % BUFFERS
-        if (arrival := self.arrivals[turn]) is not None:
-            arrival.wait()  # for the step that used this buffer to have read it, as it nearly always has
-        numbers = self.buffers[turn].numpy()
-        for row, (values, padding) in enumerate(((slots, self.padding), (limits, 0))):
-            numbers[row, : len(values)] = values
-            numbers[row, len(values) : size] = padding
-        self.inputs.copy_(self.buffers[turn], non_blocking=True)
-        self.arrivals[turn] = Arrival(self.device)
+    def _send(self, slots: Numbers, limits: Numbers, size: int) -> None:
+        """What each sequence is, and padding up to `size`."""
+        self.inputs.send(size, (slots, self.padding), (limits, 0))

@@ -10,14 +10,12 @@ It draws with the noise of the position that it drafts, by the request's own par
 about the same, they draw the same token, at any temperature.
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradus.engine.plan import Decodes, Plan, Span
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.ngram_reference import NO_DRAFT
-from gradus.sampling.sampler import Sampler
 from gradus.speculative.history import History
 
 CHUNK = 256
@@ -29,11 +27,11 @@ USUAL = 2
 class DraftModel:
     """Proposes for slots whose block tables are up to date.
 
-    runner: of the draft model; its attention reads the block tables of the model's. sampler: the model's.
+    runner: of the draft model, with the model's sampler; its attention reads the model's block tables.
     """
 
-    def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
-        self.runner, self.sampler = runner, sampler
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
         self.longest = runner.model.config.context_length
         self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has
@@ -77,6 +75,4 @@ class DraftModel:
 
     def _draw(self, spans: list[Span]) -> list[int]:
         """The token after each span."""
-        logits = self.runner.answer(Plan(spans))
-        positions = np.array([span.start + len(span.tokens) for span in spans])
-        return self.sampler.guess(logits, np.array([span.slot for span in spans]), positions).tolist()
+        return self.runner.guess(Plan(spans)).tolist()

@@ -60,14 +60,14 @@ class DraftStep:
 
     def run(self, slots: Tensor, limits: Tensor, drafts: int, *, early: bool = False, asked: bool) -> Verified:
         """slots, limits: int32 [B], the limits being the positions that each may store: 0 for padding."""
-        rows = self.rows(slots, limits, drafts)
+        rows = self.rows(slots, limits, drafts, early)
         draw, hidden = self.draw(slots, rows, drafts, early, asked)
         return self.keep(slots, rows, draw, hidden)
 
     @torch.inference_mode()
     def rehearse(self, slots: Tensor, limits: Tensor, drafts: int, early: bool) -> None:
         """Go through the launches of `run` where they only compile: their results are never looked up."""
-        rows = self.rows(slots, limits, drafts)
+        rows = self.rows(slots, limits, drafts, early)
         nothing = torch.zeros_like(rows.tokens)
         for asked in (False, True):
             draw, hidden = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
@@ -75,10 +75,11 @@ class DraftStep:
             if self.states is not None:
                 keep_hidden(slots, kept, torch.zeros_like(origins), hidden, self.states.values)
 
-    def rows(self, slots: Tensor, limits: Tensor, drafts: int) -> DraftRows:
+    def rows(self, slots: Tensor, limits: Tensor, drafts: int, early: bool = False) -> DraftRows:
         history, attention = self.history, self.attention
         if drafts:
-            proposed = self.drafter.propose(history, slots, drafts, limits)
+            with early_launches(early):
+                proposed = self.drafter.propose(history, slots, drafts, limits)
         else:
             proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
         # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
@@ -120,7 +121,7 @@ class DraftRunner:
     def __init__(self, step: DraftStep, graphs: Replays | None = None) -> None:
         self.step, self.graphs = step, graphs
         self.device = step.model.device
-        self.arrived = 0.0  # when the host saw the newest step
+        self.arrived: float | None = 0.0  # when the host saw the newest step; None if prompts were in it
 
     @property
     def attention(self) -> AttentionBackend:
@@ -242,7 +243,8 @@ class DraftResult:
         """Wait until it is there, and for nothing that comes later."""
         self._arrival.wait()
         now, before = time.perf_counter(), self._runner.arrived
-        seconds = now - max(self._launched, before) if self._steady else 0.0
-        self._runner.arrived = now
+        # after prompts the host has more to do than after decodes: the next step's time would be the prompts' as well
+        seconds = now - max(self._launched, before) if self._steady and before is not None else 0.0
+        self._runner.arrived = None if self._counts else now
         told = () if self._logprobs is None else packed(self._logprobs)
         return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)

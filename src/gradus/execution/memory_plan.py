@@ -161,11 +161,14 @@ class MemoryPlan:
         """The options with this cache and context. Raises ConfigError where memory was to size it and none was left."""
         assert self.pages is not None, "the final engine has pages"
         if self.sized and not self.fits:
+            weights, smaller = "weights", "model"
+            if options.draft_model is not None:
+                weights, smaller = "the model's and the draft's weights", "draft"
             raise ConfigError(
-                f"no memory is left for a cache on {self.device}: weights take {readable(self.weight_bytes)}, the "
+                f"no memory is left for a cache on {self.device}: {weights} take {readable(self.weight_bytes)}, the "
                 f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
                 f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
-                f"{self.memory_fraction:g}; raise it, lower token_budget or max_sequences, or take a smaller model"
+                f"{self.memory_fraction:g}; raise it, lower token_budget or max_sequences, or take a smaller {smaller}"
             )
         if self.context_length < 2:
             raise ConfigError(f"a cache of {self.pages.positions} tokens holds no request: raise cache_tokens")

@@ -59,9 +59,9 @@ class ModelRunner:
         batch = self.prepare(plan)
         if self.latest is not None:
             self.latest.fill_in(batch)
-        logits = self.logits(batch)
         rows = sampled_rows(batch, self.verifies)
-        drawn = self.sampler.sample(logits, rows)
+        tokens = self.choose(batch, rows)
+        drawn = self.sampler.sample(self.logits(batch), rows) if tokens is None else self.sampler.take(tokens, rows)
         if self.latest is not None and len(rows):
             self.latest.record(rows.slots, drawn.tokens)
         return batch, rows, drawn
@@ -69,6 +69,17 @@ class ModelRunner:
     def answer(self, plan: Plan) -> Tensor:
         """The model's answer to a plan whose tokens are all known, and nothing drawn from it."""
         return self.logits(self.prepare(plan))
+
+    def guess(self, plan: Plan) -> Tensor:
+        """What the slots of such a plan would draw from this model's answer, int64 [R]. Nothing counts as sampled."""
+        batch = self.prepare(plan)
+        rows = sampled_rows(batch)
+        tokens = self.choose(batch, rows)
+        return self.sampler.guess(self.logits(batch), rows.slots, rows.positions) if tokens is None else tokens
+
+    def choose(self, batch: Batch, rows: Rows) -> Tensor | None:
+        """Run the model and return each row's token, int64 [R], where that takes no logits; None where it does."""
+        return None
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""

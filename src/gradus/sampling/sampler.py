@@ -108,17 +108,30 @@ class Sampler:
 
         Rows of one kind are computed together. What a kind is, the host knows; so nothing here waits for the device.
         """
-        tokens = self._draw(logits, rows)
-        if rows.inputs is not None and rows.drafts is not None:
-            inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
-            tokens = standing(tokens, inputs, drafts)
+        tokens = self._verify(self._draw(logits, rows), rows)
         if (adjusting := self.table.adjusting[rows.slots]).any():
             self.table.record(upload(rows.slots[adjusting], torch.int64, self.device), tokens[self._where(adjusting)])
         return Drawn(tokens, self._report(logits, tokens, self.table.reporting[rows.slots]))
 
+    def greedy(self, slots: Column) -> bool:
+        """Whether these slots ask for no more than the token of their largest logit. Then a runner that finds it
+        otherwise needs no logits: see `take`."""
+        return bool((self.table.plain[slots] & ~self.table.drawing[slots]).all())
+
+    def take(self, tokens: Tensor, rows: Rows) -> Drawn:
+        """As `sample`, for rows that are `greedy`. tokens: int64 [R], as the function `greedy` makes them of logits."""
+        return Drawn(self._verify(tokens, rows))
+
     def guess(self, logits: Tensor, slots: Column, positions: Column) -> Tensor:
         """What these slots would draw at these positions if the logits were the model's: int64 [R]. Nothing counts."""
         return self._draw(logits, Rows(slots, positions))
+
+    def _verify(self, tokens: Tensor, rows: Rows) -> Tensor:
+        """The tokens drawn, REJECTED where a draft was wrong."""
+        if rows.inputs is None or rows.drafts is None:
+            return tokens
+        inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
+        return standing(tokens, inputs, drafts)
 
     def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
         adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]

@@ -5,12 +5,13 @@ A draft is a row more in a step. It pays if it is accepted often enough for what
     tokens per step = sum over sequences of 1 + P(1st draft stands) + P(1st and 2nd stand) + …
 
 over the time of a step with so many sequences and drafts. Both are moving averages of what steps have shown. One number
-serves all sequences of a step, so those whose drafts are accepted and those whose drafts are not share a step fairly:
-it is the sum that counts. Where no number of drafts gains anything, there are none; then a probe, rarer the longer it
-finds nothing, tells when they would pay again. What probes cost is kept account of, and is a small share of the time,
-however slow a drafter is.
+serves all sequences of a step, so it is the sum that counts, whichever of them brings it (docs/design/speculation.md
+says why, and what that gives away). Where no number of drafts gains anything, there are none; then a probe, rarer the
+longer it finds nothing, tells when they would pay again. What probes cost is kept account of, and is a small share of
+the time, however slow a drafter is.
 """
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ MARGIN = 1.02  # what drafts must gain to be worth it
 PROBE = 2  # drafts of a probe
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
+LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at one without to the next
+FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
 SHARE = 1 / 50  # of the time, for probes that bring nothing
 LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
 
@@ -55,8 +58,10 @@ class DraftControl:
         self._prior = prior
         self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
+        self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
         self._run = 0  # steps that the probe under way may still take
+        self._unlooked = self._looks = LOOK  # steps with drafts until the next look at one without
         self._debt = 0.0  # seconds that probes have cost, beyond their share of the time since
         self._brought = 1.0  # tokens per sequence of the step that was learned from last
         self._now, self._why = 0, "nothing has run yet"
@@ -80,7 +85,7 @@ class DraftControl:
         if not self.adaptive:
             return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
         size = len(slots).bit_length()
-        if (size, 0) not in self._seconds:
+        if self._timed[size, 0] < FIRST:
             return self._decide(0, "the time of a step without drafts is not known yet")
         tokens = np.concatenate([[0], self._agree[slots].sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
         rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= most}
@@ -88,12 +93,29 @@ class DraftControl:
         gain = rates[best] / rates[0]
         if gain > MARGIN:
             self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
+            if self._looks_without(size, best):
+                return self._decide(0, "a look at a step without drafts")
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
+        self._unlooked = self._looks = LOOK
         if self._probes(size) and most:
             return self._decide(min(PROBE, most), "a probe")
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
-        return self._decide(0, f"{nearest} drafts would bring {share:.2f} times the tokens per second")
+        drafts = "draft" if nearest == 1 else "drafts"
+        return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
+
+    def _looks_without(self, size: int, best: int) -> bool:
+        """Whether this step has no drafts although they pay, to see how long it takes then.
+
+        What other numbers took is forgotten: it is as old, and each may be tried again.
+        """
+        self._unlooked -= 1
+        if self._unlooked > 0:
+            return False
+        self._looks = min(2 * self._looks, RAREST_LOOK)
+        self._unlooked = self._looks
+        self._forget(size, {*self.choices} - {0, best})
+        return True
 
     def _probes(self, size: int) -> bool:
         """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
@@ -108,10 +130,13 @@ class DraftControl:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._left, self._run = self._patience, RUN - 1
-        for drafts in self.choices:
-            if drafts > PROBE:
-                self._seconds.pop((size, drafts), None)
+        self._forget(size, {drafts for drafts in self.choices if drafts > PROBE})
         return True
+
+    def _forget(self, size: int, numbers: set[int]) -> None:
+        for drafts in numbers:
+            self._seconds.pop((size, drafts), None)
+            del self._timed[size, drafts]
 
     def _decide(self, drafts: int, why: str) -> int:
         self._now, self._why = drafts, why
@@ -157,8 +182,12 @@ class DraftControl:
                 self._run = 0  # it could not pay if all drafts stood
         elif not drafts:
             self._debt = max(0.0, self._debt - SHARE * seconds)
+        self._timed[key] += 1
         known = self._seconds.get(key, seconds)
-        self._seconds[key] = known + NEW * (min(seconds, LARGEST_RISE * known) - known)
+        if self._timed[key] <= FIRST:
+            self._seconds[key] = min(known, seconds)
+        else:
+            self._seconds[key] = known + NEW * (min(seconds, LARGEST_RISE * known) - known)
 
     # -- what there is -------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,35 @@ def test_the_check_for_parallel_regions_catches(line):
     assert parallel_regions(line)
 
 
+def slice_assignments(source: str) -> list[str]:
+    """Where compiled code assigns to a slice: numba then compiles the words of an error about lengths, too."""
+    compiled = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        and any(re.search(r"njit|kept", ast.unparse(d)) for d in node.decorator_list)
+    ]
+    targets = [
+        target for function in compiled for node in ast.walk(function) if isinstance(node, ast.Assign)
+        for target in node.targets
+    ]  # fmt: skip
+    return [
+        f"line {target.lineno}: {ast.unparse(target)}"
+        for target in targets
+        if isinstance(target, ast.Subscript) and any(isinstance(part, ast.Slice) for part in ast.walk(target.slice))
+    ]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_no_kernel_assigns_to_a_slice(path):
+    assert slice_assignments(path.read_text(encoding="utf-8")) == []
+
+
+def test_the_check_for_slices_catches():
+    assert slice_assignments("@njit(**FLAGS)\ndef f(x, y):\n    x[0, :3] = y")
+    assert not slice_assignments("@njit(**FLAGS)\ndef f(x, y):\n    x[0, 3] = y\ndef g(x, y):\n    x[:3] = y")
+
+
 # -- without numba -----------------------------------------------------------------------------------------------------
 
 GENERATE = """

@@ -2,6 +2,7 @@
 
     decode_step.py     the stages, in their order, and the loop that every thread runs
     normalize.py, product.py, attend.py, elementary.py     what a stage consists of, each beside its torch reference
+    greedy.py          the choice of tokens while logits are made
     team.py            how threads share a stage, and why none waits for one that does not run
     matrix.py, model.py     a model's weights as the kernels see them, and a model as stages
     vectors.py, machine.py  what numba lacks: two loops in LLVM's own words, bfloat16, words that threads share

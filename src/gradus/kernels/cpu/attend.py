@@ -16,7 +16,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.elementary import exp, tanh
-from gradus.kernels.cpu.machine import FLAGS, address, floats, halves, longs, narrow, widen
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats, halves, longs, narrow, widen
 from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.vectors import FLOAT_STEP, SUM_STEP, float_tile, sum_tile
 
@@ -66,34 +66,25 @@ def make_scratch(heads: int, head_dim: int) -> Scratch:
     return Scratch(np.zeros((heads, head_dim), f32), np.zeros(head_dim, f32), np.zeros((heads, LONGEST), f32))
 
 
-@njit(**FLAGS)
+@njit(**FLAGS, **INLINED)
 def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any) -> None:
     """One span. qkv: float32 [R, (Hq + 2 Hkv) Dh], of all rows. partial: float32 [Hq, Dh + 2]: values, largest, sum."""
-    rows = (shape.cache_rows, shape.kv_heads, shape.head_dim)
-    if shape.halves:
-        _attend(shape, layer, span, qkv, scratch, partial, halves(layer.keys, rows), halves(layer.values, rows))
-    else:
-        _attend(shape, layer, span, qkv, scratch, partial, floats(layer.keys, rows), floats(layer.values, rows))
-
-
-@njit(**FLAGS)
-def _attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any, keys: Any, values: Any) -> None:
     width, position = shape.head_dim, span.position
     table = longs(span.table, (position // shape.page_size + 1,))
     # Keys and values that the step itself brings are stored by every span that reads them, since no span waits for
     # another: rows that verify drafts read those of the rows before them. What two store is the same to the last bit.
     for new in range(max(span.low, position - span.before), span.high):
-        _store(shape, layer, table, new, qkv[span.row - (position - new)], scratch.key, keys, values)
+        _store(shape, layer, table, new, qkv[span.row - (position - new)], scratch.key)
     for head in range(shape.heads):
         query = scratch.queries[head]
         own = qkv[span.row, head * width : (head + 1) * width]
         _turn(shape, layer.q_norm, layer.rotation, position, own, query)
         for j in range(width):
             query[j] *= shape.scale
-    _walk(0, shape, table, span, scratch, partial, keys)
+    _walk(0, shape, table, span, scratch, partial, layer.keys)
     for head in range(shape.heads):
         _exponentials(shape, scratch.weights[head, : span.high - span.low], partial[head])
-    _walk(1, shape, table, span, scratch, partial, values)
+    _walk(1, shape, table, span, scratch, partial, layer.values)
 
 
 @njit(**FLAGS)
@@ -115,103 +106,129 @@ def _turn(shape: Any, norm: int, rotation: int, position: int, x: Any, out: Any)
 
 
 @njit(**FLAGS)
-def _store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, key: Any, keys: Any, values: Any) -> None:
+def _store(shape: Any, layer: Any, table: Any, position: int, qkv: Any, key: Any) -> None:
     """This row's keys and values, into its page."""
     width, size = shape.head_dim, shape.page_size
     row = table[position // size] * size + position % size
     for head in range(shape.kv_heads):
+        at = (row * shape.kv_heads + head) * width * _bytes(shape)
         first = (shape.heads + head) * width
         _turn(shape, layer.k_norm, layer.rotation, position, qkv[first : first + width], key)
-        put(keys[row, head], key)
+        _put(shape, key, layer.keys + at)
         first += shape.kv_heads * width
-        put(values[row, head], qkv[first : first + width])
-
-
-def put(place: Any, vector: Any) -> None:
-    """Store a float32 vector as what the cache holds."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(put, jit_options=FLAGS)
-def _put_as(place: Any, vector: Any) -> Any:
-    if place.dtype == types.uint16:
-
-        def narrowed(place: Any, vector: Any) -> None:
-            for j in range(place.shape[0]):
-                place[j] = narrow(vector[j])
-
-        return narrowed
-
-    def copied(place: Any, vector: Any) -> None:
-        for j in range(place.shape[0]):
-            place[j] = vector[j]
-
-    return copied
+        _put(shape, qkv[first : first + width], layer.values + at)
 
 
 @njit(**FLAGS)
-def _walk(summing: Any, shape: Any, table: Any, span: Any, scratch: Any, partial: Any, kept: Any) -> None:
-    """Over a span's pages, all heads of each: with keys to scores, or (summing, literal: 1) with values to sums."""
+def _bytes(shape: Any) -> int:
+    """Of one number in the cache."""
+    return 2 if shape.halves else 4
+
+
+@njit(**FLAGS)
+def _put(shape: Any, vector: Any, place: int) -> None:
+    """Store a head's float32 vector as what the cache holds."""
+    width = shape.head_dim
+    if shape.halves:
+        narrowed = halves(place, (width,))
+        for j in range(width):
+            narrowed[j] = narrow(vector[j])
+    else:
+        copied = floats(place, (width,))
+        for j in range(width):
+            copied[j] = vector[j]
+
+
+@njit(**FLAGS)
+def _walk(summing: Any, shape: Any, table: Any, span: Any, scratch: Any, partial: Any, kept: int) -> None:
+    """Over a span's pages, all heads of each: with keys to scores, or (summing, literal: 1) with values to sums.
+
+    kept: the address of the layer's keys, or values.
+    """
     size, sharing = shape.page_size, shape.heads // shape.kv_heads
     position = span.low
     while position < span.high:
         end = min(span.high, (position // size + 1) * size)  # of the page
         first = table[position // size] * size + position % size
-        page, weights = kept[first : first + end - position], scratch.weights[:, position - span.low : end - span.low]
+        page, count = kept + first * shape.kv_heads * shape.head_dim * _bytes(shape), end - position
+        weights = scratch.weights[:, position - span.low : end - span.low]
         for kv_head in range(shape.kv_heads):
             head, last = kv_head * sharing, (kv_head + 1) * sharing
             while head < last:  # query heads that share it, together
+                queries, mine, sums = scratch.queries[head:], weights[head:], partial[head:]
                 if last - head >= 3:
-                    together(summing, 3, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
+                    if shape.halves:
+                        together(summing, 3, 1, shape, page, count, kv_head, queries, mine, sums)
+                    else:
+                        together(summing, 3, 0, shape, page, count, kv_head, queries, mine, sums)
                     head += 3
                 else:
-                    together(summing, 1, page, kv_head, scratch.queries[head:], weights[head:], partial[head:])
+                    if shape.halves:
+                        together(summing, 1, 1, shape, page, count, kv_head, queries, mine, sums)
+                    else:
+                        together(summing, 1, 0, shape, page, count, kv_head, queries, mine, sums)
                     head += 1
         position = end
 
 
-def together(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> None:
-    """Some rows of keys, or of values, for `count` (literal) query heads. page: [positions, Hkv, Dh]."""
+def together(
+    summing: Any, heads: Any, halved: Any, shape: Any, page: int, positions: int, kv_head: int, queries: Any,
+    weights: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Some rows of keys, or of values, for `heads` query heads. page: the address of [positions, Hkv, Dh], bfloat16 if
+    `halved` is 1, else float32. All of summing, heads and halved are literal."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(together, jit_options=FLAGS)
-def _together(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> Any:
-    if not all(isinstance(each, types.IntegerLiteral) for each in (summing, count)):
+def _together(
+    summing: Any, heads: Any, halved: Any, shape: Any, page: int, positions: int, kv_head: int, queries: Any,
+    weights: Any, sums: Any,
+) -> Any:  # fmt: skip
+    if not all(isinstance(each, types.IntegerLiteral) for each in (summing, heads, halved)):
         return None
-    heads, narrow_cache = count.literal_value, int(page.dtype == types.uint16)
+    count, of_halves = heads.literal_value, halved.literal_value
+    array, size = (halves, 2) if of_halves else (floats, 4)
 
-    def score(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> None:
-        positions, kv_heads, width = page.shape
-        stride = kv_heads * width * page.itemsize
-        at, p = address(page) + kv_head * width * page.itemsize, 0
+    def score(
+        summing: Any, heads: Any, halved: Any, shape: Any, page: int, positions: int, kv_head: int, queries: Any,
+        weights: Any, sums: Any,
+    ) -> None:  # fmt: skip
+        width = shape.head_dim
+        stride = shape.kv_heads * width * size
+        at, p = page + kv_head * width * size, 0
         if width % FLOAT_STEP == 0:
             while p + 4 <= positions:
                 float_tile(
-                    narrow_cache, 4, heads, 1, at + p * stride, stride, width, address(queries), 4 * width,
+                    of_halves, 4, count, 1, at + p * stride, stride, width, address(queries), 4 * width,
                     address(weights) + 4 * p, weights.strides[0],
                 )  # fmt: skip
                 p += 4
         for rest in range(p, positions):
-            for head in range(heads):
+            key = array(at + rest * stride, (width,))
+            for head in range(count):
                 total = f32(0)
                 for j in range(width):
-                    total += queries[head, j] * widen(page[rest, kv_head, j])
+                    total += queries[head, j] * widen(key[j])
                 weights[head, rest] = total
 
-    def add(summing: Any, count: Any, page: Any, kv_head: int, queries: Any, weights: Any, sums: Any) -> None:
-        positions, kv_heads, width = page.shape
-        stride = kv_heads * width * page.itemsize
-        at, done = address(page) + kv_head * width * page.itemsize, width // SUM_STEP * SUM_STEP
+    def add(
+        summing: Any, heads: Any, halved: Any, shape: Any, page: int, positions: int, kv_head: int, queries: Any,
+        weights: Any, sums: Any,
+    ) -> None:  # fmt: skip
+        width = shape.head_dim
+        stride = shape.kv_heads * width * size
+        at, done = page + kv_head * width * size, width // SUM_STEP * SUM_STEP
         for j in range(0, done, SUM_STEP):
             sum_tile(
-                narrow_cache, heads, at + j * page.itemsize, stride, positions, address(weights), weights.strides[0],
+                of_halves, count, at + j * size, stride, positions, address(weights), weights.strides[0],
                 address(sums) + 4 * j, sums.strides[0],
             )  # fmt: skip
-        for head in range(heads):
-            for j in range(done, width):
-                for p in range(positions):
-                    sums[head, j] += weights[head, p] * widen(page[p, kv_head, j])
+        for p in range(positions):
+            value = array(at + p * stride, (width,))
+            for head in range(count):
+                for j in range(done, width):
+                    sums[head, j] += weights[head, p] * widen(value[j])
 
     return add if summing.literal_value else score
 
@@ -230,7 +247,8 @@ def _exponentials(shape: Any, weights: Any, partial: Any) -> None:
     for p in range(count):
         weights[p] = exp(weights[p] - largest)
         total += weights[p]
-    partial[:width] = f32(0)
+    for j in range(width):
+        partial[j] = f32(0)
     partial[width], partial[width + 1] = largest, total
 
 

@@ -22,7 +22,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.attend import Scratch, attend, gather
-from gradus.kernels.cpu.elementary import activate, add_to, tanh
+from gradus.kernels.cpu.elementary import activate, add_to, copy, tanh
+from gradus.kernels.cpu.greedy import NOTHING, token, winner
 from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, INLINED, load
 from gradus.kernels.cpu.normalize import normalize
@@ -57,6 +58,7 @@ SHAPE = np.dtype(
         ("activation", np.int64),
         ("gated", np.int64),
         ("softcap", np.float32),  # of the logits; 0: none
+        ("greedy", np.int64),  # whether the head chooses tokens and leaves no logits
     ]
 )
 
@@ -69,6 +71,7 @@ class Step(NamedTuple):
     wanted: int64 [32], the rows that get logits.
     spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
+    winners: int64 [chunks of the head, 32], as `greedy.py` has them; tokens: int64 [32], the choice.
     """
 
     shape: Any
@@ -86,6 +89,8 @@ class Step(NamedTuple):
     added: NDArray[np.float32]
     features: NDArray[np.float32]
     logits: NDArray[np.float32]
+    winners: NDArray[np.int64]
+    tokens: NDArray[np.int64]
 
 
 class Worker(NamedTuple):
@@ -115,14 +120,18 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         _fill(step, stage, worker.rows)
         prepare(step.matrices[stage.matrix], padded(_count(step, stage)), worker.rows)
         worker.ready[0] = number
-    y = step.qkv if stage.kind == QKV else step.logits if stage.kind == HEAD else worker.products
+    chooses = stage.kind == HEAD and step.shape[0].greedy != 0
+    y = step.qkv if stage.kind == QKV else worker.products if stage.kind != HEAD or chooses else step.logits
+    before = low if chooses else 0  # columns of the result that y leaves out
     halves = 2 if stage.kind == UP and step.shape[0].gated else 1  # a gated product is [gate, up]
     for half in range(halves):
-        _multiply(step, stage, low + half * stage.columns, high + half * stage.columns, worker.rows, y)
+        _multiply(step, stage, before, low + half * stage.columns, high + half * stage.columns, worker.rows, y)
     if stage.kind == UP:
         _activate(step, low, high, y)
     elif stage.kind == HEAD:
-        _cap(step, low, high)
+        _cap(step, low - before, high - before, y)
+        if chooses:
+            _leave_winners(step, chunk, low, high, y)
     elif stage.kind != QKV:
         _add(step, stage, low, high, y)
 
@@ -140,7 +149,7 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
             first, end = step.span_starts[group, r], step.span_starts[group, r + 1]
             gather(step.heads[0], step.partials, first, end - first, rows.x[r])
         elif stage.kind == DOWN:
-            rows.x[r, : shape.features] = step.features[r, : shape.features]
+            copy(step.features[r, : shape.features], rows.x[r])
         elif stage.kind == HEAD:
             row = step.x[step.wanted[r]]
             normalize(row, shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
@@ -157,7 +166,7 @@ def _count(step: Step, stage: Any) -> int:
 
 
 @njit(**FLAGS, **INLINED)
-def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -> None:
+def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Rows, y: Any) -> None:
     """Columns low to high of the stage's product, whose matrix may consist of several, side by side."""
     count = padded(_count(step, stage))
     for part in range(stage.matrix, stage.matrix + stage.parts):
@@ -168,7 +177,7 @@ def _multiply(step: Step, stage: Any, low: int, high: int, rows: Rows, y: Any) -
         if stage.parts > 1:  # each wants its activations in its own way
             _fill(step, stage, rows)
             prepare(matrix, count, rows)
-        multiply(matrix, start, end, count, rows, y)
+        multiply(matrix, matrix.first - before, start, end, count, rows, y)
 
 
 # -- what becomes of a product -----------------------------------------------------------------------------------------
@@ -180,7 +189,7 @@ def _add(step: Step, stage: Any, low: int, high: int, products: Any) -> None:
         if stage.onto:
             add_to(step.x[r, low:high], products[r, low:high])
         else:
-            step.added[r, low:high] = products[r, low:high]
+            copy(products[r, low:high], step.added[r, low:high])
 
 
 @njit(**FLAGS)
@@ -203,12 +212,29 @@ def _activate(step: Step, low: int, high: int, products: Any) -> None:
 
 
 @njit(**FLAGS)
-def _cap(step: Step, low: int, high: int) -> None:
+def _cap(step: Step, low: int, high: int, logits: Any) -> None:
     cap = step.shape[0].softcap
     if cap:
         for r in range(step.shape[0].wanted):
             for i in range(low, high):
-                step.logits[r, i] = cap * tanh(step.logits[r, i] / cap)
+                logits[r, i] = cap * tanh(logits[r, i] / cap)
+
+
+@njit(**FLAGS)
+def _leave_winners(step: Step, chunk: int, low: int, high: int, logits: Any) -> None:
+    """Of the head's columns low to high, which are the first of `logits`."""
+    for r in range(step.shape[0].wanted):
+        step.winners[chunk, r] = winner(logits[r], high - low, low)
+
+
+@njit(**FLAGS)
+def _choose(step: Step) -> None:
+    """The tokens, of the winners of all chunks."""
+    for r in range(step.shape[0].wanted):
+        best = NOTHING
+        for chunk in range(step.winners.shape[0]):
+            best = max(best, step.winners[chunk, r])
+        step.tokens[r] = token(best)
 
 
 # -- a whole step ------------------------------------------------------------------------------------------------------
@@ -228,6 +254,8 @@ def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
                 finish(words, step.chunks[stage])
                 turns = 0
             elif stage == OVER and turns >= patience:
+                if stages and step.shape[0].greedy:
+                    _choose(step)
                 return
             else:
                 turns = wait(turns, BETWEEN_STEPS if stage == OVER else WITHIN_STEP)

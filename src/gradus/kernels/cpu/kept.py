@@ -18,7 +18,7 @@ from typing import Any
 from numba import njit
 from numba.core.caching import FunctionCache
 
-from gradus.kernels.cpu.machine import FLAGS
+from gradus.kernels.cpu.machine import ENTERED
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class KeptCode(FunctionCache):
 
 def kept(function: Callable[..., Any]) -> Any:
     """The function compiled, and its code kept where that is possible."""
-    kernel = njit(**FLAGS)(function)
+    kernel = njit(**ENTERED)(function)
     with suppress(RuntimeError):
         kernel._cache = KeptCode(function)  # as `cache=True` does
     return kernel

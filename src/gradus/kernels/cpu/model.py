@@ -120,7 +120,7 @@ class DecodeModel:
         _add_panels(model)
         self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
         self.address = -(-self.words.ctypes.data // 64) * 64
-        self.logits = torch.from_numpy(self.step.logits)
+        self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.team = Team(threads, self._work)
         finalize(self, self.team.close)
 
@@ -131,21 +131,25 @@ class DecodeModel:
         slots: Sequence[int],
         before: Sequence[int] | None = None,
         wanted: Sequence[int] | None = None,
+        *,
+        greedy: bool = False,
     ) -> Tensor:
         """One decode step: a new token of each of these slots, at its position, int64 [R].
 
         A slot may have several, at successive positions in successive rows: before says how many rows of the same slot
         come right before each; None: none. Its keys and values go to the pages that the tables name.
         wanted: the rows that get logits, at least one; None: all. Returns those, float32 [wanted, V], until the next
-        call.
+        call; or where `greedy`, and then no logits are written, the token of each row's largest, int64 [wanted]: of
+        equal ones the first, -1 where it is not finite.
         """
         rows, wanted = len(slots), range(len(slots)) if wanted is None else wanted
         self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
-        self.step.shape["rows"], self.step.shape["wanted"] = rows, len(wanted)
+        shape = self.step.shape
+        shape["rows"], shape["wanted"], shape["greedy"] = rows, len(wanted), greedy
         self.step.wanted[: len(wanted)] = wanted
         self._divide(slots, positions.tolist(), before or [0] * rows)
         self.team.run()
-        return self.logits[: len(wanted)]
+        return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
     def hidden(self, rows: Sequence[int]) -> Tensor:
         """The newest step's hidden states of these rows, [rows, D], as the model's head takes them."""
@@ -221,6 +225,8 @@ def _make_step(
         added=buffer(config.hidden_size),
         features=buffer(widths[1]),
         logits=buffer(config.vocab_size),
+        winners=np.zeros((chunks[-1], MOST_ROWS), np.int64),
+        tokens=np.zeros(MOST_ROWS, np.int64),
     )
 
 
@@ -228,7 +234,7 @@ def _shape(model: Model) -> NDArray[np.void]:
     config = model.config
     gated, softcap = config.family != "gpt2", config.final_softcap or 0.0
     activation = ACTIVATIONS[config.activation]
-    return np.array([(0, 0, config.hidden_size, config.intermediate_size, activation, gated, softcap)], SHAPE)
+    return np.array([(0, 0, config.hidden_size, config.intermediate_size, activation, gated, softcap, 0)], SHAPE)
 
 
 def _heads(model: Model, keys: Tensor, page_size: int) -> NDArray[np.void]:
@@ -268,7 +274,7 @@ def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices:
 def _make_worker(model: Model, step: Step) -> Worker:
     config = model.config
     widest = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
-    columns = max(config.hidden_size, 2 * config.intermediate_size)
+    columns = max(config.hidden_size, 2 * config.intermediate_size, step.stages["chunk"][-1])
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),

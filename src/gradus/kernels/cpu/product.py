@@ -137,54 +137,55 @@ def _order(rows: Any, r: int, matrix: Any) -> None:
 
 
 @njit(**FLAGS, **INLINED)
-def multiply(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Rows low to high of the matrix, times the activations: y[:count, first + low : first + high], with the bias.
 
     count: as `padded` has it. rows: as `prepare` left them. y: float32 [32, N].
     """
     block = high - low if count <= TOGETHER else AT_A_TIME
     for start in range(low, high, block):
-        for first in range(0, count, TOGETHER):
+        for r in range(0, count, TOGETHER):
             together = Rows(
-                rows.x[first:], rows.rounded[first:], rows.scales[first:], rows.corrections[first:],
-                rows.ordered[first:], rows.narrow[first:], rows.sums[first:], rows.edge,
+                rows.x[r:], rows.rounded[r:], rows.scales[r:], rows.corrections[r:],
+                rows.ordered[r:], rows.narrow[r:], rows.sums[r:], rows.edge,
             )  # fmt: skip
-            _multiply_together(
-                matrix, start, min(start + block, high), min(TOGETHER, count - first), together, y[first:]
-            )
+            end = min(start + block, high)
+            _multiply_together(matrix, first, start, end, min(TOGETHER, count - r), together, y[r:])
 
 
 @njit(**FLAGS, **INLINED)
-def _multiply_together(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+def _multiply_together(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     if matrix.kind == FLOAT32:
         weights = floats(matrix.values, (matrix.rows, matrix.width))
-        _multiply_floats(0, weights, matrix, low, high, count, rows.x, y)
+        _multiply_floats(0, weights, matrix, first, low, high, count, rows.x, y)
     elif matrix.kind == BFLOAT16:
         narrow_weights = halves(matrix.values, (matrix.rows, matrix.width))
-        _multiply_floats(1, narrow_weights, matrix, low, high, count, rows.x, y)
+        _multiply_floats(1, narrow_weights, matrix, first, low, high, count, rows.x, y)
     elif matrix.kind == INT8:
-        _multiply_int8(matrix, low, high, count, rows, y)
+        _multiply_int8(matrix, first, low, high, count, rows, y)
     else:
-        _multiply_int4(matrix, low, high, count, rows, y)
+        _multiply_int4(matrix, first, low, high, count, rows, y)
     if matrix.bias:
         bias = floats(matrix.bias, (matrix.rows,))
         for r in range(count):
             for i in range(low, high):
-                y[r, matrix.first + i] += bias[i]
+                y[r, first + i] += bias[i]
 
 
 @njit(**FLAGS)
-def _multiply_floats(halves: Any, weights: Any, matrix: Any, low: int, high: int, count: int, x: Any, y: Any) -> None:
+def _multiply_floats(
+    halves: Any, weights: Any, matrix: Any, first: int, low: int, high: int, count: int, x: Any, y: Any
+) -> None:
     """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
     stride = width * weights.itemsize
     i, several = low, 1 if count == 1 else 2 if count == 8 else 4
     if width % FLOAT_STEP:
-        _multiply_plainly(weights, matrix.first, low, high, count, x, y)
+        _multiply_plainly(weights, first, low, high, count, x, y)
         i = high
     while i < high:
         at, xs = matrix.values + i * stride, address(x)
-        out, whole = address(y) + 4 * (matrix.first + i), i + several <= high
+        out, whole = address(y) + 4 * (first + i), i + several <= high
         if count == 1 and width % (4 * FLOAT_STEP) == 0:  # one row is one stream: nothing is faster
             float_tile(halves, 1, 1, 4, at, stride, width, xs, x_stride, out, out_stride)
         elif count == 1 or not whole:
@@ -213,14 +214,14 @@ def _multiply_plainly(weights: Any, first: int, low: int, high: int, count: int,
 
 
 @njit(**FLAGS)
-def _multiply_int8(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+def _multiply_int8(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     if HAS_VNNI and matrix.width % INT8_STEP == 0:
-        _multiply_with_vnni(matrix, low, high, count, rows, y)
+        _multiply_with_vnni(matrix, first, low, high, count, rows, y)
         return
     weights, scales = bytes_at(matrix.values, (matrix.rows, matrix.width)), floats(matrix.scales, (matrix.rows,))
     for i in range(low, high):
         for r in range(count):
-            y[r, matrix.first + i] = f32(_dot_integers(weights, i, rows.rounded, r)) * rows.scales[r] * scales[i]
+            y[r, first + i] = f32(_dot_integers(weights, i, rows.rounded, r)) * rows.scales[r] * scales[i]
 
 
 @njit(**FLAGS)
@@ -232,13 +233,13 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 
 @njit(**FLAGS)
-def _multiply_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+def _multiply_with_vnni(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """Two weight rows at once, for a lone row of activations one, which is one stream; what is left one by one."""
     width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
     x_scales, out_stride = address(rows.scales), 4 * y.shape[1]
     i, several = low, 1 if count == 1 else 2
     while i < high:
-        at, by, to = matrix.values + i * width, matrix.scales + 4 * i, address(y) + 4 * (matrix.first + i)
+        at, by, to = matrix.values + i * width, matrix.scales + 4 * i, address(y) + 4 * (first + i)
         whole = i + several <= high
         if count == 1:
             int8_tile(1, 1, at, by, width, x, x_stride, x_scales, offsets, to, out_stride)
@@ -260,19 +261,19 @@ def _multiply_with_vnni(matrix: Any, low: int, high: int, count: int, rows: Any,
 
 
 @njit(**FLAGS)
-def _multiply_int4(matrix: Any, low: int, high: int, count: int, rows: Any, y: Any) -> None:
+def _multiply_int4(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
     """A block of LANES weight rows at a time. Of one that is not whole, since a chunk begins or ends in it, what is
     asked for."""
     out_stride, edge = 4 * y.shape[1], address(rows.edge)
     for block in range(low // LANES, -(-high // LANES)):
-        first = block * LANES
-        if low <= first and first + LANES <= high:
-            _multiply_block(matrix, block, count, rows, address(y) + 4 * (matrix.first + first), out_stride)
+        start = block * LANES
+        if low <= start and start + LANES <= high:
+            _multiply_block(matrix, block, count, rows, address(y) + 4 * (first + start), out_stride)
             continue
         _multiply_block(matrix, block, count, rows, edge, 4 * LANES)
         for r in range(count):
-            for i in range(max(low, first), min(high, first + LANES)):
-                y[r, matrix.first + i] = rows.edge[r, i - first]
+            for i in range(max(low, start), min(high, start + LANES)):
+                y[r, first + i] = rows.edge[r, i - start]
 
 
 @njit(**FLAGS)

@@ -1,0 +1,112 @@
+"""What captured steps share, without a GPU: where numbers arrive, and in which order graphs are recorded and raced."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradus.execution import capturing
+from gradus.execution.capturing import BUFFERS, REPLAYS, ROUNDS, Inputs, Recorder
+
+CPU = torch.device("cpu")
+
+
+def test_inputs_arrive_at_one_address_with_padding_behind_them():
+    inputs = Inputs(2, 4, CPU)
+    address = inputs.values.data_ptr()
+    inputs.send(4, ([7, 8, 9], 4), ([1, 2, 3], 0))
+    assert inputs.values.tolist() == [[7, 8, 9, 4], [1, 2, 3, 0]]
+    for number in range(2 * BUFFERS):
+        inputs.send(2, ([number], 4), ([number + 1], 0))
+        assert inputs.values[:, :2].tolist() == [[number, 4], [number + 1, 0]]
+    inputs.send(4, ([], 4), ([], 0))
+    assert inputs.values.tolist() == [[4] * 4, [0] * 4] and inputs.values.data_ptr() == address
+
+
+def test_a_buffer_is_written_again_only_when_its_step_has_read_it(monkeypatch):
+    waited: list[int] = []
+
+    class Numbered:
+        made = 0
+
+        def __init__(self, device: torch.device) -> None:
+            self.number, Numbered.made = Numbered.made, Numbered.made + 1
+
+        def wait(self) -> None:
+            waited.append(self.number)
+
+    monkeypatch.setattr(capturing, "Arrival", Numbered)
+    inputs = Inputs(1, 2, CPU)
+    for number in range(BUFFERS + 2):
+        inputs.send(2, ([number], 0))
+    assert waited == [0, 1]
+
+
+class FakeGraphs:
+    """In torch.cuda's place: notes what happens. ms: of a replay, by the number of the graph."""
+
+    def __init__(self, monkeypatch, ms: dict[int, float]) -> None:
+        self.ms, self.log, self.clock, self.made = ms, [], 0.0, 0
+        cuda = capturing.torch.cuda
+        monkeypatch.setattr(cuda, "CUDAGraph", self.graph)
+        monkeypatch.setattr(cuda, "graph", self.recording)
+        monkeypatch.setattr(cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(cuda, "synchronize", lambda device: self.log.append("wait"))
+        monkeypatch.setattr(cuda, "Event", lambda enable_timing: self.event())
+        monkeypatch.setattr(capturing, "capability", lambda device: SimpleNamespace(starts_early=True))
+
+    def graph(self) -> SimpleNamespace:
+        number, self.made = self.made, self.made + 1
+
+        def replay() -> None:
+            self.clock += self.ms[number]
+            self.log.append(f"replay {number}")
+
+        return SimpleNamespace(number=number, replay=replay)
+
+    @contextmanager
+    def recording(self, graph, pool):
+        assert pool == "pool"
+        self.log.append(f"record {graph.number}")
+        yield
+
+    def event(self) -> SimpleNamespace:
+        event = SimpleNamespace(synchronize=lambda: None, at=0.0)
+        event.record = lambda: setattr(event, "at", self.clock)
+        event.elapsed_time = lambda later: later.at - event.at
+        return event
+
+    def step(self, early: bool, asked: bool) -> tuple[bool, bool]:
+        self.log.append(f"step{' early' * early}{' asked' * asked}")
+        return early, asked
+
+
+@pytest.mark.parametrize(("ms", "early"), [({0: 1.0, 1: 2.0}, False), ({0: 2.0, 1: 1.0}, True)])
+def test_small_steps_are_recorded_both_ways_and_the_faster_one_stays(monkeypatch, ms, early):
+    fake = FakeGraphs(monkeypatch, ms)
+    plain, asked = Recorder(CPU).both(64, fake.step)
+    assert (plain.early, plain.result, asked.result) == (early, (early, False), (early, True))
+    said = [entry for entry in fake.log if not entry.startswith("replay")]
+    last = "step early asked" if early else "step asked"
+    assert said[:8] == ["step", "wait", "record 0", "step", "step early", "wait", "record 1", "step early"]
+    assert said[8:] == [last, "wait", "record 2", last]
+    assert len(fake.log) - len(said) == 2 * ROUNDS * REPLAYS
+    fake.log.clear()
+    assert plain.replay() == (early, False) and fake.log == [f"replay {int(early)}"]
+
+
+def test_large_steps_are_recorded_one_way(monkeypatch):
+    fake = FakeGraphs(monkeypatch, {})
+    plain, asked = Recorder(CPU).both(65, fake.step)
+    assert not plain.early and not asked.early
+    assert fake.log == ["step", "wait", "record 0", "step", "step asked", "wait", "record 1", "step asked"]
+
+
+def test_the_log_says_how_many_were_recorded_in_how_much_memory(monkeypatch, caplog):
+    fake, reserved = FakeGraphs(monkeypatch, {}), iter([1 << 20, 6 << 20])
+    monkeypatch.setattr(capturing.torch.cuda, "memory_reserved", lambda device: next(reserved))
+    recorder = Recorder(CPU)
+    with caplog.at_level("INFO"), recorder.counting():
+        recorder.both(65, fake.step)
+    assert "captured 2 CUDA graphs in 5 MiB" in caplog.text
