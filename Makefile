@@ -18,12 +18,13 @@ TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint stress book clean
+.PHONY: help serve course test lint stress book clean
 
 help:
 	@echo 'Gradus: an LLM inference engine, built one optimization at a time.'
 	@echo
 	@echo '  make serve     set up, fetch the model (98 MB) and serve it on http://127.0.0.1:8000'
+	@echo '  make course    set up for the course, with what `gradus check` needs, and fetch the model'
 	@echo '  make test      set up for development, then lint and run the tests; needs no network afterwards'
 	@echo '  make lint      ruff (errors, format) and mypy'
 	@echo '  make stress    the property and stress tests, with many more examples (minutes)'
@@ -42,6 +43,11 @@ help:
 serve: $(SERVE_READY)
 	@$(GRADUS) pull "$(MODEL)"
 	@$(GRADUS) serve --model "$(MODEL)" $(if $(PHASE),--phase $(PHASE)) $(ARGS)
+
+course: $(TEST_READY)
+	@$(GRADUS) pull smollm2-135m
+	@echo 'Now type: source .venv/bin/activate'
+	@echo 'and begin with phases/p00_baseline/README.md, or with: gradus exercise p00'
 
 test: lint
 	$(IN) pytest $(PARALLEL) --durations=15 $(ARGS)

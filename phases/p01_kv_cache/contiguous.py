@@ -1,4 +1,4 @@
-"""Compute each key and value once, and keep it: one sequence's cache, one contiguous stretch a layer."""
+"""Compute each key and value once, and keep it: one sequence's cache, in one stretch per layer."""
 
 from collections.abc import Hashable
 

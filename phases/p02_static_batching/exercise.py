@@ -10,7 +10,8 @@ EXERCISE = Exercise(
             "tokens. Where does token i of a span with slot s go? And what else in a batch counts rows?",
             "Token i of slot s goes to row s · width + i, `width` being the longest span's count. All other rows are "
             "token 0 at position 0. Whatever points at rows (query_start, logits_rows) points into the rectangle now.",
-            "where: that row for each flat row, as a tensor. token_ids = zeros(batch_size · width); "
+            "where: that row for each flat row, as a tensor on the device of batch.token_ids, as are all new ones. "
+            "token_ids = torch.zeros(batch_size * width, dtype=torch.int64, device=…); "
             "token_ids[where] = batch.token_ids, the same for positions; logits_rows = where[batch.logits_rows]; "
             "query_start = [slot · width, for each slot]. The rest of the Batch stays: "
             "dataclasses.replace(batch, token_ids=…, …) makes the new one.",
@@ -25,8 +26,8 @@ EXERCISE = Exercise(
             "Keep self.width, the largest of batch.counts; self.size, the rows divided by the width; self.length, the "
             "largest of batch.lengths. self.real: a tensor of the real rows; self.slots = real // width; "
             "self.positions = batch.positions[real]; queries = batch.positions.view(size, width, 1); "
-            "keys = torch.arange(self.length); self.masks = {window: visible(queries, keys, window) for window in "
-            "set(self.config.windows)}.",
+            "keys = torch.arange(self.length, device=queries.device); self.masks = {window: visible(queries, keys, "
+            "window) for window in set(self.config.windows)}.",
         ),
         "PaddedAttention.attend": (
             "The same two acts as in p01: store, then attend. Only the real rows are stored; all rows attend.",

@@ -34,9 +34,8 @@ EXERCISE = Exercise(
             "prompts from decodes: a span is a span."
         ),
         "ContinuousBatching.admit": (
-            "The smaller of two numbers limits admission, and counting first avoids a loop with two exits. The free "
-            "slots are a stack, so the slot used last, whose memory is still in the processor's caches, is used "
-            "first."
+            "The smaller of two numbers limits admission, and counting first avoids a loop with two exits. The list "
+            "of free slots has the lowest one on top, so pop takes it."
         ),
         "ContinuousBatching.release": (
             "The parent's `release` goes first, since it still needs the sequence's slot. Sorting keeps the lowest "

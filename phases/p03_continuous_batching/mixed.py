@@ -1,8 +1,8 @@
 """Attention for steps in which some sequences read their prompts while others decode.
 
 The flat batch needs no rectangle: the model's rows are exactly the tokens of the plan. Only attention has to know which
-rows are whose. Prompts are attended to one by one, there are few in a step; the decodes, one row each, all at once, as
-a column of slots with a gap where no slot decodes.
+rows belong to which sequence. Prompts are attended to one by one, since a step has few of them. The decodes, one row
+each, are attended to all at once, as a column of slots with gaps where a slot does not decode.
 """
 
 import torch

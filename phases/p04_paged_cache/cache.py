@@ -96,5 +96,5 @@ class PagedCache:
         counted = Counter({page: count for page, count in enumerate(self.pool.references) if count})
         assert entries == counted, f"the tables have {dict(entries)} (page: times), the pool counts {dict(counted)}"
         for id, table in self.block_tables.items():
-            needed = self.pages_for(self.lengths[id])
-            assert len(table) == needed, f"{self.lengths[id]} positions need {needed} pages, the table has {len(table)}"
+            needed = self.pages_for(self.stored(id))
+            assert len(table) == needed, f"{self.stored(id)} positions need {needed} pages, the table has {len(table)}"

@@ -28,7 +28,8 @@ class PrefixCache(PagedCache):
     def admit(self, id: Hashable, tokens: list[int], salt: Hashable) -> int:
         """Begin a sequence with the pages of its longest known prefix. Returns how many positions they hold.
 
-        The last token is always left to compute: its row gives the logits for the next one.
+        The last token is always left to compute: its row gives the logits for the next one. For the statistics,
+        queried_positions grows by the tokens of the sequence and hit_positions by the positions found.
         """
         pages = self.index.match(page_keys(tokens[:-1], self.page_size, salt))
         self.pool.share(*pages)

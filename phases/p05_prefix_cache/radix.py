@@ -115,7 +115,9 @@ class PrefixIndex:
         """Nodes hang together, are not empty, and own the pages that `owners` says."""
         owners: dict[int, Node] = {}
         for node in self.nodes():
-            assert node.parent is not None and node.parent.children[node.keys[0]] is node, "a parent has another child"
+            assert node.parent is not None and node.parent.children[node.keys[0]] is node, (
+                "a node's parent does not have it as a child"
+            )
             assert len(node.keys) == len(node.pages) > 0, "a node needs as many keys as pages, and at least one"
             assert not owners.keys() & set(node.pages), "a page is indexed twice"
             owners |= dict.fromkeys(node.pages, node)

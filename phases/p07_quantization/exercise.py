@@ -123,6 +123,7 @@ AWQ = Exercise(
             "weights matter more. Plain rounding is the first candidate, so the result cannot be worse than that."
         ),
     },
+    alone="tests/phases/test_promises_quantization.py",
 )
 
 GPTQ = Exercise(
@@ -146,6 +147,7 @@ GPTQ = Exercise(
             "for one another. Columns to the left are final, so only later ones change, in place."
         ),
     },
+    alone="tests/phases/test_promises_quantization.py",
 )
 
 EXERCISES = (ROUNDING, PACKING, AWQ, GPTQ)

@@ -23,8 +23,9 @@ def accepted(drafts: Ordered[int], sampled: Ordered[int]) -> int:
 def kept(span: Span, sampled: SpanResult) -> tuple[Span, SpanResult]:
     """The span and its result without the rejected drafts, as if they had never been there.
 
-    span.tokens: the newest token, then the drafts; sampled: a token for each row of them. The rows
-    that stay are the newest token's and those of accepted drafts. Each has seen the true text, so each gives a token.
+    span.tokens: the newest token, then the drafts; sampled: a token for each row of them. The rows that stay are the
+    newest token's and those of accepted drafts. Each has seen the true text, so each gives a token. The span that is
+    left has logits=1, as every span that ends at the newest known token.
     """
     rows = 1 + accepted(span.tokens[1:], sampled.tokens)
     result = SpanResult(sampled.tokens[:rows], sampled.logprobs[:rows])

@@ -28,7 +28,7 @@ NORM = Exercise(
             "layers read."
         ),
     },
-    tests=("tests/kernels/interpreted_norm.py",),
+    alone="tests/kernels/interpreted_norm.py",
     interpreted=True,
 )
 

@@ -48,6 +48,7 @@ class CudaGraphs:
 class GraphAttention(TritonAttention):
     def prepare_decodes(self, tables: Tensor, positions: Tensor, lengths: Tensor) -> None:
         """Set up a step with one row per sequence, all on the device: see `paged_attention`. It can be recorded."""
+        assert len(tables) == len(positions) == len(lengths), "a block table, a position and a length for each row"
         query_start = torch.arange(len(tables) + 1, device=tables.device)
         self.set_up(tables, positions, tables, query_start, lengths, longest=1)
 

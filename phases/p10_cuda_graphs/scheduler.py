@@ -64,6 +64,7 @@ class PlanningAhead(ChunkedPrefill):
 
     def record_preempted(self, sequence: Sequence, span: Span, sampled: SpanResult) -> list[Output]:
         """Its pages are gone, its token is not. It may even end in the queue."""
+        assert sequence in self.waiting, "a sequence that was preempted waits; this one has ended"
         if not span.logits:
             return []
         output = sequence.accept(sampled)

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
+from gradus.course.check import check_all
 from gradus.exercises.declaration import exercises_of
+from gradus.exercises.solution import look
+from phases.p00_baseline.exercise import FORWARD
 from tests.course.conftest import exercise_of, reference
 
 ROOT_OF_MEAN = "x / (mean_square + eps).sqrt() * weight"
@@ -280,3 +283,16 @@ def test_a_wrong_solution_is_caught_and_explained(checked, mistake):
 def test_each_of_the_five_files_has_wrong_solutions():
     files = {exercise.file_name for exercise in exercises_of(phases.find("p00")) if exercise.alone}
     assert files == {name for name, *_ in WRONG.values()} and len(files) == 5
+
+
+def test_of_several_files_the_wrong_one_alone_is_blamed(checked, tmp_path):
+    right = {one.file_name: reference("p00", one.file_name) for one in FORWARD}
+    wrong = right | {"rope.py": right["rope.py"].replace(TURNED, TURNED.replace("b * cos +", "b * cos -"))}
+    for sources, passing in ((right, set(right)), (wrong, set(right) - {"rope.py"})):
+        for name, source in sources.items():
+            (tmp_path / name).write_text(source, encoding="utf-8")
+        info = phases.find("p00")
+        found = [look(one, tmp_path / one.file_name, sources[one.file_name]) for one in FORWARD]
+        verdicts = {one.file.name: verdict for one, verdict in check_all(info, found)}
+        assert {name for name, verdict in verdicts.items() if verdict.passed} == passing
+    assert "a quarter turn brings the first half into the second" in verdicts["rope.py"].sentence

@@ -97,6 +97,12 @@ WRONG = {
         "",
         "a padded row wrote to a page of a sequence that is not in this step",
     ),
+    "padding keeps the lengths of a larger batch": (
+        "graph_runner.py",
+        "        self.lengths[count:size] = 0\n",
+        "",
+        "three sequences of 3 tokens and a padded row: [3, 3, 3, 0]; yours [3, 3, 3, 3]",
+    ),
     "the inputs are new tensors at each step": (
         "graph_runner.py",
         "self.token_ids[:count] = batch.token_ids",

@@ -20,19 +20,19 @@ WRONG = {
         "cache.py",
         MISSING,
         "return max(0, end // self.page_size - len(self.block_tables.get(id, ())))",
-        "1 positions are on 1 pages of 4; yours are on 0",
+        "positions 0 to 0 need pages of 4: 1; yours has 0",
     ),
     "a page too many": (
         "cache.py",
         MISSING,
         f"{MISSING} + 1",
-        "1 positions are on 1 pages of 4; yours are on 2",
+        "positions 0 to 0 need pages of 4: 1; yours has 2",
     ),
     "all pages again whenever a sequence grows": (
         "cache.py",
         MISSING,
         "return self.pages_for(end)",
-        "3 positions are on 1 pages of 4; yours are on 2",
+        "positions 0 to 2 need pages of 4: 1; yours has 2",
     ),
     "as many pages as there are, and then a refusal": (
         "cache.py",

@@ -102,8 +102,13 @@ class NaiveAttention:
 @torch.inference_mode()
 def next_logits(model: Model, tokens: list[int]) -> torch.Tensor:
     """[V]: the model's opinion of what follows `tokens`, computed from nothing."""
-    hidden = model(torch.tensor(tokens), torch.arange(len(tokens)), NaiveAttention(model))
-    return model.logits(hidden[-1:])[0]
+    return all_logits(model, tokens)[-1]
+
+
+@torch.inference_mode()
+def all_logits(model: Model, tokens: list[int]) -> torch.Tensor:
+    """[T, V]: the same for each beginning of `tokens`."""
+    return model.logits(model(torch.tensor(tokens), torch.arange(len(tokens)), NaiveAttention(model)))
 
 
 @pytest.fixture(params=CONTENDERS)

@@ -1,17 +1,22 @@
 """The judge of an exercise: a pytest plugin that lets a student's file stand in for the module that it rewrites.
 
     pytest -p tests.phases.judge tests/phases -x --phase=p01 --module=phases.p01_kv_cache.contiguous --file=mine.py
-           --facts=facts.json --share=0/1
+           --facts=facts --shares=2
 
 runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like: `gradus
-check` makes a sentence of it. Of a share "1/2", every second test runs. Test files outside tests/phases, named beside
-it, are about a part that no phase owns (tests/cache), and run whole.
+check` makes a sentence of it. Of two shares, each runs every second test in a process of its own, and writes a file of
+its own: facts.0 and facts.1. Several modules and their files are judged together. Test files outside tests/phases,
+named beside it, are about a part that no phase owns (tests/cache), and run whole.
 """
 
+import ctypes
 import json
 import linecache
+import os
 import re
+import signal
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
@@ -21,34 +26,77 @@ from tests.phases.drive import Ending
 ROOT = Path(__file__).parents[2]
 PHASES = ROOT / "tests" / "phases"
 NAME = re.compile(r"p\d\d")
+LEFT_OUT = {"test_differential.py", "test_paged_invariance.py"}  # slow, and the oracle asks for the same tokens
+SAID = {"capped": "in a model with a soft cap, and with a scale of its own"}  # what a shape's name does not say
+PR_SET_PDEATHSIG = 1  # of Linux, where alone tests are shared out
+share = 0  # this process's
+beside: list[int] = []  # the processes of the other shares
+TORCH = re.compile(r"^\s*(import|from) torch", re.MULTILINE)
 failures: list[dict] = []
 passed: list[str] = []
-kept: dict[str, int] = {}  # what the tests that passed have shown, in words, and the first one's place in the order
+kept: dict[str, tuple[int, list[str]]] = {}  # what passed has shown, in words: the first test's place and its modules
 order: dict[str, int] = {}  # by node id
+near: dict[str, list[str]] = {}  # by node id: the modules that a test calls itself, and not through an engine alone
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("gradus check")
-    for name in ("phase", "module", "file", "facts", "share"):
+    for name in ("phase", "facts"):
         group.addoption(f"--{name}", required=True)
+    for name in ("module", "file"):
+        group.addoption(f"--{name}", action="append", required=True)
+    group.addoption("--shares", type=int, default=1)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
     """Before any conftest can import the module."""
     options = early_config.known_args_namespace
-    substitute({options.module: Path(options.file)})
+    substitute({module: Path(file) for module, file in zip(options.module, options.file, strict=True)})
 
 
 def pytest_collection_modifyitems(config, items):
     """Of the phases' tests, keep those that take this phase as a parameter; of a part's own, all."""
     phase = config.getoption("phase")
     earlier = {item.function for item in items if is_phases(item) and "" < phase_of(item) < phase}
+    modules = config.getoption("module")
     meant = [item for item in items if not is_phases(item) or phase_of(item) == phase]
+    meant = [item for item in meant if item.path.name not in LEFT_OUT and is_about(item, modules)]
+    if not any(TORCH.search(Path(file).read_text(encoding="utf-8")) for file in config.getoption("file")):
+        meant = in_one_shape(meant)
     meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
-    first, shares = map(int, config.getoption("share").split("/"))
-    items[:] = meant[first::shares]
+    for item in meant:
+        near[item.nodeid] = [name for name in modules if calls(item.function, vars(item.module), name, set())]
+    _share_out(config.getoption("shares"))
+    items[:] = meant[share :: config.getoption("shares")]
+
+
+def _share_out(shares: int) -> None:
+    """Fork a process for each further share, now that all is imported."""
+    global share
+    for number in range(1, shares):
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends when the first process is ended
+            share = number
+            beside.clear()
+            return
+        beside.append(child)
+
+
+def is_about(item, modules: list[str]) -> bool:
+    """Whether a test runs one of the modules. Engines run all of a phase; for a test of functions, its code tells."""
+    if not item.path.stem.endswith("_forward"):
+        return True
+    names = names_in(item.function.__code__)
+    return "forward" in names or any(module.rpartition(".")[2] in names for module in modules)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """What a function names, its comprehensions and lambdas too: each of those has code of its own."""
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*map(names_in, inner))
 
 
 def is_phases(item) -> bool:
@@ -61,8 +109,29 @@ def phase_of(item) -> str:
     return next(named, "")
 
 
+def in_one_shape(items: list) -> list:
+    """A file without tensors does the same for every model, so each test runs with the first shape that it names."""
+    firsts: dict = {}
+    for item in items:
+        others = [(name, repr(value)) for name, value in parameters(item).items() if name != "shape"]
+        firsts.setdefault((item.path, item.name.split("[")[0], *others), item)
+    return list(firsts.values())
+
+
 def parameters(item) -> dict:
     return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def calls(function, known: dict, module: str, seen: set[str]) -> bool:
+    """Whether a test uses the module's functions itself, or by helpers of its own file, and not by an engine alone."""
+    for name in names_in(function.__code__) & known.keys() - seen:
+        value = known[name]
+        if module in (getattr(value, "__module__", ""), value.__name__ if isinstance(value, ModuleType) else ""):
+            return True
+        own = isinstance(value, FunctionType) and value.__module__ == known["__name__"]
+        if own and calls(value, known, module, seen | {name}):
+            return True
+    return False
 
 
 def telling(item) -> int:
@@ -85,7 +154,8 @@ def pytest_exception_interact(node, call, report):
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.passed:
         passed.append(report.nodeid)
-        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), order[report.nodeid])
+        place = order[report.nodeid], near[report.nodeid]
+        kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), place)
 
 
 def pytest_assertrepr_compare(op, left, right):
@@ -140,7 +210,7 @@ def claim(node) -> str:
     if name == "runTest":  # hypothesis's state machines have no name of their own
         return "the books balance under random use"
     shape = parameters(node).get("shape")
-    return words(name) + (f" ({shape})" if shape else "")
+    return words(name) + (f" ({SAID.get(shape, shape)})" if shape else "")
 
 
 def words(name: str) -> str:
@@ -169,4 +239,15 @@ def frames(error: BaseException) -> list[dict]:
 
 def pytest_sessionfinish(session):
     facts = {"passed": len(passed), "kept": kept, "failure": failures[0] if failures else None}
-    Path(session.config.getoption("facts")).write_text(json.dumps(facts), encoding="utf-8")
+    Path(f"{session.config.getoption('facts')}.{share}").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def pytest_unconfigure():
+    """End as a share ended that did not come to write its facts."""
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in beside]
+    for code in codes:
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        if code > 1:
+            os._exit(code)

@@ -1,6 +1,7 @@
 """What every phase must do, whatever it is made of: later phases, the final engine and students' files too."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -140,6 +141,16 @@ def test_every_row_is_computed_for_a_token_unless_the_phase_pads(phase):
     metrics = engine.metrics()
     assert metrics.rows >= 10 + 3 + 8
     assert (metrics.padding_rows > 0) == (phase == "p02")
+
+
+def test_a_step_makes_every_tensor_on_the_device_of_the_model(phase):
+    """Without a GPU nothing else tells: here a tensor that is made without `device=` is on "meta", not on the CPU."""
+    requests = [ask("a", [1] * 9, temperature=1.0, seed=3), ask("b", [2], max_tokens=6)]
+    engine = build_engine(phase, SHAPE)
+    with torch.device("meta"):
+        found = run(engine, requests)
+    same = found == run(build_engine(phase, SHAPE), requests)
+    assert same, "a tensor is made without device=, so on a GPU it is not where the model is"
 
 
 def test_metrics_count_what_happened(phase):

@@ -82,6 +82,17 @@ def test_a_step_with_a_prompt_is_launched_and_one_of_decodes_is_replayed(phase):
 
 
 @of("p10")
+def test_padding_sees_nothing(phase):
+    """Six sequences, then three of them: the fourth row has what the fourth sequence left there, or length 0."""
+    runner, plan = graphed("tiny-llama").runner, decodes(*((slot, 2, (slot + 1,)) for slot in range(6)))
+    for spans in (plan.spans, plan.spans[:3]):
+        with torch.inference_mode():
+            runner.forward(lay_out(Plan(spans), torch.device("cpu")))
+    lengths = runner.lengths[:4].tolist()
+    assert lengths == [3, 3, 3, 0], f"three sequences of 3 tokens and a padded row: [3, 3, 3, 0]; yours {lengths}"
+
+
+@of("p10")
 def test_every_size_is_recorded_once_the_largest_first(phase):
     assert batch_sizes(1) == [1] and batch_sizes(6) == [1, 2, 4, 6]
     assert batch_sizes(40) == [1, 2, 4, 8, 12, 16, 24, 32, 40]

@@ -12,7 +12,7 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.cache.memory import updated
 from tests.phases.conftest import build_engine, limits_of, of, since
-from tests.phases.drive import parting, run, steps, submit
+from tests.phases.drive import SamplesOnes, parting, run, steps, submit
 from tests.phases.test_promises import SHAPE, ask
 
 PAGE = 4
@@ -37,7 +37,7 @@ def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phas
     for end in (1, 3, 4, 5, 8, 9, 17):
         assert cache.reserve("a", end), f"of 8 pages of {PAGE}, {end} positions take {-(-end // PAGE)}: there is room"
         held, needed = cache.pages().held, -(-end // PAGE)
-        assert held == needed, f"{end} positions are on {needed} pages of {PAGE}; yours are on {held}"
+        assert held == needed, f"positions 0 to {end - 1} need pages of {PAGE}: {needed}; yours has {held}"
         cache.check()
 
 
@@ -249,3 +249,17 @@ def test_each_request_gets_the_tokens_it_gets_alone_however_few_pages_there_are(
         alone = run(build_engine("p00", SHAPE), [request])
         tokens, right = (ending[request.id, 0].tokens for ending in (done, alone))
         assert tokens == right, f"with {pages} pages {request.id} goes wrong: {parting(request.prompt, tokens, right)}"
+
+
+def steps_of_twenty(at_once: int) -> int:
+    """Steps until twenty sequences of p04's lesson have ended: 100 tokens in, 400 out, 5,120 positions."""
+    engine = build_engine("p04", SHAPE, max_sequences=at_once, cache_tokens=5120, page_size=16)
+    submit(engine, [ask(f"r{i}", [1] * 100, max_tokens=400) for i in range(20)])
+    engine.runner = SamplesOnes()
+    while engine.has_work:
+        engine.step()
+    return engine.metrics().steps
+
+
+def test_admitting_all_takes_fewer_steps_than_admitting_ten_as_the_lesson_says():
+    assert (steps_of_twenty(20), steps_of_twenty(10)) == (643, 800)

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -18,11 +19,14 @@ SECTIONS = [
     "the problem",
     "the idea",
     "predict",
+    "build it",
     "read the code",
     "run it",
     "what we measured",
     "where it loses",
     "exercises",
+    "from the lesson to the engine",
+    "check yourself",
     "further reading",
 ]
 
@@ -114,6 +118,41 @@ def test_the_check_for_long_teaching_files_catches(tmp_path):
     for name, lines in (("engine.py", 150), ("contiguous.py", 151), ("exercise.py", 300)):
         (folder / name).write_text("pass\n" * lines)
     assert long_teaching_files(tmp_path) == {"p01_kv_cache/contiguous.py": 151}
+
+
+MOST_TEACHING_LINES = 2500  # of p00 to p08 together, blank ones not counted: what a reader can read whole
+USUAL_FUNCTION = 12  # lines of the median function
+
+
+def teaching_sources(root: Path) -> list[str]:
+    """The code of p00 to p08, but what they measure and what they ask of the student."""
+    files = [path for path in root.glob("p0[0-8]*/*.py") if path.name not in ("benchmark.py", "exercise.py")]
+    return [text_of(path) for path in files]
+
+
+def lines_in_all(sources: list[str]) -> int:
+    return sum(bool(line.strip()) for source in sources for line in source.splitlines())
+
+
+def usual_function(sources: list[str]) -> float:
+    """Lines of the median function, its signature and docstring included."""
+    trees = [node for source in sources for node in ast.walk(ast.parse(source))]
+    functions = [node for node in trees if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return median((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
+
+
+def test_the_teaching_code_can_be_read_whole():
+    sources = teaching_sources(ROOT / "phases")
+    assert lines_in_all(sources) <= MOST_TEACHING_LINES and usual_function(sources) <= USUAL_FUNCTION
+
+
+def test_the_measures_of_teaching_code_count(tmp_path):
+    for name, source in (("p00_a/part.py", "def f():\n    pass\n\n\ndef g():\n    f()\n    f()\n    f()\n"),
+                         ("p08_b/exercise.py", "x = 1\n" * 9), ("p09_c/part.py", "x = 1\n" * 9)):  # fmt: skip
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(source)
+    sources = teaching_sources(tmp_path)
+    assert lines_in_all(sources) == 6 and usual_function(sources) == 3
 
 
 # -- what a reader is told first -------------------------------------------------------------------------------------

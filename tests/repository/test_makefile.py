@@ -52,7 +52,7 @@ def make(folder: Path, *arguments: str, path: str = "/usr/bin:/bin") -> tuple[su
 def test_without_a_target_it_explains_itself(folder):
     done, _ = make(folder)
     assert done.returncode == 0
-    assert all(f"make {target}" in done.stdout for target in ("serve", "test", "lint", "stress", "clean"))
+    assert all(f"make {target}" in done.stdout for target in ("serve", "course", "test", "lint", "stress", "clean"))
 
 
 def test_a_python_that_does_not_run_is_passed_over(folder):
@@ -91,6 +91,17 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
     ]
     _, again = make(folder, "serve")
     assert again == ["python -m gradus pull smollm2-135m", "python -m gradus serve --model smollm2-135m"]
+
+
+def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
+    command(folder, "python3.11", WORKING)
+    done, asked = make(folder, "course")
+    assert asked == [
+        "python3.11 -m venv .venv",
+        "python -m pip install --quiet --constraint constraints.txt --editable .[cpu,dev]",
+        "python -m gradus pull smollm2-135m",
+    ]
+    assert "source .venv/bin/activate" in done.stdout
 
 
 def test_test_lints_and_tests_and_sets_up_once(folder):

@@ -84,13 +84,17 @@ def _seconds(cell: Cell, name: str) -> list[float]:
 
 
 def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """What was run, and for each temperature its table and figure. where: the folder of the figures, from the page."""
+    """What was run, and for each temperature its table and figure. where: the folder of the figures, from the page.
+
+    The report, which lies in that folder, has all columns; any other page has a column per batch.
+    """
+    table_here = table_of if where == "." else short_table_of
     cells = run.of(next(iter(TABLES)))
     yield "\n".join(f"- batch {cell.row}: {cell.workload['what']}" for cell in cells)
     for table, title in TABLES.items():
         if run.of(table):
             yield f"*{title}*"
-            yield table_of(run.of(table))
+            yield table_here(run.of(table))
             yield f"![{title}]({(Path(where) / figure_name(found, run, table)).as_posix()})"
 
 
@@ -101,6 +105,13 @@ def table_of(cells: list[Cell]) -> Rows:
         header += [f"batch {cell.row}: times plain", "more µs", "tok/s"]
     names = [entry.contender for entry in cells[0].entries]
     return header, [[name, *(text for cell in cells for text in _columns(cell, name))] for name in names]
+
+
+def short_table_of(cells: list[Cell]) -> Rows:
+    """A row per parameter, and for each batch its time as times the plain draw's."""
+    names = [entry.contender for entry in cells[0].entries]
+    rows = [[name, *(_times(ratios(cell, name)) if cell.entry(name) else "–" for cell in cells)] for name in names]
+    return ["times the plain draw", *(f"batch {cell.row}" for cell in cells)], rows
 
 
 def _columns(cell: Cell, name: str) -> list[str]:

@@ -93,15 +93,15 @@ def check(
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
     wrong, said = 0, set[str]()
     shares = min(2, os.cpu_count() or 1)
-    for one in found:
-        verdict = course_check.check(info, one, shares=shares)
+    for one, verdict in course_check.check_all(info, found, shares=shares):
         progress.remember(info, one, verdict)
         print(f"{info.name}: {verdict.sentence}")
         if verdict.passed:
-            _print_kept([claim for claim in verdict.kept if claim not in said][:SHOWN])
-            said |= set(verdict.kept)
+            news = [claim for claim in verdict.kept if claim not in said][:SHOWN]
+            _print_kept(news)
+            said |= set(news)
         else:
-            _print_help(info.name, one, verdict, shown)
+            _print_help(one, verdict, shown)
             wrong += 1
     _print_next(info, impl, wrong=bool(wrong))
     return int(wrong > 0)
@@ -132,7 +132,8 @@ def solution(
         rows = [row for row in rows if row.file is not None and row.file.resolve() in files] or rows
     passed = [row for row in rows if row.state == "passed"]
     if not passed and not anyway:
-        raise ConfigError(f"yours first: `gradus check {info.name}` must pass (--anyway shows ours all the same)")
+        command = f"gradus check {info.name}{'' if impl is None else f' --impl {impl}'}"
+        raise ConfigError(f"yours first: `{command}` must pass (--anyway shows ours all the same)")
     for row in rows if anyway else passed:
         theirs = read(row.file) if row.file is not None and row.state != "not begun" else ""
         for pair in solved.pairs(info, row.exercise, theirs):
@@ -265,7 +266,7 @@ def _print_code(source: str) -> None:
 
 
 def _print_task(task: "Exercise", file: Path) -> None:
-    print(f"{fill(task.text, 100)}\n\nYours to write, in {file}:")
+    print(f"\n{fill(task.text, 100)}\n\nYours to write, in {file}:")
     for function in task.functions:
         print(f"  {function}")
 
@@ -275,15 +276,16 @@ def _print_kept(claims: list[str]) -> None:
         print(f"  ✓ {claim}")
 
 
-def _print_help(name: str, found: "Found", verdict: "Verdict", hints: int) -> None:
+def _print_help(found: "Found", verdict: "Verdict", hints: int) -> None:
     if verdict.tests:
-        terminal.print_note(f"{verdict.tests} tests passed before that one")
+        passed = "1 test" if verdict.tests == 1 else f"{verdict.tests} tests"
+        terminal.print_note(f"{passed} passed before that one")
     if verdict.test:
         terminal.print_note(f"the test: {verdict.test}")
     if verdict.printed:
         terminal.print_note(f"your file printed:\n{verdict.printed}")
     if not hints:
-        terminal.print_note(f"help: gradus check {name} --hint 1, 2 or 3")
+        terminal.print_note("for help, add --hint 1 to the command, then --hint 2, then --hint 3")
         return
     for function in verdict.suspects:
         print(f"\n{function}")
@@ -326,11 +328,13 @@ def _print_next(info: "PhaseInfo", impl: Path | None, *, wrong: bool) -> None:
         return
     rows = progress.of_phase(info)
     if all(row.state == "passed" for row in rows):
-        where = f" --impl {impl or progress.FOLDER}"
+        folder = impl.parent if impl is not None and impl.is_file() else impl  # an engine needs all of its files
+        where = f" --impl {folder or progress.FOLDER}"
+        runs = where + (" --device cuda" if any(row.exercise.interpreted for row in rows) else "")
         print(f"\nAll of {info.name} is written. Now try:")
         print(f"  gradus solution {info.name}{'' if impl is None else where}    yours beside ours, and why ours is so")
-        print(f'  gradus generate "Once upon a time" --phase {info.name}{where}')
-        print(f"  gradus bench {info.name} --quick{where}")
+        print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
+        print(f"  gradus bench {info.name} --quick{runs}")
         every = list(progress.standings())
         later = [row for row in every if row.phase.number > info.number]
         rows = later if any(row.state != "passed" for row in later) else every

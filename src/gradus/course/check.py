@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +24,10 @@ from gradus.exercises.declaration import Exercise, repository
 from gradus.exercises.solution import Found, listed
 from gradus.phases import PhaseInfo
 
+PHASES = "tests/phases"
 SECONDS_A_TEST = 30
 LONGEST_SENTENCE = 400
-LONGEST_MESSAGE = 120  # of an exception: it may show a whole sequence, and what was checked comes behind it
+LONGEST_MESSAGE = 180  # of an exception: it may show a whole sequence, and what was checked comes behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class Verdict:
 def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
     """Run the phase's tests with a student's file in the place of the exercise's module.
 
-    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests.
-    Raises ConfigError if the tests or pytest are not there.
+    seconds: how long one test may take; all together get ten times that. shares: processes that divide the tests, on
+    Linux. Raises ConfigError if the tests or pytest are not there.
     """
     exercise, file = found.exercise, found.file
     if found.broken:
@@ -65,53 +66,80 @@ def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, sh
         are = "is" if len(todo) == 1 else "are"
         return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=todo)
     _require_tests(repository(phase), exercise)
-    return _judge(phase, exercise, file.resolve(), seconds, shares)
+    facts = _run(phase, (found,), seconds, shares)
+    return facts if isinstance(facts, Verdict) else _verdict(facts, file.resolve(), exercise)
+
+
+def check_all(phase: PhaseInfo, found: Iterable[Found], *, shares: int = 1) -> Iterator[tuple[Found, Verdict]]:
+    """Each file's verdict. All that are complete are judged together first, each alone only if that fails."""
+    files = list(found)
+    whole = [one for one in files if one.complete]
+    facts = _together(phase, whole, shares) if len(whole) > 1 else None
+    for one in files:
+        if facts is not None and one.complete:
+            yield one, _verdict(facts, one.file, one.exercise)
+        else:
+            yield one, check(phase, one, shares=shares)
+
+
+def _together(phase: PhaseInfo, found: Sequence[Found], shares: int) -> dict[str, Any] | None:
+    """The judge's facts if all tests pass with all of these files in their places, else None."""
+    for one in found:
+        _require_tests(repository(phase), one.exercise)
+    facts = _run(phase, found, SECONDS_A_TEST, shares)
+    return facts if isinstance(facts, dict) and facts["failure"] is None and facts["passed"] else None
 
 
 def _require_tests(root: Path, exercise: Exercise) -> None:
     if not (root / "tests" / "phases" / "judge.py").is_file():
         raise ConfigError("the tests are not here: clone the repository and run pip install -e '.[dev]' inside")
     if absent := [name for name in ("pytest", "pytest_timeout", "hypothesis") if find_spec(name) is None]:
-        raise ConfigError(f"the check runs the tests and needs {listed(absent)}: run pip install -e '.[dev]'")
+        raise ConfigError(
+            f"the check runs the tests and needs {listed(absent)}: type `make course`, or run pip install -e '.[dev]'"
+        )
     if exercise.interpreted and find_spec("triton") is None:
         raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
-
-
-def _judge(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, shares: int) -> Verdict:
-    """Each share in a process of its own. What says most is told: of several failures, the one that comes first."""
-    with ThreadPoolExecutor(shares) as pool:
-        judged = [pool.submit(_run, phase, exercise, file, seconds, f"{i}/{shares}") for i in range(shares)]
-        ended = [one.result() for one in judged]
-    verdicts = [one for one in ended if isinstance(one, Verdict)]
-    return (
-        verdicts[0] if verdicts else _verdict(_merged([one for one in ended if isinstance(one, dict)]), file, exercise)
-    )
 
 
 def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
     """The facts of all shares as if one process had found them."""
     failures = [facts["failure"] for facts in shares if facts["failure"] is not None]
     before = min((failure["order"] for failure in failures), default=None)
-    kept = sorted((order, claim) for facts in shares for claim, order in facts["kept"].items())
-    claims = list(dict.fromkeys(claim for order, claim in kept if before is None or order < before))
+    kept = sorted((order, claim, near) for facts in shares for claim, (order, near) in facts["kept"].items())
+    kept = [each for each in kept if before is None or each[0] < before]
     first = next((failure for failure in failures if failure["order"] == before), None)
-    return {"passed": sum(facts["passed"] for facts in shares), "kept": claims, "failure": first}
+    return {"passed": sum(facts["passed"] for facts in shares), "kept": kept, "failure": first}
 
 
-def _run(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, share: str) -> dict[str, Any] | Verdict:
-    """The judge's facts about one share of the tests, as in "0/2"; a Verdict if it did not end properly."""
+def _claims(kept: list[tuple[int, str, list[str]]], module: str) -> tuple[str, ...]:
+    """What has been shown: of the module itself, then of engines that it is a part of, then of other files alone."""
+
+    def rank(each: tuple[int, str, list[str]]) -> tuple[int, int]:
+        order, _, near = each
+        return (0 if module in near else 2 if near else 1), order
+
+    return tuple(dict.fromkeys(claim for _, claim, _ in sorted(kept, key=rank)))
+
+
+def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) -> dict[str, Any] | Verdict:
+    """The judge's facts, or a Verdict if it did not end properly."""
+    exercise, file = found[0].exercise, found[0].file.resolve()
+    shares = shares if sys.platform == "linux" else 1
     with tempfile.TemporaryDirectory() as folder:
-        facts = Path(folder) / "facts.json"
-        tests = [exercise.alone or "tests/phases", *exercise.tests]
+        facts = Path(folder) / "facts"
+        homes = [one.exercise.alone or PHASES for one in found]
+        homes = [home for home in homes if home == PHASES or PHASES not in homes or not home.startswith(PHASES)]
+        tests = dict.fromkeys([*homes, *(test for one in found for test in one.exercise.tests)])
         command = [sys.executable, "-m", "pytest", "-p", "tests.phases.judge", *tests]
-        command += ["-x", "-q", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
-        command += [f"--timeout={seconds}", f"--share={share}"]
-        command += [f"--phase={phase.name}", f"--module={exercise.module}", f"--file={file}", f"--facts={facts}"]
+        command += ["-x", "-q", "--capture=sys", "-p", "no:cacheprovider", "-p", "timeout", "-p", "hypothesispytest"]
+        command += [f"--timeout={seconds}", f"--shares={shares}", f"--phase={phase.name}", f"--facts={facts}"]
+        for one in found:
+            command += [f"--module={one.exercise.module}", f"--file={one.file.resolve()}"]
         try:
             done = subprocess.run(
                 command,
                 cwd=repository(phase),
-                env=_environment(exercise),
+                env=_environment(interpreted=any(one.exercise.interpreted for one in found)),
                 capture_output=True,
                 text=True,
                 timeout=10 * seconds,
@@ -119,17 +147,18 @@ def _run(phase: PhaseInfo, exercise: Exercise, file: Path, seconds: float, share
         except subprocess.TimeoutExpired:
             late = f"the tests had not ended after {10 * seconds:g} s"
             return Verdict(False, late, suspects=tuple(exercise.functions))
-        if not facts.is_file():
+        written = [Path(f"{facts}.{share}") for share in range(shares)]
+        if not all(each.is_file() for each in written):
             return _ended_early(done, file, exercise)
-        found: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
-        return found
+        return _merged([json.loads(each.read_text(encoding="utf-8")) for each in written])
 
 
-def _environment(exercise: Exercise) -> dict[str, str]:
+def _environment(*, interpreted: bool) -> dict[str, str]:
     """Ours, without settings and plugins that change what pytest does."""
-    triton = {"TRITON_INTERPRET": "1"} if exercise.interpreted else {}  # heeded where Triton is first imported
+    triton = {"TRITON_INTERPRET": "1"} if interpreted else {}  # heeded where Triton is first imported
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HYPOTHESIS_"))}
-    return ours | triton | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONFAULTHANDLER": "1"}
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "check"}
+    return ours | triton | plugins | {"PYTHONFAULTHANDLER": "1"}
 
 
 def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: Exercise) -> Verdict:
@@ -137,7 +166,7 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
     said = done.stdout + done.stderr
     line = re.search(rf'File "{re.escape(str(file))}", line (\d+) in (\w+)', said)  # faulthandler: the innermost first
     where = f" at line {line[1]}, in {line[2]}" if line else ""
-    if done.returncode == -signal.SIGSEGV:
+    if done.returncode in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS):  # the allocator aborts if it notices
         why = "it read or wrote memory that is not the tensor's"
         mask = " (does every load and store have a mask?)" if exercise.interpreted else ""
         sentence = f"{file.name} crashed the tests' process{where}: {why}{mask}"
@@ -148,12 +177,11 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
 
 def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
     failure = facts["failure"]
-    kept = tuple(facts["kept"])
+    kept = _claims(facts["kept"], exercise.module)
     if failure is None:
         if facts["passed"] == 0:
             raise ConfigError(f"no test in tests/phases is about {exercise.file}: is this checkout complete?")
-        said = f"{file.name} passes all {facts['passed']} tests of its phase"
-        return Verdict(True, said, tests=facts["passed"], kept=kept)
+        return Verdict(True, f"{file.name} passes all {facts['passed']} tests", tests=facts["passed"], kept=kept)
     return Verdict(
         passed=False,
         sentence=_one_line(sentence(failure, file)),
