@@ -68,26 +68,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "cpu": Account(
-            explains=(
-                "One request after the other, every token a pass over the whole sequence. A CPU has no spare "
-                "arithmetic to hide that in: {ladder/all/p00/rows} rows, at {ladder/all/p00/times_floor} times the "
-                "floor."
-            ),
-            loses=("The median request has its first token after {ladder/all/p00/ttft_ms} ms."),
-        ),
-        "h200": Account(
-            explains=(
-                "One request after the other, every token a pass over the whole sequence: {ladder/all/p00/rows} rows "
-                "for the same tokens that take {ladder/all/p01/rows} with a cache. That they cost only "
-                "{ladder/all/p01/speedup} times the time in float32 is the launches' doing, which cost both the same."
-            ),
-            loses=(
-                "The median request waits {ladder/all/p00/ttft_ms} ms for its first token: not for its own prompt, but "
-                "for the requests before it."
-            ),
-        ),
-    },
     step="Computes the whole sequence again for every token: {chat/all/p00/rows} rows.",
 )

@@ -93,28 +93,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "cpu": Account(
-            explains=(
-                "{ladder/all/p01/speedup} times the baseline: the same tokens from {ladder/all/p01/rows} rows "
-                "instead of {ladder/all/p00/rows}, and a step that reads the weights once and does little else."
-            ),
-            loses=(
-                "It is {ladder/all/p01/times_floor} times slower than memory would allow: a small model's step is "
-                "many small operations, each of which torch must be asked for."
-            ),
-        ),
-        "h200": Account(
-            explains=(
-                "The same requests, one by one, with {ladder/all/p01/rows} rows instead of {ladder/all/p00/rows}. "
-                "What remains of a step is launching it: the prediction knows of no launches, and is "
-                "{ladder/all/p01/times_floor} times faster."
-            ),
-            loses=(
-                "In bfloat16 the baseline is ahead ({random:gpt2-124m, bfloat16: ladder/all/p01/speedup} times): its "
-                "rows cost nothing beside the launches, of which the cache needs a few more."
-            ),
-        ),
-    },
     step="Keeps keys and values, so a token costs one row: {chat/all/p01/rows} rows in all.",
 )

@@ -97,28 +97,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "cpu": Account(
-            explains=(
-                "{ladder/all/p02/speedup} times the baseline, and twice p01's tokens per second: the weights are "
-                "widened once for sixteen sequences. {ladder/all/p02/padding} of the rows are filler."
-            ),
-            loses=(
-                "A token comes every {ladder/all/p02/itl_ms} ms instead of every {ladder/all/p01/itl_ms}: each user "
-                "waits longer so that all of them together wait less."
-            ),
-        ),
-        "h200": Account(
-            explains=(
-                "All sixteen in one rectangle: {ladder/all/p02/speedup} times the baseline, for a step of sixteen "
-                "sequences needs no more launches than a step of one. {ladder/all/p02/padding} of its rows are filler, "
-                "and on this GPU they cost next to nothing."
-            ),
-            loses=(
-                "Where rows have a price, the filler does too; and no request may come late. Here all were there from "
-                "the start, the kindest case for it: the next rung does not beat it."
-            ),
-        ),
-    },
     step="Several sequences share a reading of the weights; {chat/all/p02/padding} of the rows are filler.",
 )

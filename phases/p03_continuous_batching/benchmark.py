@@ -117,26 +117,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "cpu": Account(
-            explains=(
-                "Sixteen requests that fit one batch leave none to take a free slot, so there is nothing to gain "
-                "over p02 but the filler, and the steps lose their one shape: {ladder/all/p03/speedup} times the "
-                "baseline against {ladder/all/p02/speedup}, within the spread of either."
-            ),
-            loses="Nowhere here, and it hardly wins: what it is for are requests that come and go (see p03's report).",
-        ),
-        "h200": Account(
-            explains=(
-                "No filler, and yet {ladder/all/p03/speedup} times the baseline against p02's "
-                "{ladder/all/p02/speedup}: sixteen requests that are all there from the start fill one batch, so there "
-                "is none left to take the slots that come free. What choosing anew costs the host is all that shows."
-            ),
-            loses=(
-                "On just this workload, against static batching. Its own is the one where requests come and go: see "
-                "the report of p03."
-            ),
-        ),
-    },
     step="A slot that comes free is taken in the next step: {chat/all/p03/tokens_a_step} tokens per step, no filler.",
 )

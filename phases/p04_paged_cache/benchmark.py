@@ -131,30 +131,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "h200": Account(
-            explains=(
-                "Pages cost next to nothing and bring nothing: {ladder/all/p04/speedup} times the baseline against "
-                "p03's {ladder/all/p03/speedup}, and with Llama-3.2-1B "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p04/speedup} against "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p03/speedup}, whose repeats lie further apart than that. A "
-                "step of sixteen short sequences is its launches, and the copy that attention reads hides behind them. "
-                "Memory was never short."
-            ),
-            loses=(
-                "In float32, by a little: {ladder/all/p04/itl_ms} ms between tokens, {ladder/all/p03/itl_ms} with "
-                "slots, for gathering takes launches of its own. The peak of the memory is no lower ("
-                "{ladder/all/p04/peak_mb} MB against {ladder/all/p03/peak_mb}): pages are made for the workload in "
-                "which memory sets the batch."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "Pages cost nothing here: {ladder/all/p04/speedup} times the baseline against p03's "
-                "{ladder/all/p03/speedup}. Memory was never short, so there was nothing to gain either."
-            ),
-            loses=("Nowhere on this workload, and it wins nowhere: its own is the one where memory sets the batch."),
-        ),
-    },
     step="Pages instead of reserved slots: more sequences fit, {chat/all/p04/tokens_a_step} tokens per step.",
 )

@@ -132,29 +132,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "h200": Account(
-            explains=(
-                "Nothing is shared in this workload, so this is what looking costs: {ladder/all/p05/speedup} times the "
-                "baseline against p04's {ladder/all/p04/speedup}, in bfloat16 "
-                "{random:gpt2-124m, bfloat16: ladder/all/p05/speedup} against "
-                "{random:gpt2-124m, bfloat16: ladder/all/p04/speedup}, and with Llama-3.2-1B "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p05/speedup} against "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p04/speedup}: nothing that could be told from the spread "
-                "of the repeats."
-            ),
-            loses=(
-                "It has nothing to find here. Its own workload is the one where prompts begin alike: see the report of "
-                "p05."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "Nothing is shared in this workload, so this is what looking costs: {ladder/all/p05/speedup} times "
-                "the baseline against p04's {ladder/all/p04/speedup}, within the spread."
-            ),
-            loses=("It has nothing to find."),
-        ),
-    },
     step="The system prompt is shared: {chat/all/p05/hit} of the prompt tokens are found, not computed.",
 )

@@ -118,30 +118,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "h200": Account(
-            explains=(
-                "No prompt here is long, but all sixteen together are more than a step's budget. So the first of them "
-                "have their token after one step, and the others after two: the median first token comes after "
-                "{ladder/all/p06/ttft_ms} ms instead of {ladder/all/p05/ttft_ms}. Otherwise there is nothing to "
-                "protect decodes from: {ladder/all/p06/speedup} times the baseline against {ladder/all/p05/speedup}."
-            ),
-            loses=(
-                "The sequences that were first decode beside the rest of the prompts: the slowest gaps between tokens "
-                "grow from {ladder/all/p05/itl_ms_p99} ms to {ladder/all/p06/itl_ms_p99}."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "No prompt here is long, so the budget hardly ever cuts one: {ladder/all/p06/speedup} times the "
-                "baseline."
-            ),
-            loses=(
-                "The first step, in which all sixteen prompts would fit, is spread over several, in which the first "
-                "of them already decode: the slowest gaps between tokens grow to {ladder/all/p06/itl_ms_p99} ms from "
-                "{ladder/all/p05/itl_ms_p99}."
-            ),
-        ),
-    },
     step="Prompts are cut to a budget per step: {chat/all/p06/itl_ms_max} ms is the worst gap between tokens.",
 )

@@ -108,31 +108,5 @@ BENCHMARK = Benchmark(
             ),
         ),
     },
-    rungs={
-        "h200": Account(
-            explains=(
-                "Fewer than half of the launches, and yet only {ladder/all/p09/speedup} times the baseline against "
-                "p06's {ladder/all/p06/speedup}. The host still starts every kernel, and one of Triton's takes it "
-                "longer from Python than an operation of torch's does; the bytes that reading pages in place saves are "
-                "few with sixteen short sequences. Llama-3.2-1B, with the final engine's kernels, which p09 then had, "
-                "shows a little more: {random:llama-3.2-1b, bfloat16: ladder/all/p09/itl_ms} ms between tokens instead "
-                "of {random:llama-3.2-1b, bfloat16: ladder/all/p06/itl_ms}. Prompts gain as well: the first token "
-                "comes after {random:llama-3.2-1b, bfloat16: ladder/all/p09/ttft_ms} ms instead of "
-                "{random:llama-3.2-1b, bfloat16: ladder/all/p06/ttft_ms}."
-            ),
-            loses=(
-                "Against what the bytes would allow, and most in bfloat16: "
-                "{random:gpt2-124m, bfloat16: ladder/all/p09/times_floor} times the floor. Nearly all of that is a GPU "
-                "that waits for its host."
-            ),
-        ),
-        "cpu": Account(
-            explains=(
-                "Without a GPU this phase is p06, and says so: {ladder/all/p09/speedup} times the baseline against "
-                "{ladder/all/p06/speedup} is how far two runs of the same lie apart on this machine."
-            ),
-            loses="Where p06 does.",
-        ),
-    },
     step="A kernel reads the pages where they lie, nothing is gathered: {chat/all/p09/itl_ms} ms between tokens.",
 )

@@ -14,7 +14,7 @@ from gradus.bench import __main__ as plain
 from gradus.bench import fingerprint, registry, report, results
 from gradus.bench.contenders import Room, Workbench
 from gradus.bench.prose import FIELD
-from gradus.bench.results import Cell, Results, Run
+from gradus.bench.results import Results
 from gradus.bench.statistics import median
 from gradus.bench.suites import LADDER, MATRIX
 from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
@@ -139,7 +139,7 @@ def test_slots_reserve_whole_contexts_in_the_memory_that_pages_share(bench, devi
     assert here.token_budget < max(job.prompt for job in here.workload.jobs) / 2  # the long prompts are cut
 
 
-def test_the_former_ladder_is_a_table_of_the_matrix():
+def test_sixteen_requests_are_a_table_of_the_matrix():
     (row,) = registry.load(MATRIX).table("sixteen").rows
     assert row.on("cuda").workload == sixteen("cuda")
 
@@ -165,8 +165,7 @@ def measured(tmp_path_factory) -> Results:
 
 
 def test_the_report_and_the_readme_say_what_each_rung_adds(measured, tmp_path):
-    benchmark = report.as_measured(measured)
-    assert benchmark.former is not None, "it is today's ladder that was measured"
+    benchmark = registry.load(LADDER)
     (run,) = measured.runs
     text = report.render(measured, benchmark)
     table = report.short_table_of(measured, run, benchmark, benchmark.tables[0])
@@ -176,14 +175,3 @@ def test_the_report_and_the_readme_say_what_each_rung_adds(measured, tmp_path):
     assert "{" not in table and "p09" not in table and "p10" not in table  # a CPU has no place for these
     ((name, picture),) = report.figures(measured, benchmark)
     assert name == "chat.svg" and picture.kind == "panels" and len(picture.series) == 3
-
-
-def test_the_former_ladder_is_shown_until_there_is_a_new_one(measured, tmp_path):
-    benchmark = registry.load(LADDER)
-    cell = Cell("ladder", "all", 0.0, 16, {"what": "16 requests at once", "digest": "d"})
-    results.update(tmp_path, "cpu", LADDER, Run("another", "float32", "cpu", {}, {}, [cell]))
-    assert report.as_measured(results.read(results.path(tmp_path, "cpu", LADDER))) == benchmark.former
-    former = [table.name for table in benchmark.former.tables]
-    results.update(tmp_path, "cpu", LADDER, measured.runs[0], former)
-    found = results.read(results.path(tmp_path, "cpu", LADDER))
-    assert found.runs == measured.runs and report.as_measured(found).former is not None

@@ -144,9 +144,8 @@ class Benchmark:
     """question: what is asked. prediction: what to expect and from which reasoning, before anything was measured.
 
     policy: how the phase schedules, for its prediction. profile: the context at which a decode step is taken apart, for
-    each of these contenders. accounts: by hardware ("cpu", "h200"). rungs: the same, of its place on the former ladder.
-    step: what the phase adds on the ladder, in a sentence that quotes its own numbers alone. former: what was measured
-    under this name before; it is shown until the results have these tables.
+    each of these contenders. accounts: by hardware ("cpu", "h200"). step: what the phase adds on the ladder, in a
+    sentence that quotes its own numbers alone.
     """
 
     question: str
@@ -156,9 +155,7 @@ class Benchmark:
     profile: tuple[str, ...] = ()
     profile_context: int = 256
     accounts: Mapping[str, Account] = field(default_factory=dict)
-    rungs: Mapping[str, Account] = field(default_factory=dict)
     step: str = ""
-    former: "Benchmark | None" = None
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.name == name)

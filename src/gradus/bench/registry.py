@@ -3,8 +3,6 @@
 What a benchmark is, declaration.py says; here all are found, those of the phases at run time. No torch here.
 """
 
-from collections.abc import Iterator
-
 from gradus import phases
 from gradus.bench import beside, quality_report, sampling_report, speculation_report, suites
 from gradus.bench.declaration import (
@@ -67,12 +65,6 @@ def step_of(contender: str) -> str:
         return suites.STEP_OF_FINAL
     phase = _phases().get(name)
     return suites.STEPS_OF_PEERS.get(name, "") if phase is None else phase.module("benchmark").BENCHMARK.step
-
-
-def rungs() -> Iterator[tuple[str, Benchmark]]:
-    """The phases that are on the ladder, each with its benchmark."""
-    for name, phase in _phases().items():
-        yield name, phase.module("benchmark").BENCHMARK
 
 
 def policy_of(contender: str) -> Policy | None:

@@ -34,15 +34,13 @@ from gradus.bench import (
     scheduling,
     scripts,
     speculation_report,
-    suites,
     yours,
 )
-from gradus.bench.declaration import Account, Benchmark, Table
+from gradus.bench.declaration import Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
 from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
 from gradus.bench.results import Cell, Entry, Results, Run, figure_name
-from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
@@ -84,22 +82,13 @@ def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Pi
         its = OWN_WORDS[found.benchmark]
         parts = (_heading(found), *its.report_parts(found), *_origin(found))
         return render_parts(parts), its.figures(found, hardware_title(found.hardware))
-    benchmark = as_measured(found)
+    benchmark = registry.load(found.benchmark)
     return render(found, benchmark, with_prose=with_prose), figures(found, benchmark)
 
 
 def figures_of(found: Results) -> Iterable[tuple[str, Picture]]:
     """(file name, picture) of everything that is drawn of the results."""
     return _made(found, with_prose=False)[1]
-
-
-def as_measured(found: Results) -> Benchmark:
-    """The benchmark that the results are of: the former one as long as they have none of today's tables."""
-    benchmark = registry.load(found.benchmark)
-    names = {table.name for table in benchmark.tables}
-    if benchmark.former is None or any(cell.table in names for run in found.runs for cell in run.cells):
-        return benchmark
-    return benchmark.former
 
 
 def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
@@ -202,20 +191,13 @@ QUANTIZED = (
 
 
 def _accounts(found: Results, benchmark: Benchmark) -> list[str]:
-    if found.benchmark == suites.LADDER and benchmark.former is None:
-        rungs = [(name, phase.rungs.get(found.hardware)) for name, phase in registry.rungs()]
-        rungs.append((FINAL, benchmark.accounts.get(found.hardware)))
-        return [part for name, account in rungs if account for part in _account(account, found, benchmark, name)]
     account = benchmark.accounts.get(found.hardware)
-    return _account(account, found, benchmark) if account else []
-
-
-def _account(account: Account, found: Results, benchmark: Benchmark, rung: str = "") -> list[str]:
-    heading = f"{registry.title_of(rung)}: " if rung else ""
+    if account is None:
+        return []
     return [
-        f"## {heading}{'what' if heading else 'What'} explains it",
+        "## What explains it",
         fill(account.explains, found, benchmark),
-        f"## {heading}{'where' if heading else 'Where'} it loses",
+        "## Where it loses",
         fill(account.loses, found, benchmark),
     ]
 
@@ -511,11 +493,11 @@ def block(wanted: str, root: Path, page: Path) -> str:
             f"{page}: results:begin {wanted}: no such benchmark; there are {', '.join(registry.reported())}"
         )
     measured = [found for found in results.find(root) if found.benchmark == name]
-    benchmark = as_measured(measured[0]) if measured else registry.load(name)
+    benchmark = registry.load(name)
     sections = beside.SECTIONS if name == beside.NAME else ()
     if only and only not in {*sections, *(table.name for table in benchmark.tables)}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
-    parts = [part for found in measured for part in _of_hardware(found, as_measured(found), only, root, page)]
+    parts = [part for found in measured for part in _of_hardware(found, benchmark, only, root, page)]
     if not parts:
         return NOT_YET.format(command=_beside_command(only) if sections else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -151,16 +151,14 @@ def write(file: Path, results: Results) -> int:
     return len(text.encode())
 
 
-def update(root: Path, hardware: str, benchmark: str, run: Run, former: Collection[str] = ()) -> int:
+def update(root: Path, hardware: str, benchmark: str, run: Run) -> int:
     """Put one run into its file, whatever else is there. Returns the file's size in bytes.
 
-    Several processes may do so at once, as long as each has models of its own. former: tables that are no longer
-    measured: runs that have nothing else make room.
+    Several processes may do so at once, as long as each has models of its own.
     """
     file = path(root, hardware, benchmark)
     with _locked(file.parent):
         found = read(file) if file.exists() else Results(hardware, benchmark)
-        found.runs = [old for old in found.runs if not old.cells or any(cell.table not in former for cell in old.cells)]
         found.put(run)
         return write(file, found)
 

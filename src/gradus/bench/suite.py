@@ -294,10 +294,7 @@ class Suite:
     def _finish(self, run: Run, name: str) -> None:
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if platform.system() == "Darwin" else 1)
         run.settings["peak RSS MB"] = round(kilobytes / 1000)
-        former = registry.load(name).former
-        size = results.update(
-            self.out, self.hardware, name, run, [table.name for table in former.tables] if former else ()
-        )
+        size = results.update(self.out, self.hardware, name, run)
         if size > results.MAX_BYTES:
             self.watcher.note(
                 f"{name}: {results.FILE} has {size} bytes, more than the {results.MAX_BYTES} that may be committed"

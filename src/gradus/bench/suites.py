@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gradus import phases
 from gradus.bench import workloads
-from gradus.bench.declaration import LLAMA_CPP, PEERS, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
+from gradus.bench.declaration import LLAMA_CPP, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
 from gradus.bench.workloads import (
     Workload,
     burst,
@@ -71,12 +71,7 @@ def ladder() -> Benchmark:
                 once_s=10.0,
             ),
         ),
-        former=Benchmark(
-            question="The same 16 requests, one phase after the other: what did each step bring?",
-            prediction="Each phase is predicted by its own schedule, played through with the roofline as its clock.",
-            tables=(_sixteen("ladder", "The ladder", (*rungs, FINAL, *PEERS)),),
-            accounts=LADDER_ACCOUNTS,
-        ),
+        accounts=LADDER_ACCOUNTS,
     )
 
 
@@ -84,6 +79,34 @@ CONTEXT = {"cpu": 576, "cuda": 8192}
 """What a slot reserves, as a server must that does not know how long a sequence will be."""
 MEMORY = {"cpu": 3 * 576, "cuda": 4 * 8192}
 BUDGET = {"cpu": 96, "cuda": 1024}
+
+LADDER_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Every rung stands where its idea does. A cache leaves {chat/all/p01/rows} rows of {chat/all/p00/rows}, "
+            "and yet brings {chat/all/p01/speedup} times the tokens per second: this GPU has arithmetic to spare, "
+            "and what both pay for is the launches of one step per token. Slots that reserve a whole context are "
+            "few, so a batch of fixed members brings {chat/all/p02/speedup} times, with {chat/all/p02/padding} of "
+            "its rows filler; members chosen anew, {chat/all/p03/speedup} times. Pages let all that wait into the "
+            "same memory: {chat/all/p04/tokens_a_step} tokens per step instead of {chat/all/p03/tokens_a_step}, and "
+            "the median first token after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
+            "prompts {chat/all/p05/hit} are the shared one, and with a prefix cache the median wait is "
+            "{chat/all/p05/ttft_ms} ms. Whole prompts stop all others for up to {chat/all/p05/itl_ms_max} ms; chunks "
+            "make that {chat/all/p06/itl_ms_max}. Then steps get shorter: {chat/all/p09/speedup} times the baseline "
+            "with a kernel that reads pages where they lie, {chat/all/p10/speedup} with graphs and plans made ahead, "
+            "{chat/all/final/speedup} with the final engine's kernels."
+        ),
+        loses=(
+            "Chunks are paid for: p06 answers at {chat/all/p06/speedup} times the baseline where p05 does at "
+            "{chat/all/p05/speedup}, and its median first token comes after {chat/all/p06/ttft_ms} ms. There are "
+            "more steps, and each is as long as its launches. p07's eight bits are slower still "
+            "({chat/all/p07/speedup} times): in plain torch every matrix is widened before it is multiplied. No rung "
+            "is near its floor: the final engine takes {chat/all/final/times_floor} times as long as memory and "
+            "arithmetic would, and steps with prompts are launched one kernel at a time. transformers' continuous "
+            "batching is at {chat/all/transformers-batch/speedup} times."
+        ),
+    ),
+}
 
 STEP_OF_FINAL = (
     "All of it in the form that serves, with kernels for the whole step: {chat/all/final/itl_ms} ms between tokens."
@@ -106,43 +129,6 @@ def _sixteen(name: str, title: str, contenders: tuple[str, ...]) -> Table:
         columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
         against=contenders[0] if contenders else None,
     )
-
-
-LADDER_ACCOUNTS = {
-    "h200": Account(
-        explains=(
-            "The rung that the others were waiting for. One call replays all the launches of a step, and meanwhile the "
-            "host plans the next: {ladder/all/p10/speedup} times the baseline against p09's {ladder/all/p09/speedup}. "
-            "The final engine's fused kernels make that {ladder/all/final/speedup}, in bfloat16 {random:gpt2-124m, "
-            "bfloat16: ladder/all/final/speedup}. A step is as long as its kernels now, {random:gpt2-124m, bfloat16: "
-            "ladder/all/final/itl_ms} ms in bfloat16 and {ladder/all/final/itl_ms} in float32, which reads twice the "
-            "bytes and multiplies without tensor cores. Llama-3.2-1B, whose products are long enough to stream, is at "
-            "{random:llama-3.2-1b, bfloat16: ladder/all/final/times_floor} times its floor, where p09 is at "
-            "{random:llama-3.2-1b, bfloat16: ladder/all/p09/times_floor}."
-        ),
-        loses=(
-            "GPT-2's kernels are so short that starting and draining is most of them: "
-            "{random:gpt2-124m, bfloat16: ladder/all/final/times_floor} times the floor. As sequences end the "
-            "batch falls between two captured sizes, and {ladder/all/final/padding} of the rows are padding. "
-            "And the median first token is later than p09's ({ladder/all/final/ttft_ms} against "
-            "{ladder/all/p09/ttft_ms} ms): the final engine's budget takes all the prompts in one step, and "
-            "every sequence waits for it."
-        ),
-    ),
-    "cpu": Account(
-        explains=(
-            "No graphs without a GPU, and nothing to plan beside: the processor that would plan the next step "
-            "is the one that computes this one. {ladder/all/final/speedup} times the baseline, as before. "
-            "Tokens are reported a step late, so a step that reads prompts delays first tokens where it stood "
-            "between first and second ones: the slowest gaps are {ladder/all/final/itl_ms_p99} ms, not p06's "
-            "{ladder/all/p06/itl_ms_p99}."
-        ),
-        loses=(
-            "The first token comes after {ladder/all/final/ttft_ms} ms, p06's after "
-            "{ladder/all/p06/ttft_ms}: the same step, seen from the other side."
-        ),
-    ),
-}
 
 
 # -- the ablation ------------------------------------------------------------------------------------------------------
