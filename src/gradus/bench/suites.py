@@ -106,6 +106,29 @@ LADDER_ACCOUNTS = {
             "batching is at {chat/all/transformers-batch/speedup} times."
         ),
     ),
+    "cpu": Account(
+        explains=(
+            "A processor has no arithmetic to spare, so a row that is not computed is time. A cache leaves "
+            "{chat/all/p01/rows} rows of {chat/all/p00/rows}, and brings {chat/all/p01/speedup} times the tokens per "
+            "second. A batch shares the reading of the weights: {chat/all/p02/speedup} times, with "
+            "{chat/all/p02/padding} of the rows filler, and {chat/all/p03/speedup} times without. Pages let "
+            "{chat/all/p04/tokens_a_step} sequences decode together instead of {chat/all/p03/tokens_a_step}, so the "
+            "median first token comes after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
+            "prompts {chat/all/p05/hit} are found in the prefix cache, and it comes after {chat/all/p05/ttft_ms}. "
+            "Chunks shorten the worst gap from {chat/all/p05/itl_ms_max} ms to {chat/all/p06/itl_ms_max}. The final "
+            "engine's compiled kernels bring {chat/all/final/speedup} times: {chat/all/final/itl_ms} ms between "
+            "tokens where p06 takes {chat/all/p06/itl_ms}."
+        ),
+        loses=(
+            "What lets more sequences in makes each of them wait longer: {chat/all/p04/itl_ms} ms between tokens "
+            "with pages, {chat/all/p03/itl_ms} with slots, and a worst gap of {chat/all/p04/itl_ms_max} ms, for the "
+            "prompts of all newcomers are read in one step. Chunks are paid for: {chat/all/p06/speedup} times the "
+            "baseline, p05 {chat/all/p05/speedup}. p07 is at {chat/all/p07/speedup} times: in plain torch every "
+            "matrix is widened before it is multiplied. The final engine's median first token, after "
+            "{chat/all/final/ttft_ms} ms, is no earlier than p06's: the chunks are the same, and prompts are "
+            "computed by torch in both."
+        ),
+    ),
 }
 
 STEP_OF_FINAL = (
