@@ -56,14 +56,7 @@ BLOCK_PAGES = gl.constexpr(HOPPER.keys // HOPPER_PAGE)
 CONSUMER_REGISTERS = gl.constexpr(232)
 PRODUCER_REGISTERS = gl.constexpr(40)
 
-SWIZZLED = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2))
-BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)  # the same bytes, as copied
-# Scores [ROWS, KEYS] and sums [ROWS, HEAD_DIM] of a consumer's four warps: as wide as each other.
-SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
-WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
-PER_ROW = gl.constexpr(gl.SliceLayout(1, SUMS.value))
-PER_KEY = gl.constexpr(gl.SliceLayout(0, SUMS.value))
-STORED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))  # 16 bytes per thread, whole rows per warp
+BOX = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=3)  # of what is copied
 
 
 class HopperPrompts:
@@ -95,6 +88,38 @@ def _by_page(kept: Tensor) -> TensorDescriptor:
     return TensorDescriptor(kept, [pages, page, width], [page * width, width, 1], [1, page, COLUMN.value], BOX)
 
 
+# -- where values lie: functions, since Triton compares each global constant with what it was, at every launch ---------
+
+
+@gluon.constexpr_function
+def swizzled() -> gl.NVMMASharedLayout:
+    """Of a block in shared memory: the bytes of its boxes, one after the other."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@gluon.constexpr_function
+def products() -> gl.NVMMADistributedLayout:
+    """Of scores [ROWS, KEYS], and of sums of values [ROWS, HEAD_DIM], in a consumer's four warps."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+
+
+@gluon.constexpr_function
+def per_row() -> gl.SliceLayout:
+    return gl.SliceLayout(1, products())
+
+
+@gluon.constexpr_function
+def factors() -> gl.DotOperandLayout:
+    """Of the weights that values are multiplied by: they stay in registers."""
+    return gl.DotOperandLayout(0, products(), 2)
+
+
+@gluon.constexpr_function
+def stored() -> gl.BlockedLayout:
+    """Of results: 16 bytes per thread, two whole rows per warp."""
+    return gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
+
+
 # -- shared memory, and who may touch it -------------------------------------------------------------------------------
 
 
@@ -118,7 +143,7 @@ def _ring(ROWS: constexpr) -> Ring:
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
-    return Ring(gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, HEAD_DIM], SWIZZLED), full, empty)
+    return Ring(gl.allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, HEAD_DIM], swizzled()), full, empty)
 
 
 @gluon.jit
@@ -155,7 +180,8 @@ def _page_numbers(table: tensor, block: tensor, last: tensor) -> tensor:
     """The pages of a block of keys; behind the last page, that one's again."""
     pages = ()
     for i in gl.static_range(BLOCK_PAGES):
-        pages = pages + (gl.load(table + gl.minimum(block * BLOCK_PAGES + i, last)).to(gl.int32),)  # noqa: RUF005
+        page = gl.load(table + gl.minimum(block * BLOCK_PAGES + i, last)).to(gl.int32)
+        pages = pages + (page,)  # type: ignore[assignment]  # noqa: RUF005
     return pages
 
 
@@ -236,7 +262,7 @@ def _produce(
 @gluon.jit
 def _masked(score: tensor, block: tensor, high: tensor, position: tensor) -> tensor:
     """Scores of keys that a row may not see become -inf. The last page lies shifted: see `_copy_block`."""
-    column = gl.arange(0, KEYS, layout=PER_KEY)
+    column = gl.arange(0, KEYS, layout=gl.SliceLayout(0, products()))
     number = block * KEYS + column
     shift = gl.maximum((number // PAGE + 1) * PAGE - high, 0)
     key = number - shift
@@ -258,7 +284,7 @@ def _weights(score: tensor, peak: tensor, total: tensor, factor: tensor, MASKED:
 @gluon.jit
 def _scores(q: tensor, k: Ring, n: int) -> tensor:
     """Issue the product of the queries and the n-th block's keys, once that is there."""
-    zeros = gl.zeros([ROWS, KEYS], gl.float32, SUMS)
+    zeros = gl.zeros([ROWS, KEYS], gl.float32, products())
     _until_full(k, n)
     return warpgroup_mma(q, k.blocks.index(n % STAGES).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
@@ -271,10 +297,10 @@ def _first_block(
     score = warpgroup_mma_wait(0, deps=[_scores(q, k, n)])
     _done_with(k, n)
     score = _masked(score, block, high, position)
-    peak = gl.full([ROWS], float("-inf"), gl.float32, PER_ROW)
-    total = gl.zeros([ROWS], gl.float32, PER_ROW)
+    peak = gl.full([ROWS], float("-inf"), gl.float32, per_row())
+    total = gl.zeros([ROWS], gl.float32, per_row())
     weight, _, peak, total = _weights(score, peak, total, factor, True)
-    weights = gl.convert_layout(weight.to(gl.bfloat16), WEIGHTS)
+    weights = gl.convert_layout(weight.to(gl.bfloat16), factors())
     _until_full(v, n)
     return weights, peak, total
 
@@ -293,7 +319,7 @@ def _blocks(
         if MASKED:
             score = _masked(score, end - 1 - step, high, position)
         weight, shrink, peak, total = _weights(score, peak, total, factor, MASKED)
-        weights = gl.convert_layout(weight.to(gl.bfloat16), WEIGHTS)
+        weights = gl.convert_layout(weight.to(gl.bfloat16), factors())
         # Waited for here already, since ptxas moves no exponential past it: they are taken while `seen` is summed.
         _until_full(v, n + 1)
         seen, weights = warpgroup_mma_wait(0, deps=[seen, weights])
@@ -310,9 +336,9 @@ def _store(
 ) -> None:  # fmt: skip
     """A consumer's rows, those that have a token, to row `first` of `out` and on."""
     total = gl.where(total > 0, total, 1.0)
-    seen = gl.convert_layout((seen / total[:, None]).to(gl.bfloat16), STORED)
-    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, STORED))
-    d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, STORED))
+    seen = gl.convert_layout((seen / total[:, None]).to(gl.bfloat16), stored())
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, stored()))
+    d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, stored()))
     token = HALF * (ROWS // GROUP) + row // GROUP
     place = (token * (HEADS * GROUP) + head * GROUP + row % GROUP) * HEAD_DIM
     out += first.to(gl.int64) * (HEADS * GROUP * HEAD_DIM)
@@ -337,13 +363,13 @@ def _consume(
             start = gl.load(at + 2) + HALF * (ROWS // GROUP)
             low = gl.load(at + 4)
             high = gl.load(at + 5)
-            position = start + gl.arange(0, ROWS, layout=PER_ROW) // GROUP
+            position = start + gl.arange(0, ROWS, layout=per_row()) // GROUP
             begin = low // KEYS
             end = (high - 1) // KEYS
             middle = gl.minimum(end, gl.maximum((start + 1) // KEYS, begin))  # before it, all rows see all keys
             mbarrier.wait(queries.full, tiles & 1)
             weights, peak, total = _first_block(q, k, v, n, end, high, position, factor)
-            seen = gl.zeros([ROWS, HEAD_DIM], gl.float32, SUMS)
+            seen = gl.zeros([ROWS, HEAD_DIM], gl.float32, products())
             weights, seen, peak, total, n = _blocks(
                 weights, seen, peak, total, n, middle, end, q, k, v, high, position, factor, True
             )
@@ -372,7 +398,7 @@ def hopper_attention(
     q_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_empty, count=2)
-    q = Ring(gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, HEAD_DIM], SWIZZLED), q_full, q_empty)
+    q = Ring(gl.allocate_shared_memory(gl.bfloat16, [2, ROWS, HEAD_DIM], swizzled()), q_full, q_empty)
     k = _ring(KEYS)
     v = _ring(KEYS)
     fence_async_shared()
