@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from gradus.device.capability import Capability
 
@@ -40,7 +41,7 @@ def target_of(able: Capability) -> GPUTarget:
 
 def source_of(kernel: Any, types: Mapping[str, Any], constants: dict[str, Any]) -> ASTSource:
     """types: of the arguments that are no constants, as Triton spells them ("*bf16", "i32", "fp32"); of one that is a
-    tuple, a tuple of the same kind.
+    tuple, a tuple of the same kind. Of Gluon's descriptors, "tensordesc<bf16[…], …>": block and layout.
 
     Pointers, and strides ("i32:16"), are taken to be divisible by 16, as the launcher finds them.
     """
@@ -53,7 +54,7 @@ def source_of(kernel: Any, types: Mapping[str, Any], constants: dict[str, Any]) 
         for place, part in parts.items():
             if part.startswith("*") or part.endswith(":16"):
                 divisible[place] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, signature, constants, divisible)
+    return (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, divisible)
 
 
 def _bare(kind: str) -> str:

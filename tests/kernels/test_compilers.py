@@ -1,5 +1,6 @@
 """Kernels compiled by other processes: into the cache that this one reads, and by this one where that fails."""
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ import triton
 from triton.compiler import ASTSource
 
 from gradus.kernels.activation import activation_kernel
-from gradus.kernels.compilers import Compilers, is_cached
+from gradus.kernels.compilers import Compilers, Task, is_cached
 from tests.kernels.ahead_of_time import H200, source_of, target_of
+from tests.kernels.test_every_gpu import hopper_prompts
 
 TARGET, OPTIONS = target_of(H200), {"num_warps": 4}
 MODULES = ["gradus.kernels.activation"]
@@ -39,6 +41,14 @@ def test_what_other_processes_compile_is_only_read_here():
     assert all(is_cached(each, TARGET, OPTIONS) for each in wanted)
     assert not is_cached(wanted[0], TARGET, {"num_warps": 8}), "another kernel"
     assert "cubin" in triton.compile(wanted[0], target=TARGET, options=OPTIONS).asm
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_kernel_in_gluon_is_sent_as_one():
+    _, case = next(hopper_prompts(H200))
+    wanted = source_of(case.kernel, {"out": "*bf16", **case.types}, case.constants)
+    pickle.loads(pickle.dumps(Task.of(wanted, TARGET, case.options))).compile()
+    assert is_cached(wanted, TARGET, case.options)
 
 
 @pytest.mark.usefixtures("empty_cache")

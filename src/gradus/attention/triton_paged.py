@@ -5,7 +5,9 @@ plans the step: spans are sorted into a few launch shapes by their length, and h
 decided on the GPU. A step of decodes takes one launch shape; one that reads prompts beside them takes two or three.
 """
 
+import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,14 +16,26 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
-from gradus.device.capability import capability
+from gradus.device.capability import Capability, capability
 from gradus.device.transfer import upload_parts
-from gradus.kernels.attention_launch import Launch, launches
+from gradus.kernels.attention_launch import (
+    HOPPER,
+    HOPPER_HEAD_DIM,
+    HOPPER_PAGE,
+    Launch,
+    fills_hopper,
+    launches,
+)
 from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
 from gradus.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from gradus.kernels.hopper_attention import HopperPrompts
+
+log = logging.getLogger(__name__)
 
 # Up to this width of heads, attention rotates and stores those of decodes itself: one launch fewer in each layer. Wider
 # ones would take so many registers that fewer programs run at once, which costs more (both measured on an H200).
@@ -36,9 +50,9 @@ class TritonPagedAttention(PagedAttention):
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
         self.group = config.num_heads // config.num_kv_heads
-        able = capability(self.device)
+        able, self.processors = capability(self.device), _processors(self.device)
         self.launches = launches(
-            config.head_dim, storage.dtype, self.group, _processors(self.device), able.shared_memory,
+            config.head_dim, storage.dtype, self.group, self.processors, able.shared_memory,
             eight_bits=storage.scales(0) is not None,
         )  # fmt: skip
         self.partials = Partials(
@@ -47,6 +61,8 @@ class TritonPagedAttention(PagedAttention):
         # views are made once: making one takes the host longer than it looks, and every layer needs two
         self._pages = list(zip(storage.keys.unbind(), storage.values.unbind(), strict=True))
         self._works: dict[tuple[Launch, int | None, int], Work] = {}
+        hopper = suits_hopper(config, storage, able)
+        self.hopper = hopper_prompts(self._pages, self.processors) if hopper else None
 
     def prepare(self, batch: Batch) -> None:
         self._begin(batch)
@@ -68,12 +84,18 @@ class TritonPagedAttention(PagedAttention):
             tokens = launch.rows // self.group
             mine = [count for count in counts if count >= fewest and (count <= tokens or launch is self.launches[-1])]
             if mine:
-                tiles = sum(triton.cdiv(count, tokens) for count in mine)
+                chosen = self._of_prompts(mine) if launch is self.launches[-1] else launch
+                tiles = sum(triton.cdiv(count, chosen.rows // self.group) for count in mine)
                 for window, works in self.works.items():
-                    work = self._work(launch, window, triton.next_power_of_2(tiles))
+                    work = self._work(chosen, window, triton.next_power_of_2(tiles))
                     work.lay_out(slots, query_start, lengths, fewest=fewest, most=max(mine))
                     works.append(work)
             fewest = tokens + 1
+
+    def _of_prompts(self, counts: Sequence[int]) -> Launch:
+        """The shape for the longest spans, of so many new tokens. Kernels differ in the order of sums only."""
+        fills = fills_hopper(counts, self.group, self.config.num_kv_heads, self.processors)
+        return HOPPER if self.hopper is not None and fills else self.launches[-1]
 
     def _work(self, launch: Launch, window: int | None, tiles: int) -> Work:
         """Work lists are kept, since captured graphs know them by address. Sizes are powers of two, so few."""
@@ -111,12 +133,41 @@ class TritonPagedAttention(PagedAttention):
         group, index = self.storage.place(layer)
         out = torch.empty(len(q), self.config.num_heads, self.config.head_dim, dtype=q.dtype, device=q.device)
         for work in self.works[self.config.windows[layer]]:
+            if self.hopper is not None and work.launch is HOPPER:
+                self.hopper.attend(index, q, self.tables[group], work, out, self.config.attention_scale)
+                continue
             paged_attention(
                 q, *self._pages[index], self.tables[group], work, self.partials, out,
                 scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning,
                 scales=self.storage.scales(layer),
             )  # fmt: skip
         return out
+
+
+def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -> bool:
+    """Whether long prompts of this model and cache, on this GPU, are what `hopper_attention` was written for.
+
+    Its instructions (warpgroup products) are those of compute capability 9.0 and of no later one.
+    """
+    group = config.num_heads // config.num_kv_heads
+    return (
+        able == (9, 0)
+        and storage.dtype == storage.keys.dtype == torch.bfloat16
+        and (config.head_dim, storage.page_size) == (HOPPER_HEAD_DIM, HOPPER_PAGE)
+        and HOPPER.rows // 2 % group == 0  # a consumer has whole tokens
+        and config.attention_softcap is None
+        and all(window is None for window in config.windows)
+    )
+
+
+def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
+    """The kernel on these layers' pages. None where Gluon, Triton's experimental part, is another than it is for."""
+    try:
+        from gradus.kernels.hopper_attention import HopperPrompts
+    except (ImportError, AttributeError, TypeError) as error:
+        log.info("prompts take the kernel of every GPU: Triton %s has another Gluon (%s)", triton.__version__, error)
+        return None
+    return HopperPrompts(pages, processors)
 
 
 def _processors(device: torch.device) -> int:

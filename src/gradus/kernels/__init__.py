@@ -8,6 +8,7 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     tile.py, int4.py, quantize.py, eight_bits.py   products of quantized matrices, whose tiles tile_tables.py chooses
     rope_store.py, new_token.py           rotation, and the new keys and values on their pages;  e4m3.py: in 8 bits
     online_softmax.py, paged_attention.py, paged_attention_reference.py
+    hopper_attention.py                   the same for long prompts on Hopper, in Gluon
     attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
     noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
     draft_rows.py, ngram.py, ngram_reference.py, keep_hidden.py   how a step that verifies drafts begins and ends

@@ -1,5 +1,6 @@
 """How a paged attention launch is shaped: the tile of a program, its pipeline, and how many programs we want."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,24 @@ class Launch:
     def few(self, kv_heads: int, tiles: int) -> int:
         """Items that it aims at where chunks are short."""
         return max(1, min(self.programs, tiles * self.alone) // kv_heads)
+
+
+# What `hopper_attention` is written for. An aim of one item: its tiles are never split.
+HOPPER = Launch(rows=128, keys=128, warps=9, stages=2, programs=1, alone=1)
+HOPPER_HEAD_DIM, HOPPER_PAGE = 128, 16
+HOPPER_FILLED = 2  # tiles per multiprocessor, at least
+HOPPER_LONG = 1024  # new tokens of a span: it won at 2,048 and lost at 512 (`benchmarks/prompt_attention.json`)
+
+
+def fills_hopper(counts: Sequence[int], group: int, kv_heads: int, processors: int) -> bool:
+    """Whether `hopper_attention` is the faster kernel for spans of so many new tokens each.
+
+    Tiles must be enough for programs that stay, since none is split; and long, since every tile begins and ends by
+    itself. Spans differ, so we ask for the one that a new token is usually in: its length is a mean by tokens.
+    """
+    tiles = sum(triton.cdiv(count * group, HOPPER.rows) for count in counts)
+    usual = sum(count * count for count in counts) / sum(counts)
+    return tiles * kv_heads >= HOPPER_FILLED * processors and usual >= HOPPER_LONG
 
 
 def launches(

@@ -28,8 +28,12 @@ Options = Mapping[str, Any]
 
 
 class Task(NamedTuple):
-    """A kernel by its module and name, and what it is compiled for, as Triton's `ASTSource` and `compile` take it."""
+    """A kernel by its module and name, and what it is compiled for, as Triton's `ASTSource` and `compile` take it.
 
+    kind: `ASTSource`, or what Gluon, Triton's lower level, has for it.
+    """
+
+    kind: type[ASTSource]
     module: str
     name: str
     signature: dict[str, Any]
@@ -42,12 +46,13 @@ class Task(NamedTuple):
     def of(cls, source: ASTSource, target: Any, options: Options) -> "Task":
         kernel = source.fn
         return cls(
-            kernel.__module__, kernel.__name__, source.signature, source.constants, source.attrs, target, dict(options)
-        )
+            type(source), kernel.__module__, kernel.__name__, source.signature, source.constants, source.attrs,
+            target, dict(options),
+        )  # fmt: skip
 
     def compile(self) -> None:
         kernel = getattr(import_module(self.module), self.name)
-        source = ASTSource(kernel, self.signature, self.constants, self.attributes)
+        source = self.kind(kernel, self.signature, self.constants, self.attributes)
         triton.compile(source, target=self.target, options=self.options)
 
 

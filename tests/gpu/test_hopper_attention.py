@@ -1,0 +1,153 @@
+"""Long prompts on Hopper: uneven spans behind cached prefixes, poisoned memory, and which steps take the kernel."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from gradus.attention import triton_paged
+from gradus.attention.batch import Batch
+from gradus.attention.storage import PagedStorage
+from gradus.attention.triton_paged import TritonPagedAttention
+from gradus.device.capability import Capability, capability
+from gradus.kernels.attention_launch import HOPPER
+from gradus.kernels.attention_work import Work
+from gradus.models.shapes import SHAPES
+from tests.kernels.cases import Step
+
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or capability(torch.device("cuda")) != (9, 0), reason="needs a Hopper GPU"
+)
+pytestmark = [pytest.mark.gpu, on_hopper]
+
+# prompts, chunks behind cached positions, lengths that end within a page, at its end and one behind it
+SPANS = [
+    (37, 37),
+    (200, 200),
+    (64, 1000),
+    (129, 513),
+    (300, 305),
+    (16, 16),
+    (1, 130),
+    (257, 777),
+    (128, 128),
+    (2, 4097),
+]
+
+
+def step_of(spans: list[tuple[int, int]], heads: int = 8, group: int = 4) -> Step:
+    """Queries lie in the product with keys and values, as in a model."""
+    step = Step(spans, heads=heads, group=group, head_dim=128, dtype=torch.bfloat16, device="cuda")
+    qkv = torch.full((len(step.q), (group + 2) * heads * 128), float("nan"), device="cuda", dtype=torch.bfloat16)
+    kept = step.q
+    step.q = qkv[:, : heads * group * 128].unflatten(1, (heads * group, 128))
+    step.q.copy_(kept)
+    return step
+
+
+def attended(step: Step, work: Work | None = None, q: Tensor | None = None) -> Tensor:
+    from gradus.kernels.hopper_attention import HopperPrompts
+
+    q = step.q if q is None else q
+    out = torch.full(q.shape, float("nan"), device="cuda", dtype=q.dtype)
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    prompts = HopperPrompts([(step.keys, step.values)], processors)
+    prompts.attend(0, q, step.tables.long(), work or step.work(HOPPER), out, 0.3)
+    return out
+
+
+def assert_close(step: Step) -> None:
+    found, expected = attended(step).double(), step.expected()
+    rows = (found - expected).norm(dim=-1)  # a wrong row must not hide among good ones
+    assert (rows <= 0.04 * expected.norm(dim=-1).mean()).all()
+    assert (found - expected).norm() <= 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("heads, group", [(8, 1), (8, 2), (8, 4), (2, 8), (1, 64)])
+def test_groups_and_uneven_spans(heads, group):
+    assert_close(step_of(SPANS, heads, group))
+
+
+@pytest.mark.parametrize("length", [*range(1, 18), 127, 128, 129, 255, 256, 257])
+def test_every_end_of_a_page_and_of_a_block(length):
+    assert_close(step_of([(length, length), (1, length), (min(length, 40), length)], heads=2))
+
+
+def test_more_tiles_than_programs_and_a_long_prefix():
+    assert_close(step_of([(2048, 2048), (700, 9000), (1500, 1501)]))
+
+
+def test_the_same_step_gives_the_same_bits():
+    step = step_of([*SPANS, (1500, 3000)])
+    first = attended(step)
+    assert all(torch.equal(first, attended(step)) for _ in range(20))
+
+
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_a_sequence_alone_gets_the_bits_that_it_gets_in_a_batch(number):
+    step = step_of(SPANS)
+    count, length = SPANS[number]
+    rows = slice(step.query_start[number], step.query_start[number + 1])
+    work = Work(HOPPER, tiles=-(-count // 32), group=4, kv_heads=8, window=None, device=step.q.device)
+    numbers = (step.numbers(part) for part in ([step.slots[number]], [0, count], [length]))
+    work.lay_out(*numbers, most=count)
+    assert torch.equal(attended(step, work, step.q[rows]), attended(step)[rows])
+
+
+# -- in the engine -----------------------------------------------------------------------------------------------------
+
+
+def backend() -> TritonPagedAttention:
+    config = SHAPES["llama-3.1-8b"]
+    storage = PagedStorage(config, 300, 16, torch.bfloat16, torch.device("cuda"))
+    return TritonPagedAttention(config, storage, slots=2)
+
+
+def launches_of(attention: TritonPagedAttention, *spans: tuple[int, int]) -> list[bool]:
+    """Whether each launch of such a step is Hopper's."""
+    counts, lengths = zip(*spans, strict=True)
+    starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
+    numbers = [torch.tensor(part, dtype=torch.int32, device="cuda") for part in ([0, 1], starts, lengths)]
+    attention.plan(numbers[0][: len(spans)], numbers[1], numbers[2], list(counts))
+    return [work.launch is HOPPER for work in attention.works[None]]
+
+
+def test_long_prompts_take_it_and_what_is_beside_them_does_not():
+    attention = backend()
+    assert launches_of(attention, (2048, 4000)) == [True]
+    assert launches_of(attention, (1, 300), (2048, 2048)) == [False, True]
+    assert launches_of(attention, (512, 512)) == [False]
+    assert launches_of(attention, (1, 300), (1, 20)) == [False]
+
+
+def test_no_other_gpu_takes_it(monkeypatch):
+    monkeypatch.setattr(triton_paged, "capability", lambda device: Capability(10, 0))
+    assert launches_of(backend(), (2048, 4000)) == [False]
+
+
+def test_the_backend_attends_as_its_other_kernel_does(monkeypatch):
+    """A prompt of 2,000 tokens beside a decode, in a layer that is not the first."""
+    found = []
+    for able in (Capability(9, 0), Capability(10, 0)):
+        monkeypatch.setattr(triton_paged, "capability", lambda device, able=able: able)
+        attention = backend()
+        torch.manual_seed(0)
+        attention.storage.keys.normal_()
+        attention.storage.values.normal_()
+        attention.tables[0, 0, :125] = torch.arange(125) + 1
+        attention.tables[0, 1, :10] = torch.arange(10) + 200
+        counts, lengths = [2000, 1], [2000, 150]
+        starts = [end - count for end, count in zip(lengths, counts, strict=True)]
+        positions = torch.cat([torch.arange(*span) for span in zip(starts, lengths, strict=True)]).cuda()
+        batch = Batch(
+            token_ids=positions, positions=positions, slots=[0, 1], query_start=[0, 2000], counts=counts,
+            starts=starts, lengths=lengths, tables=[None, None], logits_rows=positions[:2], row_spans=[0, 1],
+        )  # fmt: skip
+        attention.prepare(batch)
+        q = torch.randn(2001, 32, 128, device="cuda", dtype=torch.bfloat16)
+        k, v = torch.randn(2, 2001, 8, 128, device="cuda", dtype=torch.bfloat16)
+        found.append((attention.hopper is not None, attention.attend(5, q, k, v).double()))
+    (taken, ours), (other, theirs) = found
+    assert taken and not other
+    assert (ours - theirs).norm() <= 1e-2 * theirs.norm()
