@@ -212,17 +212,20 @@ class DraftRunner:
         prompts: tuple[Rows, Tensor, Tensor | None] | None,
     ) -> "DraftResult":
         """prompts: what their rows are, drew, and report. reports: of each decode, then of each prompt's row."""
-        tokens = [] if verified is None else [verified.tokens[: len(plan.decodes)]]
-        pairs = [] if verified is None or verified.pairs is None else [verified.pairs]
+        count = len(plan.decodes)
+        tokens = [] if verified is None else [verified.tokens[:count]]
         width = tokens[0].shape[1] if tokens else 1
-        if pairs:
-            pairs = [pairs[0][: len(plan.decodes) * width]]
+        pairs = [] if verified is None or verified.pairs is None else [verified.pairs[: count * width]]
         if prompts is not None:
             tokens.append(prompts[1])
             pairs += [] if prompts[2] is None else [prompts[2]]
-        counts = np.concatenate([np.repeat(reports[: len(plan.decodes)], width), reports[len(plan.decodes) :]])
-        logprobs = DrawnLogprobs(torch.cat(pairs), counts) if pairs and (counts >= 0).any() else None
-        return DraftResult(self, plan, rows, torch.cat([each.flatten() for each in tokens]), width, logprobs)
+        # of decodes alone it is what the step left, and a launch fewer
+        drawn = tokens[0].flatten() if len(tokens) == 1 else torch.cat([each.flatten() for each in tokens])
+        logprobs = None
+        if pairs and (reports >= 0).any():
+            counts = np.concatenate([np.repeat(reports[:count], width), reports[count:]])
+            logprobs = DrawnLogprobs(torch.cat(pairs), counts)
+        return DraftResult(self, plan, rows, drawn, width, logprobs)
 
 
 class DraftResult:

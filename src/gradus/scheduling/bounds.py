@@ -104,6 +104,14 @@ class BoundedColumns(Columns):
         """It has pages for that many positions now."""
         self._pages[sequence.slot] = end
 
+    def need_one_each(self, sequences: list[Sequence]) -> bool:
+        """Whether a page more is enough for the next token of each of these, which do not have enough."""
+        slots = np.array([sequence.slot for sequence in sequences])
+        return bool((self._reach(slots, 0) <= self._pages[slots] + self.page_size).all())
+
+    def entered_next(self, sequences: list[Sequence]) -> None:
+        self._pages[[sequence.slot for sequence in sequences]] += self.page_size
+
     def advance(self, *, known: bool, drafts: int = 0) -> Decodes:
         """A token and up to so many drafts for each that may have one to run: always of tokens that the device has."""
         slots, owners, starts = self.going()
@@ -131,16 +139,20 @@ class BoundedColumns(Columns):
         found |= self._known[slots] + there.sum(axis=1) >= self._end[slots]
         for stops in self._stops:
             found |= (tokens == stops[slots][:, None]).any(axis=1)
-        found |= self._left[slots] > decodes.departures
+        if decodes.departures != self.departures:
+            found |= self._left[slots] > decodes.departures
         return found.nonzero()[0].tolist()
 
     def record(self, decodes: Decodes, tokens: Column) -> None:
         """Take in what the step sampled, and close the bounds. Sequences that it ended have left."""
         self.recorded += 1
         self._under_way.popleft()
-        stay = self._left[decodes.slots] <= decodes.departures
-        slots, there = decodes.slots[stay], tokens[stay] >= 0
-        for column, rows in zip(tokens[stay].T, there.T, strict=True):  # those that stand come first
+        slots = decodes.slots
+        if decodes.departures != self.departures:
+            stay = self._left[slots] <= decodes.departures
+            slots, tokens = slots[stay], tokens[stay]
+        there = tokens >= 0
+        for column, rows in zip(tokens.T, there.T, strict=True):  # those that stand come first
             some = slots[rows]
             self._tokens[some, self._fill[some]] = column[rows]
             self._fill[some] += 1
@@ -153,8 +165,9 @@ class BoundedColumns(Columns):
         self._cohort = None
         self._least[:] = self._most[:] = self._known
         for step in self._under_way:
-            mine = self._left[step.slots] <= step.departures  # a slot may have another owner since
-            step = UnderWay(step.slots[mine], step.rows, step.limits[mine], step.departures)
+            if step.departures != self.departures:  # a slot may have another owner since
+                mine = self._left[step.slots] <= step.departures
+                step = UnderWay(step.slots[mine], step.rows, step.limits[mine], step.departures)
             self._least[step.slots] += 1
             self._raise_most(step)
 

@@ -151,6 +151,9 @@ class Columns:
     def entered(self, sequence: Sequence, end: int) -> None:
         """It has pages for that many positions now: here that follows from its position."""
 
+    def entered_next(self, sequences: list[Sequence]) -> None:
+        """Each has a page more."""
+
     def advance(self, *, known: bool) -> Decodes:
         """A token for each that has one to run. known: no step is under way, so the newest tokens are here."""
         slots, owners, offsets = self.going()

@@ -33,6 +33,7 @@ MARGIN = 1.02  # what drafts must gain to be worth it
 PROBE = 2  # drafts of a probe
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
+HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
 LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at one without to the next
 FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
 SHARE = 1 / 50  # of the time, for probes that bring nothing
@@ -61,6 +62,7 @@ class DraftControl:
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
         self._run = 0  # steps that the probe under way may still take
+        self._held, self._holds = 0, 0  # steps that the decision for no drafts still stands, for so many sequences
         self._unlooked = self._looks = LOOK  # steps with drafts until the next look at one without
         self._debt = 0.0  # seconds that probes have cost, beyond their share of the time since
         self._brought = 1.0  # tokens per sequence of the step that was learned from last
@@ -76,11 +78,15 @@ class DraftControl:
     def begin(self, slot: int) -> None:
         """The slot has a new owner: it may be what other requests are, or better."""
         self._agree[slot] = np.maximum(self._shared, self._prior)
+        self._held = 0
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def choose(self, slots: Column, left: int) -> int:
         """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs."""
+        if self._held and self._holds == len(slots) and self._left > 1:
+            self._held, self._left = self._held - 1, self._left - 1
+            return 0
         most = min(self.most, left // len(slots), max(0, self.rows // len(slots) - 1))
         if not self.adaptive:
             return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
@@ -99,6 +105,7 @@ class DraftControl:
         self._unlooked = self._looks = LOOK
         if self._probes(size) and most:
             return self._decide(min(PROBE, most), "a probe")
+        self._held, self._holds = HOLD - 1, len(slots)
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
         drafts = "draft" if nearest == 1 else "drafts"
@@ -155,6 +162,10 @@ class DraftControl:
         """Take in what a step's drafts came to. tokens: as in `Sampled.decoded`; the step may have verified fewer than
         its plan allowed. ended: rows that say nothing.
         """
+        if tokens.shape[1] == 1:  # as in most steps, where drafts do not pay: nothing is learned but that it was one
+            self._steps, self._tokens = self._steps + len(tokens) - len(ended), self._tokens + len(tokens) - len(ended)
+            self._brought = 1.0
+            return
         rows = np.ones(len(tokens), np.bool_)
         rows[ended] = False
         tokens, slots, drafts = tokens[rows], decodes.slots[rows], tokens.shape[1] - 1
@@ -163,7 +174,7 @@ class DraftControl:
         self._tokens += int(np.count_nonzero(stood))
         if len(tokens):
             self._brought = np.count_nonzero(stood) / len(tokens)
-        if not drafts or not len(tokens):
+        if not len(tokens):
             return
         self._drafted[:drafts] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
         self._accepted[:drafts] += np.count_nonzero(stood[:, 1:], axis=0)

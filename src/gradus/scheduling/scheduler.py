@@ -170,12 +170,17 @@ class Scheduler:
         """Have a page for the next tokens of each: for all at once, or one by one at the cost of worse sequences."""
         if not sequences:
             return
-        if self.bounded is None:
+        if self._need_one_each(sequences):
             changes = self.cache.add_pages([sequence.id for sequence in sequences])
             if changes is not None:
                 self._entered = list(zip(sequences, changes, strict=True))
+                self.columns.entered_next(sequences)
                 return
         self._moved += [sequence for sequence in sequences if self.enter_page(sequence)]
+
+    def _need_one_each(self, sequences: list[Sequence]) -> bool:
+        """Whether a page more is enough for each, and says all. Not where windows give pages back behind a bound."""
+        return self.bounded is None or (not self.cache.sliding and self.bounded.need_one_each(sequences))
 
     def enter_page(self, sequence: Sequence) -> bool:
         """Have pages for one of them. False if it had to give way, now or for one before it."""
@@ -194,7 +199,7 @@ class Scheduler:
             return self.columns.advance(known=known)
         slots = self.bounded.going().slots
         drafts = self.drafting.choose(slots, self.left) if len(slots) else 0
-        for sequence, (end, start) in self.bounded.wanted(drafts):
+        for sequence, (end, start) in self.bounded.wanted(drafts) if drafts else ():
             # for drafts no sequence gives way, and none loses the page that it will grow into
             if self._spare > 0 and self.cache.reserve(sequence.id, end, start):
                 self.bounded.entered(sequence, end)
