@@ -199,9 +199,10 @@ class Scheduler:
             return self.columns.advance(known=known)
         slots = self.bounded.going().slots
         drafts = self.drafting.choose(slots, self.left) if len(slots) else 0
+        entered = {sequence.slot for sequence, _ in self._entered}  # with a page more, which the plan has told of
         for sequence, (end, start) in self.bounded.wanted(drafts) if drafts else ():
             # for drafts no sequence gives way, and none loses the page that it will grow into
-            if self._spare > 0 and self.cache.reserve(sequence.id, end, start):
+            if sequence.slot not in entered and self._spare > 0 and self.cache.reserve(sequence.id, end, start):
                 self.bounded.entered(sequence, end)
                 self._moved.append(sequence)
         return self.bounded.advance(known=known, drafts=drafts)
