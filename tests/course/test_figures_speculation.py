@@ -67,7 +67,7 @@ def test_what_the_lesson_says_of_llama_on_an_h200():
         return cost.matrix_flops / machine.rate > cost.weight_bytes / machine.bandwidth
 
     full = next(batch for batch in range(1, 256) if waits_for_arithmetic(batch))
-    says(f"some {5 * full} rows", f"Five rows each fill that with {full} sequences")
+    says(f"some {5 * full} rows", f"At five rows each, {full} sequences fill that")
     assert payoff.speed_up(LLAMA, machine, 256, 0.6) < 1
     near, far = (
         payoff.expected_tokens(0.8, 4)
@@ -75,19 +75,20 @@ def test_what_the_lesson_says_of_llama_on_an_h200():
         / payoff.step_seconds(LLAMA, machine, 256, 5, context)
         for context in (512, 4096)
     )
-    says(f"behind 4,096 positions the roofline predicts {far:.2f} times", f"where it says {near:.2f} behind 512")
+    says(f"predicts a factor of {far:.2f} after 4,096 positions, and {near:.2f} after 512")
 
 
 def test_what_the_lesson_says_of_a_draft_model_and_of_a_cpu():
     target, draft = SHAPES["qwen2.5-1.5b"], SHAPES["qwen2.5-0.5b"]
     drafting = 4 * payoff.step_seconds(draft, drawn.H200, 1, 1)
     assert drafting > payoff.step_seconds(target, drawn.H200, 1, 5)
-    says(f"predicts {payoff.speed_up(target, drawn.H200, 1, 0.6, draft_model=draft):.2f} times, which is no gain")
+    factor = payoff.speed_up(target, drawn.H200, 1, 0.6, draft_model=draft)
+    says(f"predicts a factor of {factor:.2f}, which is no gain")
     rows = 2 * streamed_parameters(SMOL) / TWO_CORES.bandwidth * TWO_CORES.rate / (2 * streamed_parameters(SMOL))
     assert 4.5 < rows < 5, "nearly five rows, logits included"
     assert payoff.best_drafts(SMOL, TWO_CORES, 1, 0.8) == 4
     longer = payoff.step_seconds(SMOL, TWO_CORES, 4, 2) / payoff.step_seconds(SMOL, TWO_CORES, 4, 1)
-    says(f"a step that is {longer:.1f} times as long")
+    says(f"and a step {longer:.1f} times as long")
     assert [payoff.best_drafts(SMOL, TWO_CORES, 4, rate) for rate in (0.55, 0.65)] == [0, 1]
 
 

@@ -115,13 +115,14 @@ FOLLOWED = {
     },
     "phases/p02_static_batching/padded.py": {
         "pad": """
-            width = max(batch.counts)
+            width, device = max(batch.counts), batch.token_ids.device
             where = torch.tensor(
-                [slot * width + i for slot, count in zip(batch.slots, batch.counts) for i in range(count)]
+                [slot * width + i for slot, count in zip(batch.slots, batch.counts) for i in range(count)],
+                device=device,
             )
-            token_ids = torch.zeros(batch_size * width, dtype=torch.int64)
+            token_ids = torch.zeros(batch_size * width, dtype=torch.int64, device=device)
             token_ids[where] = batch.token_ids
-            positions = torch.zeros(batch_size * width, dtype=torch.int64)
+            positions = torch.zeros(batch_size * width, dtype=torch.int64, device=device)
             positions[where] = batch.positions
             query_start = [slot * width for slot in batch.slots]
             from dataclasses import replace
@@ -135,13 +136,14 @@ FOLLOWED = {
             self.width = width = max(batch.counts)
             self.size = size = len(batch.token_ids) // width
             self.real = real = torch.tensor(
-                [start + i for start, count in zip(batch.query_start, batch.counts) for i in range(count)]
+                [start + i for start, count in zip(batch.query_start, batch.counts) for i in range(count)],
+                device=batch.positions.device,
             )
             self.slots = real // width
             self.positions = batch.positions[real]
             queries = batch.positions.view(size, width, 1)
             self.length = max(batch.lengths)
-            keys = torch.arange(max(batch.lengths))
+            keys = torch.arange(max(batch.lengths), device=queries.device)
             self.masks = {window: visible(queries, keys, window) for window in set(self.config.windows)}
         """,
         "PaddedAttention.attend": """
