@@ -24,8 +24,8 @@ EXERCISE = Exercise(
             "range of key positions makes the mask, [size, width, length]. There is one mask for each window of the "
             "configuration.",
             "Keep self.width, the largest of batch.counts; self.size, the rows divided by the width; self.length, the "
-            "largest of batch.lengths. self.real: a tensor of the real rows, on the batch's device; self.slots = real // "
-            "width; self.positions = batch.positions[real]; queries = batch.positions.view(size, width, 1); "
+            "largest of batch.lengths. self.real: a tensor of the real rows, on the batch's device; self.slots = "
+            "real // width; self.positions = batch.positions[real]; queries = batch.positions.view(size, width, 1); "
             "keys = torch.arange(self.length, device=queries.device); self.masks = {window: visible(queries, keys, "
             "window) for window in set(self.config.windows)}.",
         ),
