@@ -13,7 +13,7 @@ PAGE_SIZE = 2
 PROMPTS = {
     "a": "You are a poet Sing of the sea",
     "b": "You are a poet Sing of the moon",
-    "c": "You are a cook How long boils an egg",
+    "c": "You are a cook How long do eggs boil",
 }
 LEFT, CELL, HEIGHT, FORK, ROW = 8, 132, 36, 28, 46
 
