@@ -37,7 +37,7 @@ from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name
 from gradus.bench.peers import build_model
 from gradus.bench.results import Cell, Entry, Run
-from gradus.bench.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM
+from gradus.bench.speculation_report import DRAFT_MODEL, NAME, NONE, TABLES, VLLM, VLLM_NGRAM
 from gradus.bench.statistics import distribution, significant
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
@@ -174,7 +174,7 @@ class Bench:
         speculate = {NONE: None, "ngram": "ngram"}
         speculate |= {kind: f"{HEADS}{folder}" for kind, folder in self.folders.items()}
         if asked.draft:
-            speculate["draft model"] = f"draft:{asked.draft}"
+            speculate[DRAFT_MODEL] = f"draft:{asked.draft}"
         most = max(size.batch for size in self.sizes)
         longest = LONGEST[asked.quick]
         self.llms = {

@@ -16,6 +16,7 @@ from gradus.bench.statistics import median
 
 NAME = "speculation"
 NONE = "none"
+DRAFT_MODEL = "draft model"
 VLLM, VLLM_NGRAM = "vllm", "vllm ngram"
 TABLES = {
     "copy": "Texts to be copied",
@@ -243,9 +244,16 @@ def _about(found: Results, run: Run) -> Iterator[str | Rows]:
 
 
 def command(run: Run, device: str) -> str:
-    """What measures it again."""
-    heads = "".join(f" --heads {told['heads']}" for told in run.profiles)
-    return f"python benchmarks/speculation.py --device {device} --model {run.model} --dtype {run.dtype}{heads}"
+    """What measures it again. Folders of heads and of vLLM, and the draft, are the reader's to name."""
+    contenders = {entry.contender for cell in run.cells for entry in cell.entries}
+    parts = ["python benchmarks/speculation.py", f"--device {device} --model {run.model}"]
+    parts += [] if " " in run.dtype else [f"--dtype {run.dtype}"]  # mixed widths are what "auto" may choose on a CPU
+    texts = [table for table in TABLES if run.of(table)]
+    parts += [f"--texts {table}" for table in texts] if len(texts) < len(TABLES) else []
+    parts += ["--heads DIR" for _ in run.profiles]
+    parts += ["--draft MODEL"] if DRAFT_MODEL in contenders else []
+    parts += ["--vllm DIR"] if VLLM in contenders else []
+    return " ".join(parts)
 
 
 def _trained(told: dict[str, Any]) -> str:

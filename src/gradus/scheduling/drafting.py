@@ -172,10 +172,9 @@ class DraftControl:
         stood = tokens >= 0
         self._steps += len(tokens)
         self._tokens += int(np.count_nonzero(stood))
-        if len(tokens):
-            self._brought = np.count_nonzero(stood) / len(tokens)
         if not len(tokens):
             return
+        self._brought = np.count_nonzero(stood) / len(tokens)
         self._drafted[:drafts] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
         self._accepted[:drafts] += np.count_nonzero(stood[:, 1:], axis=0)
         agreed = stood[:, 1:].astype(np.float64)

@@ -199,13 +199,20 @@ class Scheduler:
             return self.columns.advance(known=known)
         slots = self.bounded.going().slots
         drafts = self.drafting.choose(slots, self.left) if len(slots) else 0
-        entered = {sequence.slot for sequence, _ in self._entered}  # with a page more, which the plan has told of
-        for sequence, (end, start) in self.bounded.wanted(drafts) if drafts else ():
-            # for drafts no sequence gives way, and none loses the page that it will grow into
-            if sequence.slot not in entered and self._spare > 0 and self.cache.reserve(sequence.id, end, start):
-                self.bounded.entered(sequence, end)
-                self._moved.append(sequence)
+        if drafts:
+            self.reserve_drafts(self.bounded.wanted(drafts))
         return self.bounded.advance(known=known, drafts=drafts)
+
+    def reserve_drafts(self, wanted: list[tuple[Sequence, tuple[int, int]]]) -> None:
+        """Pages for drafts, as far as some are spare: no sequence gives way for them, or loses what it will grow into.
+
+        A sequence that has entered a page has been told of in this plan, and drafts as far as that goes.
+        """
+        entered = {sequence.slot for sequence, _ in self._entered}
+        for sequence, (end, start) in wanted:
+            if sequence.slot not in entered and self._spare > 0 and self.cache.reserve(sequence.id, end, start):
+                self.columns.entered(sequence, end)
+                self._moved.append(sequence)
 
     def continue_prompt(self, sequence: Sequence) -> None:
         """The next chunk of a prompt under way, as far as the budget goes."""
