@@ -27,12 +27,14 @@ from torch.nn import functional as F
 
 from gradus.bench.gpu import graph_microseconds
 from gradus.kernels import activation, norm, rope_store, sampling
-from gradus.kernels.gemv import GemvLaunch, Norm, gemv
-from gradus.kernels.linear import fused_gemv, linear
+from gradus.kernels.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
+from gradus.kernels.launch_tables import Launch
+from gradus.kernels.linear import choose_fused, linear
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
 
-ROWS = (1, 8, 16, 32, 64)
+PRODUCTS = {"gemv": (1,), "few": (2, 4), "skinny": (8, 16, 32, 64)}  # parts that measure products, of so many rows
+ROWS = tuple(m for rows in PRODUCTS.values() for m in rows)
 CACHE = 128 << 20  # bytes, twice an H200's L2
 MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/measured"
 
@@ -85,10 +87,11 @@ def race(contenders: dict[str, Callable[[Any], Any]], buffers: list[Any]) -> dic
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-def gemv_launches(k: int) -> Iterator[GemvLaunch]:
-    """16 to 64 weights a thread in flight."""
+def gemv_launches(m: int, k: int) -> Iterator[GemvLaunch]:
+    """16 to 64 weights a thread in flight; with more rows of x 8 to 16, since each of those has a sum for every one."""
+    least, most = (16, 64) if m == 1 else (8, 16)
     for rows, columns, warps in product((1, 2, 4, 8), (256, 512, 1024, 2048, 4096), (1, 2, 4, 8)):
-        if 16 <= rows * columns // (32 * warps) <= 64 and columns < 2 * k:
+        if least <= rows * columns // (32 * warps) <= most and columns < 2 * k and (m == 1 or rows <= 2):
             yield GemvLaunch(rows, columns, warps)
 
 
@@ -121,42 +124,102 @@ def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
         skinny(x, weight, SkinnyLaunch(*launch))
 
 
-def compile_all(shapes: list[tuple[int, int]], workers: int) -> None:
+def candidates(m: int, n: int, k: int, known: list[dict]) -> list[Launch]:
+    """Few rows have the tile that 16 have, so of `skinny` those launches that were fastest with 16."""
+    if m == 1:
+        return [*gemv_launches(m, k)]
+    if m > FEW_ROWS:
+        return [*skinny_launches(m, n, k)]
+    fastest = [entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (16, n, k)]
+    wide = [SkinnyLaunch(*launch) for launch, _ in fastest[0]] if fastest else skinny_launches(m, n, k)
+    return [*gemv_launches(m, k), *wide]
+
+
+def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], known: list[dict], workers: int) -> None:
     tasks: set[tuple[str, tuple[int, ...], int, int]] = set()
-    for n, k in shapes:
+    for (n, k), m in product(shapes, row_counts):
         odd = "-odd" if n % 16 else ""
-        tasks |= {("gemv" + odd, tuple(launch), 1, k) for launch in gemv_launches(k)}
-        for m in ROWS[1:]:
-            for launch in skinny_launches(m, n, k):
-                splits = min(launch.splits, 2)
-                key = SkinnyLaunch(launch.rows, launch.columns, splits, launch.stages, launch.warps)
-                inner = (
-                    2048 if k % launch.columns == 0 else 2048 + 64
-                )  # all that is compiled of K is whether it is even
-                tasks.add(("skinny" + odd, tuple(key), m, inner))
+        for launch in candidates(m, n, k, known):
+            if isinstance(launch, GemvLaunch):
+                tasks.add(("gemv" + odd, tuple(launch), m, k))
+                continue
+            key = launch._replace(splits=min(launch.splits, 2))
+            inner = 2048 if k % launch.columns == 0 else 2048 + 64  # all that is compiled of K is whether it is even
+            tasks.add(("skinny" + odd, tuple(key), m, inner))
     start = time.perf_counter()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_one, sorted(tasks), chunksize=8))
     print(f"{len(tasks)} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def measure_products(shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float) -> Iterator[dict]:
+def measure_products(
+    shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float, known: list[dict]
+) -> Iterator[dict]:
     for n, k in shapes:
         weights = [noise(n, k) for _ in range(copies(2 * n * k))]
         for m in row_counts:
             x = noise(m, k)
-            launches = [] if m > ROWS[-1] else gemv_launches(k) if m == 1 else skinny_launches(m, n, k)
-            run = gemv if m == 1 else skinny
+            launches = candidates(m, n, k, known) if m <= ROWS[-1] else []
             # bound now, not when they run
-            ours = {json.dumps(o): (lambda w, o=o, x=x, run=run: run(x, w, o)) for o in launches}
-            times = race({"cublas": lambda w, x=x: F.linear(x, w)} | ours, weights)
-            cublas = times.pop("cublas")
-            best = sorted(times, key=times.__getitem__)[:3]
+            ours = {json.dumps(launch): (lambda w, launch=launch, x=x: run(x, w, launch)) for launch in launches}
+            contenders: dict[str, Callable[[Any], Any]] = {"cublas": lambda w, x=x: F.linear(x, w)} | ours
+            with early_launches(1 < m <= FEW_ROWS):  # as in the steps that have so few rows
+                times = race(contenders, weights)
+                cublas = times.pop("cublas")
+                best = sorted(times, key=times.__getitem__)
+                fused = measure_fused(x, weights, best, cublas, times) if 1 < m <= FEW_ROWS else {}
             floor = 2 * (n * k + m * (n + k)) / rate * 1e6
             yield {
                 "m": m, "n": n, "k": k, "cublas": cublas, "ours": times[best[0]] if best else None, "floor": floor,
-                "launches": [[json.loads(name), times[name]] for name in best],
-            }  # fmt: skip
+                "launches": [[json.loads(name), times[name]] for name in best[:3]],
+            } | fused  # fmt: skip
+
+
+def measure_fused(
+    x: Tensor, weights: list[Tensor], best: list[str], cublas: float, times: dict[str, float]
+) -> dict[str, Any]:
+    """The three fastest launches of `gemv` with all that models have around this matrix, and the parts one by one."""
+    (n, k), around = weights[0].shape, around_matrices()
+    if (n, k) not in around:
+        return {}
+    centered, name, gated = around[n, k]
+    gain, shift = noise(k), noise(k) if centered else None
+
+    def apart(weight: Tensor) -> None:
+        y = norm.add_rms_norm(x, None, gain, 1e-5) if shift is None else norm.add_layer_norm(x, None, gain, shift, 1e-5)
+        out = F.linear(y, weight) if cublas <= times[best[0]] else run(y, weight, launch_of(best[0]))
+        if name:
+            (activation.gated_activation if gated else activation.activation)(out, name)
+
+    def fused(launch: GemvLaunch) -> Callable[[Tensor], Tensor]:
+        halved = launch._replace(rows=max(1, launch.rows // 2)) if gated else launch
+        before = Norm(gain, shift, 1e-5)
+        return lambda weight: gemv(x, weight, halved, norm=before, activation=name, gated=gated)
+
+    few = [name for name in best if isinstance(launch_of(name), GemvLaunch)][:3]
+    found = race({"apart": apart} | {each: fused(GemvLaunch(*json.loads(each))) for each in few}, weights)
+    taken = found.pop("apart")
+    fastest = min(found, key=found.__getitem__)
+    return {"apart": taken, "fused": [json.loads(fastest), found[fastest]]}
+
+
+def around_matrices() -> dict[tuple[int, int], tuple[bool, str | None, bool]]:
+    """[N, K] of products that have a norm before them: whether it is a LayerNorm, and the activation, gated or not."""
+    found: dict[tuple[int, int], tuple[bool, str | None, bool]] = {}
+    for model, (*_, gated) in MODELS.items():
+        shapes = matrices(model)
+        found[shapes["qkv"]] = (not gated, None, False)
+        found[shapes["up"]] = (not gated, "silu" if gated else "gelu_tanh", gated)
+    return found
+
+
+def launch_of(name: str) -> Launch:
+    numbers = json.loads(name)
+    return GemvLaunch(*numbers) if len(numbers) == len(GemvLaunch._fields) else SkinnyLaunch(*numbers)
+
+
+def run(x: Tensor, weight: Tensor, launch: Launch) -> Tensor:
+    return gemv(x, weight, launch) if isinstance(launch, GemvLaunch) else skinny(x, weight, launch)
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -257,33 +320,42 @@ def measure_sampling(rate: float) -> Iterator[dict]:
 
 
 def measure_steps(rate: float) -> Iterator[dict]:
-    for model in ("gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"):
-        yield measure_step(model, rate)
+    for model, rows in product(
+        ("smollm2-135m", "llama-3.2-1b", "qwen3-0.6b", "gpt2-124m", "llama-3.1-8b"), (1, 2, 4, 8)
+    ):
+        yield measure_step(model, rows, rate)
 
 
-def measure_step(model: str, rate: float) -> dict:
-    """One row through all of a model but its attention: the products, and everything between them."""
+def measure_step(model: str, rows: int, rate: float) -> dict:
+    """A few rows through all of a model but its attention: the products, and everything between them."""
     _, hidden, _, kv_heads, dim, _, layers, gated = MODELS[model]
     shapes = matrices(model)
     head_shape = shapes.pop("head")
     weights = [{name: noise(n, k).mul_(k**-0.5) for name, (n, k) in shapes.items()} for _ in range(layers)]
     head, gain, shift = noise(*head_shape), noise(hidden), None if gated else noise(hidden)
-    x, zero, warm = noise(1, hidden), torch.zeros(1, dtype=torch.int64, device="cuda"), torch.ones(1, device="cuda")
-    storage = noise(4, 16, kv_heads, dim), noise(4, 16, kv_heads, dim), zero + 17
+    x, zero, warm = noise(rows, hidden), torch.zeros(rows, dtype=torch.int64, device="cuda"), torch.ones(rows).cuda()
+    storage = noise(4, 16, kv_heads, dim), noise(4, 16, kv_heads, dim), 17 + torch.arange(rows, device="cuda")
     options: dict[str, Any] = {"table": noise(64, dim), "positions": zero} if gated else {}
     if model == "qwen3-0.6b":
         options |= {"norms": (noise(dim), noise(dim)), "eps": 1e-6}
     before, act = Norm(gain, shift, 1e-5), "silu" if gated else "gelu_tanh"
     activate = activation.gated_activation if gated else activation.activation
-    inputs = {k: noise(1, k) for _, k in shapes.values()}
+    inputs = {k: noise(rows, k) for _, k in shapes.values()}
 
     def fused() -> None:
         for w in weights:
-            q = rope_store.rope_store(fused_gemv(x, w["qkv"], norm=before), *storage, **options)
-            linear(q.view(1, -1), w["output"], residual=x)
-            wide = fused_gemv(x, w["up"], norm=before, activation=act, gated=gated)
-            linear(wide, w["down"], residual=x)
-        sampling.sample(fused_gemv(x, head, norm=before), zero, zero, warm)
+            q = rope_store.rope_store(after_norm(w["qkv"]), *storage, **options)
+            linear(q.view(rows, -1), w["output"], residual=x)
+            linear(after_norm(w["up"], activation=act, gated=gated), w["down"], residual=x)
+        sampling.sample(linear(normed(None), head), zero, zero, warm)
+
+    def after_norm(weight: Tensor, activation: str | None = None, gated: bool = False) -> Tensor:
+        """In one launch, if the table has one for it."""
+        launch = choose_fused(rows, *weight.shape, gated, x.device)
+        if launch is not None:
+            return gemv(x, weight, launch, norm=before, activation=activation, gated=gated)
+        out = linear(normed(None), weight)
+        return out if activation is None else activate(out, activation)
 
     def normed(delta: Tensor | None) -> Tensor:
         if shift is None:
@@ -294,7 +366,7 @@ def measure_step(model: str, rate: float) -> dict:
         delta = None
         for w in weights:
             q = rope_store.rope_store(product(normed(delta), w["qkv"]), *storage, **options)
-            wide = product(normed(product(q.view(1, -1), w["output"])), w["up"])
+            wide = product(normed(product(q.view(rows, -1), w["output"])), w["up"])
             delta = product(activate(wide, act), w["down"])
         sampling.sample(product(normed(delta), head), zero, zero, warm)
 
@@ -317,7 +389,7 @@ def measure_step(model: str, rate: float) -> dict:
             contenders[f"{name}, pdl"] = early_launches()(lambda _, step=step: step())
         contenders[name] = lambda _, step=step: step()
     moved = 2 * (sum(n * k for n, k in shapes.values()) * layers + head.numel())
-    return {"model": model, "floor": moved / rate * 1e6} | race(contenders, [None])
+    return {"model": model, "rows": rows, "floor": moved / rate * 1e6} | race(contenders, [None])
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -326,7 +398,7 @@ def measure_step(model: str, rate: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,steps")
+    parser.add_argument("--parts", default="rows,sampling,heads,gemv,few,skinny,steps")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
@@ -347,18 +419,20 @@ def main() -> None:
     parts: dict[str, tuple[str, Callable[[], Iterator[dict]]]] = {
         "rows": ("rows", lambda: measure_rows(rate)),
         "sampling": ("sampling", lambda: measure_sampling(rate)),
-        "gemv": ("products", lambda: measure_products(shapes, ROWS[:1], rate)),
-        "skinny": ("products", lambda: measure_products(shapes, ROWS[1:], rate)),
-        "heads": ("heads", lambda: measure_products([(50257, 768), PADDED_HEAD, (151936, 1024)], (128, 256), rate)),
+        "heads": ("heads", lambda: measure_products([(50257, 768), PADDED_HEAD, (151936, 1024)], (128, 256), rate, [])),
         "steps": ("steps", lambda: measure_steps(rate)),
     }
+    for part, rows in PRODUCTS.items():
+        parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate, known)
     if options.out.exists():  # other parts, measured before
         found |= {key: entries for key, entries in json.loads(options.out.read_text()).items() if entries}
+    known = [*found["products"]]
     wanted = options.parts.split(",")
+    rows_now = [m for part in wanted for m in PRODUCTS.get(part, ())]
     for key in {parts[part][0] for part in wanted}:
-        found[key] = []
-    if "gemv" in wanted or "skinny" in wanted:
-        compile_all(shapes, options.workers)
+        found[key] = [entry for entry in found[key] if key == "products" and entry["m"] not in rows_now]
+    if rows_now:
+        compile_all(shapes, rows_now, known, options.workers)
     for part in wanted:
         start, (key, measure) = time.perf_counter(), parts[part]
         for entry in measure():
@@ -370,16 +444,21 @@ def main() -> None:
 
 
 def table(found: dict[str, Any]) -> str:
-    """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time."""
+    """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time; and for few
+    rows what took no longer with something fused in than its parts one by one.
+    """
     launches: dict[tuple[int, int], dict[int, list[int] | None]] = {}
-    gemvs = {}
-    for entry in found["products"]:
-        shape, best = (entry["n"], entry["k"]), entry["launches"][0][0]
-        launches.setdefault(shape, {})[entry["m"]] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
-        if entry["m"] == 1:
-            gemvs[shape] = best
+    fused: dict[tuple[int, int], list[list[int] | None]] = {}
+    for entry in sorted(found["products"], key=lambda entry: entry["m"]):
+        m, shape, best = entry["m"], (entry["n"], entry["k"]), entry["launches"][0][0]
+        launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
+        if m == 1:
+            fused[shape] = [best]
+        elif "fused" in entry:
+            launch, taken = entry["fused"]
+            fused[shape].append(launch if taken <= entry["apart"] else None)
     lines = [
-        json.dumps({"n": n, "k": k, "launches": [chosen[m] for m in ROWS], "gemv": gemvs[n, k]})
+        json.dumps({"n": n, "k": k, "launches": [chosen[m] for m in ROWS], "fused": fused[n, k]})
         for (n, k), chosen in sorted(launches.items())
     ]
     told = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}

@@ -99,11 +99,11 @@ def test_activations(rows, width, name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
-@pytest.mark.parametrize("tile", [(1, 512, 4), (4, 1024, 4)])
-def test_gemv_with_everything_around_it(n, k, tile, dtype):
+@pytest.mark.parametrize(("rows", "tile"), [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))])
+def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
 
-    x, stream = noise(1, k, dtype=dtype), noise(1, n, dtype=dtype)
+    x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
     around = [
         {},
         {"norm": Norm(noise(k).to(dtype), None, 1e-5), "activation": "silu", "gated": True},

@@ -71,10 +71,14 @@ def test_splits_of_every_kind(spans):
     assert_close(Step(spans, heads=8, group=2, head_dim=128, dtype=torch.bfloat16, device="cuda"))
 
 
+DECODES = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
+DRAFTED = [(3, 300), (1, 0), (2, 2), (4, 4001), (1, 17), (4, 131)]
+
+
+@pytest.mark.parametrize("spans", [DECODES, DRAFTED], ids=["decodes", "with drafts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("group, head_dim, norms", [(1, 64, False), (4, 64, True), (3, 48, True), (2, 128, True)])
-def test_decodes_turn_their_heads_and_store_what_is_new(group, head_dim, norms, dtype):
-    spans = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
+def test_decodes_turn_their_heads_and_store_what_is_new(group, head_dim, norms, dtype, spans):
     step = Step(spans, group=group, head_dim=head_dim, dtype=dtype, device="cuda")
     launch = launches(head_dim, dtype, group)[0]
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
@@ -102,11 +106,20 @@ def test_8_bits_in_pages_windows_and_soft_caps(page, window, softcap):
     assert_close(Step(SPANS, page=page, window=window, softcap=softcap, dtype=torch.bfloat16, device="cuda", fp8=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [8, 16])
+def test_many_drafts_turn_in_a_tall_tile(tokens, dtype):
+    step = Step([(tokens, 300), (tokens, tokens), (1, 4000)], group=3, head_dim=64, dtype=dtype, device="cuda")
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for found, expected in step.attend_to_new_tokens(launches(64, dtype, 3)[1], norms=False):
+        torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 @needs_fp8
+@pytest.mark.parametrize("spans", [DECODES, DRAFTED], ids=["decodes", "with drafts"])
 @pytest.mark.parametrize("group, head_dim, norms", [(1, 64, False), (4, 64, True), (3, 48, True)])
-def test_decodes_turn_their_heads_and_store_8_bits(group, head_dim, norms):
+def test_decodes_turn_their_heads_and_store_8_bits(group, head_dim, norms, spans):
     """In float32 the kernel's keys and torch's may fall to two sides of a step, so few values may be one step apart."""
-    spans = [(1, 300), (1, 0), (1, 1), (1, 4000), (1, 17)]
     step = Step(spans, group=group, head_dim=head_dim, device="cuda", fp8=True)
     (out, expected), *stored = step.attend_to_new_tokens(
         launches(head_dim, step.dtype, group, eight_bits=True)[0], norms

@@ -104,10 +104,10 @@ class Step:
         )  # fmt: skip
 
     def attend_to_new_tokens(self, launch: Launch, norms: bool) -> list[tuple[Tensor, Tensor]]:
-        """Of decodes whose qkv product is noise: (found, expected) of the result, of all keys, of all values, and of
-        their scales.
+        """Of decodes, with drafts or without, whose qkv product is noise: (found, expected) of the result, of all keys,
+        of all values, and of their scales.
         """
-        tokens, device = len(self.spans), self.device
+        tokens, device = self.query_start[-1], self.device
         width = (self.group + 2) * self.heads * self.head_dim
         qkv = torch.randn(tokens, width).to(device, self.dtype)
         angles = 6 * torch.rand(max(self.lengths), self.head_dim // 2)
@@ -122,9 +122,11 @@ class Step:
             turning=Turning(rotary, gains, 1e-5), scales=scales,
         )  # fmt: skip
 
-        positions = torch.tensor([length - 1 for length in self.lengths])
+        each = [length - count + new for count, length in self.spans for new in range(count)]
+        owners = [slot for slot, (count, _) in zip(self.slots, self.spans, strict=True) for _ in range(count)]
+        positions = torch.tensor(each)
         rows = places_reference(
-            torch.tensor(self.slots), positions + 1, self.tables[None].cpu(), self.page
+            torch.tensor(owners), positions + 1, self.tables[None].cpu(), self.page
         )[0].where(positions >= 0, -1)  # fmt: skip
         self.q = rope_store_reference(
             qkv, self.keys, self.values, rows.to(device), table=rotary, positions=positions.clamp(min=0).to(device),

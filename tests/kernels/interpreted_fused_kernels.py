@@ -136,16 +136,20 @@ def test_activations(name):
 
 
 @pytest.mark.parametrize("name", [None, "silu", "gelu_tanh"])
-def test_a_row_through_a_matrix_with_everything_around_it(name):
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_a_few_rows_through_a_matrix_with_everything_around_it_are_each_as_if_alone(rows, name):
     n, k, gated = 11, 100, name == "silu"
-    x, weight, bias = torch.randn(1, k), torch.randn(n * (1 + gated), k), torch.randn(n * (1 + gated))
+    x, weight, bias = torch.randn(rows, k), torch.randn(n * (1 + gated), k), torch.randn(n * (1 + gated))
     for around in (None, Norm(torch.randn(k), None, 1e-5), Norm(torch.randn(k), torch.randn(k), 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
-        stream = torch.randn(1, n)
+        stream = torch.randn(rows, n)
         expected = gemv_reference(x, weight, residual=stream.clone(), **options)
         assert gemv(x, weight, GemvLaunch(4, 64, 4), residual=stream, **options) is stream
         assert_close(stream, expected)
-        assert_close(gemv(x, weight, GemvLaunch(2, 128, 4), **options), gemv_reference(x, weight, **options))
+        together = gemv(x, weight, GemvLaunch(2, 128, 4), **options)
+        assert_close(together, gemv_reference(x, weight, **options))
+        alone = [gemv(row, weight, GemvLaunch(2, 128, 4), **options) for row in x.split(1)]
+        assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -56,6 +56,8 @@ def test_a_cache_of_more_values_than_32_bits_count_is_read_through_wider_offsets
 
 
 DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first token, one at the start of a page
+# with drafts: over the end of a page, none of them there, a sequence of new tokens alone, the tile's fullest
+DRAFTED = [(3, 34), (1, 0), (1, 20), (2, 2), (4, 131), (5, 48)]
 
 
 @pytest.mark.parametrize("norms", [True, False])
@@ -66,9 +68,17 @@ DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]  # a padded one, a first 
         Step(DECODES, window=16, group=3, head_dim=24),
         Step(DECODES, softcap=1.5, dtype=torch.float16),
         Step(DECODES, window=16, group=3, head_dim=24, fp8=True),
+        Step(DRAFTED),
+        Step(DRAFTED, window=3, group=3, head_dim=24),
+        Step(DRAFTED, softcap=1.5, dtype=torch.float16),
+        Step(DRAFTED, group=3, head_dim=24, fp8=True),
     ],
-    ids=["plain", "window, odd group and width", "softcap, float16", "fp8, window, odd group and width"],
-)
+    ids=[
+        "plain", "window, odd group and width", "softcap, float16", "fp8, window, odd group and width", "drafts",
+        "drafts, a window shorter than they are, odd group and width", "drafts, softcap, float16",
+        "drafts, fp8, odd group and width",
+    ],
+)  # fmt: skip
 def test_decodes_turn_their_heads_and_store_what_is_new(step, norms):
     tolerance = 1e-5 if step.dtype == torch.float32 else 3e-3
     for found, expected in step.attend_to_new_tokens(SMALL, norms):

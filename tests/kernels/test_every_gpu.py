@@ -27,6 +27,7 @@ from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
 from gradus.kernels.keep_hidden import keep_hidden_kernel
 from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
+from gradus.kernels.new_token import MOST_NEW
 from gradus.kernels.ngram import look_up_kernel
 from gradus.kernels.norm import norm_kernel, warps_of
 from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
@@ -134,9 +135,10 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
     table = matching("", able)
     around = {"bias_ptr": None, "residual_ptr": None, "shift_ptr": None, "ACTIVATION": "silu", "GATED": True}
     for n, k in ((768, 768), (4096, 4096), (4096, 14336)):
-        launch = table.alone(n, k)
-        constants = around | {"K": k, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
-        yield f"gemv {n} {k}", Case(gemv_kernel, {"N": "i32:16", "eps": "fp32"}, constants, {"num_warps": launch.warps})
+        launch = table.fused(1, n, k)
+        constants = around | {"K": k, "ROWS": 1, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
+        types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
+        yield f"gemv {n} {k}", Case(gemv_kernel, types, constants, {"num_warps": launch.warps})
     found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
     for launch in sorted(launch for launch in found if isinstance(launch, SkinnyLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
@@ -232,7 +234,7 @@ def asked_samplers() -> Iterator[tuple[str, Case]]:
 def attention(
     able: Capability, head_dim: int, group: int, dtype: torch.dtype, fp8: bool = False
 ) -> Iterator[tuple[str, Case]]:
-    """Decodes, with heads rotated before or in the kernel, then every taller tile. fp8: of keys and values."""
+    """Decodes, then every taller tile; with heads rotated before or in the kernel. fp8: of keys and values."""
     types = {"tickets": "*i32", "tables": "*i64", "items": "*i32", "q_stride": "i32:16", "table_stride": "i32:16"}
     types |= dict.fromkeys(("sums", "peaks", "totals"), "*fp32") | dict.fromkeys(("scale", "softcap", "eps"), "fp32")
     types |= dict.fromkeys(("out", "q", "keys", "values"), TYPES[dtype])
@@ -248,14 +250,17 @@ def attention(
         )  # fmt: skip
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         norms = {"q_gain": None, "k_gain": None} | ({} if fp8 else dict.fromkeys(scales))
-        plain = constants | norms | {"TURNS": False, "rotary": None}
+        plain = constants | norms | {"NEW": 0, "rotary": None}
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
-        if tokens == 1 and head_dim <= TURNING_WIDTH:
-            turns = Case(
-                paged_attention._attend, types | {"rotary": TYPES[dtype]}, constants | norms | {"TURNS": True}, options
-            )
+        turning, with_table = constants | norms, types | {"rotary": TYPES[dtype]}
+        if head_dim <= TURNING_WIDTH and tokens == 1:
+            turns = Case(paged_attention._attend, with_table, turning | {"NEW": 1}, options)
             yield f"decode that turns {what} {group}", turns
+        if head_dim <= TURNING_WIDTH and (not fp8 or tokens == 1):
+            taken = triton.next_power_of_2(launch.rows // group * group)
+            drafts = Case(paged_attention._attend, with_table, turning | {"NEW": MOST_NEW, "TAKEN": taken}, options)
+            yield f"drafts that turn {what} {launch.rows} {group}", drafts
 
 
 def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:

@@ -73,7 +73,9 @@ PLAIN = {
     "shift_ptr": None,
     "ACTIVATION": None,
     "GATED": False,
+    "ROWS": 1,
 }
+NUMBERS = {"M": "i32", "N": "i32:16", "eps": "fp32"}
 GATED = PLAIN | {"ACTIVATION": "silu", "GATED": True}
 del GATED["gain_ptr"]  # an RMSNorm before it
 
@@ -81,16 +83,16 @@ del GATED["gain_ptr"]  # an RMSNorm before it
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (2048, 2048), (4096, 14336)])
 @pytest.mark.parametrize("around", [PLAIN, GATED], ids=["plain", "norm and gate"])
 def test_the_measured_gemv_of_a_shape_fits_registers(n, k, around):
-    launch = matching("NVIDIA H200", H200).alone(n, k)
+    launch = matching("NVIDIA H200", H200).fused(1, n, k)
     constants = around | {"K": k, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
-    used = compiled(gemv_kernel, constants, {"N": "i32:16", "eps": "fp32"}, num_warps=launch.warps)
+    used = compiled(gemv_kernel, constants, NUMBERS, num_warps=launch.warps)
     assert_within(used, 168)
     assert wide_loads(used) == len(re.findall(r"ld\.global", used.assembly))
 
 
 def test_weights_are_under_way_before_a_dependent_launch_waits():
     constants = PLAIN | {"K": 2048, "BLOCK_N": 1, "BLOCK_K": 2048, "PDL": True}
-    code = compiled(gemv_kernel, constants, {"N": "i32:16", "eps": "fp32"}, num_warps=4).assembly
+    code = compiled(gemv_kernel, constants, NUMBERS, num_warps=4).assembly
     start, wait = code.index("griddepcontrol.launch_dependents"), code.index("griddepcontrol.wait")
     assert start < code.index("ld.global") < wait < code.rindex("ld.global") < code.index("st.global")
 

@@ -56,12 +56,12 @@ def test_a_device_never_measured_takes_its_capabilitys_file_or_what_runs_anywher
         table = matching("a GPU that nobody has seen", able)
         assert isinstance(table, Unmeasured)
         assert table.choose(2, 4096, 4096) is None
-        assert table.choose(1, 4096, 4096) == table.alone(4096, 4096)
+        assert table.choose(1, 4096, 4096) == table.fused(1, 4096, 4096)
 
 
 @pytest.mark.parametrize("k", [24, 576, 1000, 1024, 4096, 14336])
 def test_the_launch_for_any_device_has_16_weights_per_thread_in_flight(k):
-    launch = Unmeasured().alone(4096, k)
+    launch = Unmeasured().fused(1, 4096, k)
     assert launch.rows * launch.columns == 16 * 32 * launch.warps
 
 
@@ -69,8 +69,8 @@ def test_a_fused_product_takes_gemv_even_where_cublas_wins_and_half_the_rows_wit
     monkeypatch.setattr(linear, "table_of", lambda device: H200)
     device = torch.device("meta")
     try:
-        assert linear.choose_fused(576, 576, False, device) == GemvLaunch(2, 256, 1)
-        assert linear.choose_fused(576, 576, True, device) == GemvLaunch(1, 256, 1)
+        assert linear.choose_fused(1, 576, 576, False, device) == GemvLaunch(2, 256, 1)
+        assert linear.choose_fused(1, 576, 576, True, device) == GemvLaunch(1, 256, 1)
         assert linear.choose(8, 576, 576, device) is None
     finally:
         linear.choose.cache_clear()

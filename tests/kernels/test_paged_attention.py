@@ -29,7 +29,7 @@ def test_the_kernels_are_right_when_interpreted():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool = False, fp8: bool = False):
+def compiled(head_dim: int, group: int, launch: Launch, tokens: int, new: int = 0, fp8: bool = False):
     kernel, width = paged_attention._attend, triton.next_power_of_2(head_dim)
     shape = paged_attention.constants(
         launch, group, 8, head_dim, tokens, page=16, window=None, softcap=False, far=False,
@@ -37,7 +37,7 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool
     )  # fmt: skip
     constants = shape | {
         "PDL": True,
-        "TURNS": turns,
+        "NEW": new,
         "rotary": None,
         "q_gain": None,
         "k_gain": None,
@@ -45,7 +45,7 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool
         "value_scales": None,
     }
     values = dict.fromkeys(("out", "q", "keys", "values"), "*bf16")
-    if turns:
+    if new:
         del constants["rotary"]
         values["rotary"] = "*bf16"
     if fp8:
@@ -57,10 +57,10 @@ def compiled(head_dim: int, group: int, launch: Launch, tokens: int, turns: bool
 
 # (head dim, group): of Qwen3-0.6B and Llama-3.2-1B; most registers that a thread may take for four decodes to run at
 # once on a multiprocessor
-@pytest.mark.parametrize("head_dim, group, turns", [(128, 2, False), (64, 4, False), (64, 4, True)])
-def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group, turns):
+@pytest.mark.parametrize("head_dim, group, new", [(128, 2, 0), (64, 4, 0), (64, 4, 1)])
+def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(head_dim, group, new):
     launch = launches(head_dim, torch.bfloat16, group)[0]
-    found = compiled(head_dim, group, launch, tokens=1, turns=turns)
+    found = compiled(head_dim, group, launch, tokens=1, new=new)
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * 4 <= 65536
     assert found.shared * 4 <= H200.shared_memory
@@ -68,10 +68,10 @@ def test_a_decode_compiled_for_an_h200_spills_nothing_and_leaves_room_for_four(h
 
 
 # most registers for as many to run at once as with 16 bits; where heads are turned, one fewer
-@pytest.mark.parametrize("head_dim, group, turns, programs", [(128, 2, False, 4), (64, 4, False, 4), (64, 4, True, 3)])
-def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim, group, turns, programs):
+@pytest.mark.parametrize("head_dim, group, new, programs", [(128, 2, 0, 4), (64, 4, 0, 4), (64, 4, 1, 3)])
+def test_a_decode_over_8_bits_spills_nothing_and_takes_half_the_memory(head_dim, group, new, programs):
     launch = launches(head_dim, torch.bfloat16, group, eight_bits=True)[0]
-    found, wide = (compiled(head_dim, group, launch, tokens=1, turns=turns, fp8=fp8) for fp8 in (True, False))
+    found, wide = (compiled(head_dim, group, launch, tokens=1, new=new, fp8=fp8) for fp8 in (True, False))
     assert found.spilled == 0
     assert found.registers * launch.warps * 32 * programs <= 65536
     assert found.shared <= 0.7 * wide.shared

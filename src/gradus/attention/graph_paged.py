@@ -15,6 +15,7 @@ from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.kernels.decode_inputs import places
 from gradus.kernels.draft_rows import DraftRows
+from gradus.kernels.new_token import MOST_NEW
 from gradus.models.config import ModelConfig
 
 
@@ -42,8 +43,10 @@ class GraphPagedAttention(TritonPagedAttention):
     def prepare_drafts(self, slots: Tensor, rows: DraftRows, most: int) -> None:
         """Spans of up to `most` rows for each of these slots, int32 [B]; how many each has, `rows` says. May be
         captured."""
-        self.turns = False
         tokens = [launch.rows // self.group for launch in self.launches]
+        # in 8 bits a tall tile has no registers left to take new keys in
+        tallest = tokens[0] if self.storage.scales(0) is not None else tokens[-1]
+        self.turns = self.may_turn and most <= min(MOST_NEW, tallest)
         number = next((number for number, each in enumerate(tokens) if each >= most), len(tokens) - 1)
         tiles = len(slots) * triton.cdiv(most, tokens[number])
         self.works = {}
@@ -51,7 +54,8 @@ class GraphPagedAttention(TritonPagedAttention):
             work = self._work(self.launches[number], window, triton.next_power_of_2(tiles))
             work.lay_out(slots, rows.query_start, rows.lengths, most=most)
             self.works[window] = [work]
-        self.new_rows = list(rows.places)
+        if not self.turns:
+            self.new_rows = list(rows.places)
 
     def prepare_beside(self, rows: DraftRows, prompts: Batch) -> None:
         """The rows of decodes, one each, and after them those of prompts, whose pages are up to date."""

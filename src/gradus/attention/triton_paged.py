@@ -50,6 +50,7 @@ class TritonPagedAttention(PagedAttention):
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
         self.group = config.num_heads // config.num_kv_heads
+        self.may_turn = config.head_dim <= TURNING_WIDTH
         able, self.processors = capability(self.device), _processors(self.device)
         self.launches = launches(
             config.head_dim, storage.dtype, self.group, self.processors, able.shared_memory,
@@ -77,7 +78,7 @@ class TritonPagedAttention(PagedAttention):
         counts: each span's new tokens, on the host. Launches depend on nothing else, so a captured step may be replayed
         with other slots and lengths.
         """
-        self.turns = max(counts) == 1 and self.config.head_dim <= TURNING_WIDTH
+        self.turns = self.may_turn and max(counts) == 1
         self.works: dict[int | None, list[Work]] = {group.window: [] for group in self.storage.groups}
         fewest = 1
         for launch in self.launches:

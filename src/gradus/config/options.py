@@ -17,7 +17,7 @@ DEFAULT_PAGE_SIZE = 16
 
 MOST_DRAFTS = 16
 """Per step: beyond, even a copied text seldom agrees, and a step's rows cost more than they bring."""
-USUAL_DRAFTS = 8
+USUAL_DRAFTS = 7
 """The most that are chosen where no number is given."""
 
 _LIMITS, _CACHE = "Limits", "Cache and scheduling (in phases that use them)"

@@ -5,8 +5,8 @@ activation behind it, a sum with the residual stream, everything between the qkv
 view of a model (`view.py`) in which each of those parts is the twin that this file names for it.
 
 A layer then takes nine launches where torch takes more than twenty: four products, two norms, the activation, one from
-qkv to the pages, and attention. With one row the activation vanishes into a product, and so do a small model's norms;
-in a step of decodes the way to the pages vanishes into attention, where heads are narrow.
+qkv to the pages, and attention. With one row, or a few, the activation vanishes into a product, and so do a small
+model's norms; in a step of decodes the way to the pages vanishes into attention, where heads are narrow.
 Nothing here waits for the GPU or allocates by what it finds there, so a step may be captured in a CUDA graph; one view
 serves steps that are run and steps that are captured, inside `early_launches` and outside.
 
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from gradus.kernels import fuse_quantized  # names the twins of quantized matrices, too
 from gradus.kernels.activation import activation, gated_activation
-from gradus.kernels.gemv import Norm
-from gradus.kernels.linear import fused_gemv, linear
+from gradus.kernels.gemv import Norm, gemv
+from gradus.kernels.linear import choose_fused, linear
 from gradus.kernels.new_token import Turning
 from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.overlap import early_launches
@@ -33,8 +33,9 @@ from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 
-# With one row, every program of a product can normalize the row for itself. Up to this width that takes less time than
-# a launch of its own, where launches start early, and beyond it more (measured on an H200).
+# With few rows, every program of a product can normalize them for itself. Up to this width that takes less time than a
+# launch of its own, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
+# steps in benchmarks/fused_kernels.json).
 NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 
@@ -80,16 +81,18 @@ class FusedLinear(Twin, Linear):
         return linear(x, self.weight, self.bias)
 
     def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
-        if x.shape[0] > 1 or x.element_size() > 2:
+        gated = isinstance(then, Gated)
+        launch = choose_fused(x.shape[0], *self.weight.shape, gated, x.device) if x.element_size() == 2 else None
+        if launch is None:
             return super().after(norm, x, then)
         inside = None
         if self.in_features <= NORM_WITHIN:
             inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
         elif then is None:
             return self(norm(x))
-        return fused_gemv(
-            x if inside else norm(x), self.weight, bias=self.bias, norm=inside,
-            activation=then.name if then else None, gated=isinstance(then, Gated),
+        return gemv(
+            x if inside else norm(x), self.weight, launch, bias=self.bias, norm=inside,
+            activation=then.name if then else None, gated=gated,
         )  # fmt: skip
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:

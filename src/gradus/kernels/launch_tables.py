@@ -1,9 +1,10 @@
 """Which launch is fastest for a product: measured, one JSON file per device in `measured/`, read when first asked for.
 
 A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
-of ours, or null where cuBLAS was as fast; and the best `gemv` even so, for products with something fused in. A matrix
-that was never measured takes the choice of the nearest one: time depends on how many programs N gives and how long each
-runs over K, and both change it by ratios, so near means a small log-ratio.
+of ours, or null where cuBLAS was as fast. For few rows it also holds the `gemv` of products with something fused in,
+which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured takes
+the choice of the nearest one: time depends on how many programs N gives and how long each runs over K, and both change
+it by ratios, so near means a small log-ratio.
 
 A device that was never measured takes the file of another with its compute capability, whose tiles fit it. Without one,
 a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -39,16 +40,17 @@ class OfDevice(Protocol):
 
 
 Stored = TypeVar("Stored", bound=OfDevice)
+Chosen = TypeVar("Chosen", bound=Launch)
 
 
 class LaunchTable(Protocol):
     """Chooses how one kind of device multiplies."""
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
-        """A launch of `gemv` (m = 1) or `skinny` for [m, k] by a 16-bit matrix [n, k], or None for cuBLAS."""
+        """A launch of `gemv` or `skinny` for [m, k] by a 16-bit matrix [n, k], or None for cuBLAS."""
 
-    def alone(self, n: int, k: int) -> GemvLaunch:
-        """The launch of `gemv` for one row by a matrix [n, k], whatever cuBLAS would take."""
+    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
+        """The launch of `gemv` for such a product with something fused in; None where apart is faster."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Measured:
     capability: Capability
     rows: tuple[int, ...]
     launches: dict[tuple[int, int], tuple[Launch | None, ...]]  # one for each of `rows`
-    gemv: dict[tuple[int, int], GemvLaunch]
+    gemv: dict[tuple[int, int], tuple[GemvLaunch | None, ...]]  # for each of the first ones
 
     @classmethod
     def read(cls, text: str) -> "Measured":
@@ -69,21 +71,22 @@ class Measured:
             stored["device"],
             Capability(*stored["capability"]),
             tuple(stored["rows"]),
-            {shape: _launches(stored["rows"], matrix["launches"]) for shape, matrix in matrices.items()},
-            {shape: GemvLaunch(*matrix["gemv"]) for shape, matrix in matrices.items()},
+            {shape: tuple(map(_launch, matrix["launches"])) for shape, matrix in matrices.items()},
+            {
+                shape: tuple(each and GemvLaunch(*each) for each in matrix["fused"])
+                for shape, matrix in matrices.items()
+            },
         )
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
-        if not 0 < m <= self.rows[-1]:
-            return None
-        column = next(column for column, rows in enumerate(self.rows) if rows >= m)
-        return self.launches[self._nearest(n, k)][column]
+        return self._of_rows(m, self.launches[nearest(self.launches, n, k)])
 
-    def alone(self, n: int, k: int) -> GemvLaunch:
-        return self.gemv[self._nearest(n, k)]
+    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
+        return self._of_rows(m, self.gemv[nearest(self.gemv, n, k)])
 
-    def _nearest(self, n: int, k: int) -> tuple[int, int]:
-        return nearest(self.launches, n, k)
+    def _of_rows(self, m: int, launches: tuple[Chosen | None, ...]) -> Chosen | None:
+        found = (launch for rows, launch in zip(self.rows, launches, strict=False) if 0 < m <= rows)
+        return next(found, None)
 
 
 def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int]:
@@ -91,18 +94,22 @@ def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int
     return min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
 
 
-def _launches(rows: Sequence[int], stored: Sequence[Any]) -> tuple[Launch | None, ...]:
-    kinds = [GemvLaunch if m == 1 else SkinnyLaunch for m in rows]
-    return tuple(launch and kind(*launch) for kind, launch in zip(kinds, stored, strict=True))
+def _launch(stored: Sequence[int] | None) -> Launch | None:
+    """The two kinds have as many numbers as fields."""
+    if stored is None:
+        return None
+    return GemvLaunch(*stored) if len(stored) == len(GemvLaunch._fields) else SkinnyLaunch(*stored)
 
 
 class Unmeasured:
     """For a device of which nothing is known: 16 weights per thread in flight, as nearly all that was measured has."""
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
-        return self.alone(n, k) if m == 1 else None
+        return self.fused(m, n, k)
 
-    def alone(self, n: int, k: int) -> GemvLaunch:
+    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
+        if m != 1:
+            return None
         if k < 1024:
             return GemvLaunch(rows=2, columns=256, warps=1)
         return GemvLaunch(2, 1024, 4) if k < 4096 else GemvLaunch(1, 2048, 4)

@@ -1,9 +1,10 @@
-"""What a decode does before it attends, in the program that attends: rotate its queries, store its key and value.
+"""What decodes do before they attend, in the program that attends: rotate queries, store keys and values.
 
 Idea: `rope_store` is a launch that moves a few kilobytes, and attention's first step is to read them again. With one
-new token per sequence both fit into one launch. Each program that attends for a key head rotates that head's queries
-for itself, straight from the qkv product. The program that has the last of the earlier keys takes in the new key and
-value behind them, out of registers, and writes both into their page, where later steps read them.
+new token per sequence, or a few drafts behind it, both fit into one launch. Each program that attends for a key head
+rotates that head's queries for itself, straight from the qkv product. The program that has the last of the earlier keys
+takes in the new keys and values behind them, out of registers, and writes both into their pages, where later steps read
+them.
 
 Layout: qkv [N, (Hq + 2 Hkv) Dh], the heads of q, k and v side by side. With a prompt this does not work: there, most
 tokens attend to keys that other programs would still have to store.
@@ -17,7 +18,10 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
-from gradus.kernels.online_softmax import LOG2_E, capped
+from gradus.kernels.online_softmax import LOG2_E, capped, weights
+
+MOST_NEW = 16
+"""Tokens of a span at most: a tile of the matrix units takes so many keys at least, so fewer are padded to it."""
 
 
 class Turning(NamedTuple):
@@ -33,25 +37,32 @@ class Turning(NamedTuple):
 
 
 @triton.jit
-def new_token(
-    product: tensor, rotary: tensor, q_gain: tensor, table: tensor, position: int, split: int, splits: int, head: int,
-    there: tensor, eps: float,
+def new_tokens(
+    product: tensor, stride: int, rotary: tensor, q_gain: tensor, table: tensor, position: int, tokens: int,
+    split: int, splits: int, head: int, there: tensor, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, ROWS: constexpr, WIDTH: constexpr,
+    NEW: constexpr,
 ) -> tensor:  # fmt: skip
-    """Of the token whose qkv product this is: its queries [ROWS, WIDTH] for a key head, rotated; its key, that key's
-    partner and its value, [1, WIDTH] each, as they are; whether this split of the keys is the last, which takes it in;
-    and its page. All is asked for before attention's loop.
+    """Of the `tokens` tokens from this qkv product on, whose rows are `stride` apart, NEW at most: their queries
+    [ROWS, WIDTH] for a key head, rotated; their keys, those keys' partners and their values, [NEW, WIDTH] each, as they
+    are; whether this split of the keys is the last, which takes them in; and their pages, [NEW]. All is asked for
+    before attention's loop.
     """
-    row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :]
-    inside = d < HEAD_DIM
+    row, d, new = tl.arange(0, ROWS), tl.arange(0, WIDTH)[None, :], tl.arange(0, NEW)
     mine = product + ((head * GROUP + row % GROUP) * HEAD_DIM)[:, None]
+    at = position
+    if NEW > 1:
+        mine += (row // GROUP * stride)[:, None]
+        at += (row // GROUP)[:, None]
     query, query_partner = _loaded(mine, d, there, HEAD_DIM)
-    new = product + (HEADS * GROUP + head) * HEAD_DIM + tl.zeros([1, 1], tl.int32)
-    key, key_partner = _loaded(new, d, inside, HEAD_DIM)
-    value = tl.load(new + HEADS * HEAD_DIM + d, mask=inside, other=0.0)
+    counts = new < tokens
+    inside = counts[:, None] & (d < HEAD_DIM)
+    keys = product + ((HEADS * GROUP + head) * HEAD_DIM + new * stride)[:, None]
+    key, key_partner = _loaded(keys, d, inside, HEAD_DIM)
+    value = tl.load(keys + HEADS * HEAD_DIM + d, mask=inside, other=0.0)
     last = (split == splits - 1) & (position >= 0)
-    page = tl.load(table + position // PAGE, mask=last, other=0).to(tl.int64)
-    queries = _turned(query, query_partner, q_gain, rotary, position, d, eps, HEAD_DIM)
+    page = tl.load(table + (position + new) // PAGE, mask=counts & last, other=0).to(tl.int64)
+    queries = _turned(query, query_partner, q_gain, rotary, at, d, eps, HEAD_DIM)
     return queries, key, key_partner, value, last, page
 
 
@@ -59,38 +70,47 @@ def new_token(
 def store_and_take_in(
     seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, key_partner: tensor, value: tensor,
     page: tensor, keys: tensor, values: tensor, key_scales: tensor, value_scales: tensor, rotary: tensor,
-    k_gain: tensor, position: int, last: tensor, scale: float, softcap: float, eps: float,
-    HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, SOFTCAP: constexpr,
+    k_gain: tensor, position: int, tokens: int, last: tensor, scale: float, softcap: float, eps: float,
+    GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WIDTH: constexpr, WINDOW: constexpr,
+    SOFTCAP: constexpr, NEW: constexpr,
 ) -> tensor:  # fmt: skip
-    """In the program that has the `last` keys, behind its loop: rotate the new key, store it and the value, and take
-    both into what the tile has seen.
+    """In the program that has the `last` keys, behind its loop: rotate the new keys, store them and the values, and
+    take both into what the tile has seen.
     """
-    d = tl.arange(0, WIDTH)[None, :]
-    inside = d < HEAD_DIM
+    d, new = tl.arange(0, WIDTH)[None, :], tl.arange(0, NEW)
+    inside = (new < tokens)[:, None] & (d < HEAD_DIM)
+    at = position
+    if NEW > 1:
+        at += new[:, None]
+    place = (position + new) % PAGE
+    home = ((page * PAGE + place) * (HEADS * HEAD_DIM))[:, None] + d
     if key_scales is None:
-        turned = _turned(key, key_partner, k_gain, rotary, position, d, eps, HEAD_DIM)
-        home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + d
+        turned = _turned(key, key_partner, k_gain, rotary, at, d, eps, HEAD_DIM)
         tl.store(keys + home, turned, mask=inside & last)
         tl.store(values + home, value, mask=inside & last)
-        seen, total, peak = _taken_in(seen, total, peak, queries, turned, value, last, scale, softcap, SOFTCAP)
+        seen, total, peak = _taken_in(
+            seen, total, peak, queries, turned, value, position, tokens, last, scale, softcap, GROUP, WINDOW, SOFTCAP
+        )
     elif last:  # there is more to do here, and a branch takes fewer registers
-        turned = _turned(key, key_partner, k_gain, rotary, position, d, eps, HEAD_DIM)
-        home = (page * PAGE + position % PAGE) * (HEADS * HEAD_DIM) + d
-        place = page * (HEADS * PAGE) + position % PAGE
-        kept_key = _stored_in_8_bits(turned, keys + home, key_scales + place, inside)
-        kept_value = _stored_in_8_bits(value, values + home, value_scales + place, inside)
-        seen, total, peak = _taken_in(seen, total, peak, queries, kept_key, kept_value, last, scale, softcap, SOFTCAP)
+        turned = _turned(key, key_partner, k_gain, rotary, at, d, eps, HEAD_DIM)
+        scales_home = page * (HEADS * PAGE) + place
+        kept_key = _stored_in_8_bits(turned, keys + home, key_scales + scales_home, inside, new < tokens)
+        kept_value = _stored_in_8_bits(value, values + home, value_scales + scales_home, inside, new < tokens)
+        seen, total, peak = _taken_in(
+            seen, total, peak, queries, kept_key, kept_value, position, tokens, last, scale, softcap, GROUP, WINDOW,
+            SOFTCAP,
+        )  # fmt: skip
     return seen, total, peak
 
 
 @triton.jit
-def _stored_in_8_bits(head: tensor, home: tensor, scale_home: tensor, inside: tensor) -> tensor:
-    """One head, [1, WIDTH], as later steps will read it, in float32."""
+def _stored_in_8_bits(head: tensor, home: tensor, scale_home: tensor, inside: tensor, counts: tensor) -> tensor:
+    """A head of each new token that counts, [NEW, WIDTH], as later steps will read it, in float32."""
     head = head.to(tl.float32)
     scale, inverse = scales_of(largest_of(head))
     values = to_e4m3(head * inverse[:, None])
     tl.store(home, values, mask=inside)
-    tl.store(scale_home + tl.zeros([1], tl.int32), scale)
+    tl.store(scale_home, scale, mask=counts)
     return values.to(tl.float32) * scale[:, None]
 
 
@@ -109,7 +129,7 @@ def _turned(
 ) -> tensor:  # fmt: skip
     """Those heads normalized, unless gain is None, and rotated by their position's angles, unless rotary is None.
 
-    See `gradus.models.rope.rotate`. Rounded as it would be if it were stored.
+    position: of all of them, or of each, [R, 1]. See `gradus.models.rope.rotate`. Rounded as if it were stored.
     """
     HALF: constexpr = HEAD_DIM // 2
     inside, x, partner = d < HEAD_DIM, value.to(tl.float32), partner.to(tl.float32)
@@ -128,17 +148,30 @@ def _turned(
 
 @triton.jit
 def _taken_in(
-    seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, value: tensor, counts: tensor,
-    scale: float, softcap: float, SOFTCAP: constexpr,
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, key: tensor, value: tensor, position: int, tokens: int,
+    counts: tensor, scale: float, softcap: float, GROUP: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
 ) -> tensor:  # fmt: skip
-    """What a tile has seen, with one key and value more, [1, Dh] each, if it `counts`: a step of `sweep`."""
-    score = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
-    if SOFTCAP:
-        score = capped(score, softcap)
-    score = tl.where(counts, score * LOG2_E, float("-inf"))
-    new_peak = tl.maximum(peak, score)
-    base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weight, shrink = tl.exp2(score - base), tl.exp2(peak - base)
-    total = total * shrink + weight
-    seen = seen * shrink[:, None] + weight[:, None] * value.to(tl.float32)
+    """What a tile has seen, with the new keys and values, [NEW, Dh], if they `count`: a step of `sweep`.
+
+    A lone key takes no matrix unit: every row sees it.
+    """
+    if key.shape[0] > 1:
+        token, new = tl.arange(0, queries.shape[0]) // GROUP, position + tl.arange(0, key.shape[0])
+        score = tl.dot(queries.to(key.dtype), tl.trans(key), input_precision="tf32x3")
+        high = tl.where(counts, position + tokens, position)
+        weight, shrink, new_peak = weights(
+            score, peak, new, high, position + token, scale, softcap, True, WINDOW, SOFTCAP
+        )  # fmt: skip
+        total = total * shrink + tl.sum(weight, 1)
+        seen = tl.dot(weight.to(value.dtype), value, seen * shrink[:, None], input_precision="tf32x3")
+    else:
+        score = tl.sum(queries.to(tl.float32) * key.to(tl.float32), 1) * scale
+        if SOFTCAP:
+            score = capped(score, softcap)
+        score = tl.where(counts, score * LOG2_E, float("-inf"))
+        new_peak = tl.maximum(peak, score)
+        base = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+        weight, shrink = tl.exp2(score - base), tl.exp2(peak - base)
+        total = total * shrink + weight
+        seen = seen * shrink[:, None] + weight[:, None] * value.to(tl.float32)
     return seen, total, new_peak

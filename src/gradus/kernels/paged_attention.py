@@ -31,7 +31,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.attention_launch import SMALLEST_TILE, Launch
 from gradus.kernels.attention_work import ITEM, Work
-from gradus.kernels.new_token import Turning, new_token, store_and_take_in
+from gradus.kernels.new_token import MOST_NEW, Turning, new_tokens, store_and_take_in
 from gradus.kernels.online_softmax import sweep
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.split_attention import Partials, merge_splits
@@ -56,8 +56,9 @@ def paged_attention(
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
-    The keys of this step's own tokens must be stored already. Or `turning` is given, every span is a decode, and q is
-    the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is read back.
+    The keys of this step's own tokens must be stored already. Or `turning` is given, every span has MOST_NEW tokens at
+    most and fits one tile, and q is the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is
+    read back.
     scales: of keys and of values, float32 [pages, Hkv, page_size] each, where those are e4m3.
     """
     page, heads, head_dim = keys.shape[1:]
@@ -74,7 +75,7 @@ def paged_attention(
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         rotary, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
-        **shape, TURNS=turning is not None, PDL=early,
+        **shape, NEW=0 if turning is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
 
@@ -105,17 +106,18 @@ def _attend(
     value_scales: tensor, q_stride: int, table_stride: int, scale: float, softcap: float, eps: float,
     GROUP: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
     ROWS: constexpr, KEYS: constexpr, WIDTH: constexpr, UNMASKED: constexpr, AHEAD: constexpr,
-    FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, TURNS: constexpr, PDL: constexpr,
+    FAR: constexpr, PACKED: constexpr, TAKEN: constexpr, SPLITS: constexpr, NEW: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
-    wait_for_previous(PDL)
+    # the work was laid out before the step's first launch, which waited for all before it; keys and queries were not
     head, at = tl.program_id(0), items + tl.program_id(1) * ITEM
     tokens = tl.load(at + 1)
-    if tokens == 0:
-        return
     first, position, slot, low, high = tl.load(at), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
     split, splits, partial = tl.load(at + 6), tl.load(at + 7), tl.load(at + 8)
+    wait_for_previous(PDL)
+    if tokens == 0:
+        return
 
     row, d = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     token = row // GROUP
@@ -127,10 +129,10 @@ def _attend(
         key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
     total, peak = tl.zeros([ROWS], tl.float32), tl.full([ROWS], float("-inf"), tl.float32)
-    if TURNS:
-        queries, key, key_partner, value, last, page = new_token(
-            q + first.to(tl.int64) * q_stride, rotary, q_gain, table, position, split, splits, head, there, eps,
-            GROUP, HEADS, HEAD_DIM, PAGE, ROWS, WIDTH,
+    if NEW:
+        queries, key, key_partner, value, last, page = new_tokens(
+            q + first.to(tl.int64) * q_stride, q_stride, rotary, q_gain, table, position, tokens, split, splits, head,
+            there, eps, GROUP, HEADS, HEAD_DIM, PAGE, ROWS, WIDTH, NEW,
         )  # fmt: skip
         high = tl.minimum(high, position)
     else:
@@ -148,10 +150,11 @@ def _attend(
         position + token, scale, softcap, True, HEADS, HEAD_DIM, PAGE, WINDOW, SOFTCAP, KEYS, WIDTH, AHEAD, FAR, PACKED,
     )  # fmt: skip
 
-    if TURNS:
+    if NEW:
         seen, total, peak = store_and_take_in(
             seen, total, peak, queries, key, key_partner, value, page, keys, values, key_scales, value_scales, rotary,
-            k_gain, position, last, scale, softcap, eps, HEADS, HEAD_DIM, PAGE, WIDTH, SOFTCAP,
+            k_gain, position, tokens, last, scale, softcap, eps, GROUP, HEADS, HEAD_DIM, PAGE, WIDTH, WINDOW, SOFTCAP,
+            NEW,
         )  # fmt: skip
 
     _write(
