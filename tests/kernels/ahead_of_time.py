@@ -19,12 +19,16 @@ EVERY = [Capability(8, 0), Capability(8, 6), Capability(8, 9), H200, Capability(
 
 
 class Resources(NamedTuple):
-    """Of one thread: registers, and bytes of them that had to be spilled to memory. shared: bytes of a program."""
+    """Of one thread: registers, and bytes of them that had to be spilled to memory. shared: bytes of a program.
+
+    assembly: for NVIDIA's virtual machine (PTX). binary: what its assembler makes of it.
+    """
 
     registers: int
     spilled: int
     shared: int
     assembly: str
+    binary: bytes
 
 
 def compile_for(
@@ -32,7 +36,9 @@ def compile_for(
 ) -> Resources:
     """As `source_of` and `triton.compile` take it."""
     compiled = triton.compile(source_of(kernel, types, constants), target=target_of(able), options=options)
-    return Resources(*_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"])
+    return Resources(
+        *_usage(compiled.asm["cubin"]), compiled.metadata.shared, compiled.asm["ptx"], compiled.asm["cubin"]
+    )
 
 
 def target_of(able: Capability) -> GPUTarget:
@@ -63,11 +69,20 @@ def _bare(kind: str) -> str:
 
 def _usage(cubin: bytes) -> tuple[int, int]:
     """What the assembler says of its output: REG is registers per thread, STACK what it keeps in memory instead."""
+    told = _dumped(cubin, "--dump-resource-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+    assert found, told
+    return int(found[1]), int(found[2])
+
+
+def instructions(cubin: bytes) -> str:
+    """Of the machine itself (SASS)."""
+    return _dumped(cubin, "--dump-sass")
+
+
+def _dumped(cubin: bytes, option: str) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with_path = Path(triton.knobs.cache.dir) / "usage.cubin"
     with_path.parent.mkdir(parents=True, exist_ok=True)
     with_path.write_bytes(cubin)
-    told = subprocess.run([tool, "--dump-resource-usage", with_path], capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout)
-    assert found, told.stdout
-    return int(found[1]), int(found[2])
+    return subprocess.run([tool, option, with_path], capture_output=True, text=True, check=True).stdout

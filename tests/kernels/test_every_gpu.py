@@ -15,7 +15,15 @@ import triton.language as tl
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.device.capability import OLDEST, Capability
-from gradus.kernels import asked_sampling, attention_work, hopper_attention, narrowing, paged_attention
+from gradus.kernels import (
+    asked_sampling,
+    attention_work,
+    hopper_attention,
+    hopper_launch,
+    hopper_product,
+    narrowing,
+    paged_attention,
+)
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
@@ -37,7 +45,7 @@ from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
 from gradus.kernels.slot_settings import SlotSettings
 from gradus.kernels.tile import TOGETHER
 from gradus.kernels.tile_tables import SCHEMES, Scheme, unmeasured_tile
-from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for
+from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # Bytes per thread that may be spilled on an H200, by how the name begins. In float32 a product is three, so registers
@@ -83,6 +91,7 @@ def cases(able: Capability) -> Iterator[tuple[str, Case]]:
     yield from samplers()
     yield from asked_samplers()
     yield from hopper_prompts(able)
+    yield from hopper_products(able)
     for head_dim, group in ((64, 4), (64, 1), (128, 2), (256, 4)):
         for dtype in TYPES:
             yield from attention(able, head_dim, group, dtype)
@@ -280,6 +289,23 @@ def hopper_prompts(able: Capability) -> Iterator[tuple[str, Case]]:
         )
 
 
+def hopper_products(able: Capability) -> Iterator[tuple[str, Case]]:
+    """Into new memory, and onto the residual stream."""
+    if able != H200:
+        return
+    for name, launch in (("alone", hopper_launch.ALONE), ("onto", hopper_launch.ONTO)):
+        tile, result = hopper_product.TILE, hopper_product.RESULT
+        boxes = {"x": ("i8", [launch.rows, 128], tile), "weight": ("i8", [launch.columns, 128], tile)}
+        boxes |= dict.fromkeys(("residual", "out"), ("bf16", [launch.rows, 64], result))
+        types = {
+            each: f"tensordesc<{kind}{str(box).replace(' ', '')},{layout!r}>"
+            for each, (kind, box, layout) in boxes.items()
+        }
+        types |= {"x_scales": "*fp32", "scales": "*fp32"} | dict.fromkeys(("m", "tiles_m", "tiles_n", "steps"), "i32")
+        constants = hopper_product.constants(launch, onto=name == "onto")
+        yield f"hopper product {name}", Case(hopper_product.hopper_product_kernel, types, constants, {"num_warps": 4})
+
+
 def name_of(able: Capability) -> str:
     return f"sm_{10 * able.major + able.minor}"
 
@@ -317,6 +343,18 @@ def test_a_long_prompt_on_hopper_has_its_registers_and_issues_what_was_raced():
     used = checked(H200, name, case)
     assert used.registers == 168 and used.spilled <= SPILLED["hopper prompt"]
     assert used.assembly.count("wgmma.mma_async.sync.aligned.m64n128k16") == 2 * 48, "of two consumers"
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["alone", "onto the stream"])
+def test_a_product_on_hopper_spills_no_register_and_waits_for_products_once_per_tile(number):
+    """A compiler that cannot follow them would wait behind each product, and says so nowhere but in what it makes."""
+    name, case = list(hopper_products(H200))[number]
+    used, launch = checked(H200, name, case), (hopper_launch.ALONE, hopper_launch.ONTO)[number]
+    assert used.spilled == 0
+    products = launch.consumers * launch.rows // 64 * launch.columns // 128 * launch.step // 32
+    assert used.assembly.count("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8") == products
+    waits = instructions(used.binary).count("WARPGROUP.DEPBAR")
+    assert waits == 2 * launch.consumers, "for those before the last ones, in the loop, and for these behind it"
 
 
 @pytest.mark.stress

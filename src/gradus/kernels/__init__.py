@@ -6,6 +6,7 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     overlap.py                            launches that start while the ones before them drain
     gemv.py, splits.py, skinny.py         products of few rows;  linear.py: which one, by launch_tables.py (measured/)
     tile.py, int4.py, quantize.py, eight_bits.py   products of quantized matrices, whose tiles tile_tables.py chooses
+    hopper_launch.py, hopper_product.py   the same for prompts in int8 on Hopper, in Gluon
     rope_store.py, new_token.py           rotation, and the new keys and values on their pages;  e4m3.py: in 8 bits
     online_softmax.py, paged_attention.py, paged_attention_reference.py
     hopper_attention.py                   the same for long prompts on Hopper, in Gluon

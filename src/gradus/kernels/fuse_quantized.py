@@ -9,16 +9,21 @@ twice as large; but where the next product rounds what the gate lets through to 
 Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
 """
 
+import logging
 from collections.abc import Callable
-from typing import Any, ClassVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+import triton
 from torch import Tensor, nn
 
+from gradus.device.capability import capability
 from gradus.kernels.activation import activation as activate_rows
 from gradus.kernels.activation import gated_activation
 from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.gemv import Norm
+from gradus.kernels.hopper_launch import is_aligned, launch_for
 from gradus.kernels.int4 import Int4Weights, int4_product, piece_rows, widened_product
 from gradus.kernels.overlap import early_launches, starts_early
 from gradus.kernels.quantize import Rounded, quantize, quantize_gated
@@ -30,6 +35,11 @@ from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.linear import QuantizedLinear
+
+if TYPE_CHECKING:
+    from gradus.kernels.hopper_product import HopperProducts
+
+log = logging.getLogger(__name__)
 
 FUSED_ROWS = 64  # up to here an activation is part of the product before it
 
@@ -127,7 +137,10 @@ class FusedEightBits(FusedQuantized):
             rounded = quantize(x, self.kind, self.group, before)
         if launch is None:
             return activated(self.by_library, rounded, x.dtype, **around)
-        return eight_bit_product(rounded, self.weights, x.dtype, launch, padded=padded, **around)
+        return self.by_tiles(rounded, x.dtype, launch, padded=padded, **around)
+
+    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
+        return eight_bit_product(x, self.weights, dtype, launch, **around)
 
     def by_library(
         self, x: Rounded, dtype: torch.dtype, *, bias: Tensor | None = None, residual: Tensor | None = None
@@ -148,6 +161,37 @@ class FusedInt8(FusedEightBits, Int8Linear):
     def __init__(self, part: Int8Linear) -> None:
         super().__init__(part)
         self.weights = EightBitWeights(part.values, part.scales)
+        self.hopper = hopper_products(part.values.device)
+
+    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
+        """Of a prompt on Hopper, by its kernel, where nothing but the residual stream is around the product."""
+        residual, padded = around.get("residual"), around["padded"]
+        more = any(around.get(name) is not None for name in ("bias", "activation"))
+        if self.hopper is None or dtype != torch.bfloat16 or more or not (residual is None or is_aligned(residual)):
+            return super().by_tiles(x, dtype, launch, **around)
+        (m, k), n = x.values.shape, self.weights.rows
+        taken = launch_for(m, n, k, self.hopper.processors, onto=residual is not None)
+        if taken is None:
+            return super().by_tiles(x, dtype, launch, **around)
+        out = result(x.values, m, n, dtype, padded) if residual is None else residual
+        self.hopper.multiply(x.values, x.scales, self.weights.values, self.weights.scales, out, taken, residual)
+        return out
+
+
+@cache
+def hopper_products(device: torch.device) -> "HopperProducts | None":
+    """The kernel for prompts on such a GPU. None where Gluon, Triton's experimental part, is another than it is for.
+
+    Its instructions (warpgroup products) are those of compute capability 9.0 and of no later one.
+    """
+    if device.type != "cuda" or capability(device) != (9, 0):
+        return None
+    try:
+        from gradus.kernels.hopper_product import HopperProducts
+    except (ImportError, AttributeError, TypeError) as error:
+        log.info("prompts take the kernel of every GPU: Triton %s has another Gluon (%s)", triton.__version__, error)
+        return None
+    return HopperProducts(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @twin_of(Fp8Linear)
