@@ -53,7 +53,8 @@ class MixedAttention:
             queries = q.new_zeros(self.column, *q.shape[1:])
             queries[self.decode_slots] = q[self.decode_rows]
             keys, values = self.storage.seen(layer, self.column, self.length)
-            decoded = attend_decodes(self.config, layer, queries, keys, values, self.masks)
+            mask = self.masks[self.config.windows[layer]]
+            decoded = attend_decodes(self.config, queries, keys, values, mask)
             out[self.decode_rows] = decoded[self.decode_slots]
         return out
 
@@ -71,9 +72,7 @@ def attend_prompt(config: ModelConfig, layer: int, q: Tensor, keys: Tensor, valu
     )
 
 
-def attend_decodes(
-    config: ModelConfig, layer: int, q: Tensor, keys: Tensor, values: Tensor, masks: dict[int | None, Tensor]
-) -> Tensor:
-    """q: [B, Hq, Dh], one query per sequence; keys, values: [B, Hkv, m, Dh]; masks: by window. Returns [B, Hq, Dh]."""
-    mask, scale, softcap = masks[config.windows[layer]], config.attention_scale, config.attention_softcap
+def attend_decodes(config: ModelConfig, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q: [B, Hq, Dh], one query per sequence; keys, values: [B, Hkv, m, Dh]; mask: [B, 1, m]. Returns [B, Hq, Dh]."""
+    scale, softcap = config.attention_scale, config.attention_softcap
     return attend_masked(q.unsqueeze(1), keys, values, mask, scale=scale, softcap=softcap).squeeze(1)

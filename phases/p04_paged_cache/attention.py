@@ -88,7 +88,8 @@ class GatherAttention:
 
     def attend_decodes(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q: [B, Hq, Dh], one query per sequence; keys, values: [B, m, Hkv, Dh]. Returns [B, Hq, Dh]."""
-        return attend_decodes(self.config, layer, q, keys.transpose(1, 2), values.transpose(1, 2), self.masks)
+        mask = self.masks[self.config.windows[layer]]
+        return attend_decodes(self.config, q, keys.transpose(1, 2), values.transpose(1, 2), mask)
 
 
 def block_tables(batch: Batch) -> Tensor:
