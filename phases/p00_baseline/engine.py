@@ -12,6 +12,6 @@ CAPACITY = 1  # sequences that run at once, whatever the options allow
 
 
 def build(model: Model, options: EngineOptions) -> Engine:
-    sampler = Sampler(model.config.vocab_size, model.device)
-    runner = ModelRunner(model, attention=Recompute(model.config), sampler=sampler)
-    return Engine(OneAtATime(cache=NoCache()), runner, options.limits)
+    attention = Recompute(model.config)
+    runner = ModelRunner(model, attention, Sampler(model.config.vocab_size, model.device))
+    return Engine(OneAtATime(NoCache()), runner, options.limits)

@@ -28,11 +28,9 @@ class Scheduler:
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Queue the samples of one request. Raises RequestError, queueing none, if the cache could never hold them."""
         sequences = list(sequences)
-        longest = max(sequence.longest for sequence in sequences)
-        if not self.cache.fits(longest, longest):
-            raise RequestError(
-                f"{longest} tokens are more than the cache can ever hold", param="max_tokens", got=longest
-            )
+        most = max(sequence.longest for sequence in sequences)
+        if not self.cache.fits(most, most):
+            raise RequestError(f"{most} tokens are more than the cache can ever hold", param="max_tokens", got=most)
         self.waiting.extend(sequences)
 
     def schedule(self) -> Plan | None:

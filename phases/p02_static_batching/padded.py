@@ -1,9 +1,10 @@
 """One rectangle of tokens per step: S sequences, each padded to the width W of the widest.
 
-A rectangle needs no bookkeeping and runs as one large product, and that is why frameworks batch this way. The rows that
-fill it up cost what real ones cost: the shorter prompts' padding at first, and later the rows of sequences that ended
-before the last of their batch.
+The rows that fill it up cost what real ones cost: the shorter prompts' padding at first, and later the rows of
+sequences that ended before the last of their batch.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,27 +31,15 @@ class PaddedRunner(ModelRunner):
 def pad(batch: Batch, batch_size: int) -> Batch:
     """Spread a flat batch over a rectangle of batch_size rows. A pad token is token 0 at position 0, and belongs to no
     span: it is stored nowhere, and what the model makes of it is ignored."""
-    counts = batch.counts
-    width = max(counts)
-    device = batch.token_ids.device
-    where = torch.tensor(
-        [slot * width + i for slot, count in zip(batch.slots, counts, strict=True) for i in range(count)], device=device
-    )
+    width, device = max(batch.counts), batch.token_ids.device
+    spans = zip(batch.slots, batch.counts, strict=True)
+    where = torch.tensor([slot * width + i for slot, count in spans for i in range(count)], device=device)
     token_ids = torch.zeros(batch_size * width, dtype=torch.int64, device=device)
     positions = torch.zeros_like(token_ids)
     token_ids[where], positions[where] = batch.token_ids, batch.positions
-    return Batch(
-        token_ids=token_ids,
-        positions=positions,
-        slots=batch.slots,
-        query_start=[slot * width for slot in batch.slots],
-        counts=counts,
-        starts=batch.starts,
-        lengths=batch.lengths,
-        tables=batch.tables,
-        logits_rows=where[batch.logits_rows],
-        row_spans=batch.row_spans,
-    )
+    firsts = [slot * width for slot in batch.slots]
+    rows = where[batch.logits_rows]
+    return replace(batch, token_ids=token_ids, positions=positions, query_start=firsts, logits_rows=rows)
 
 
 class PaddedAttention:
@@ -65,11 +54,8 @@ class PaddedAttention:
         self.size = len(batch.token_ids) // self.width
         self.length = max(batch.lengths)
         device = batch.token_ids.device
-        # where the real tokens are stored; a pad token is stored nowhere
-        self.real = torch.tensor(
-            [start + i for start, count in zip(batch.query_start, batch.counts, strict=True) for i in range(count)],
-            device=device,
-        )
+        spans = zip(batch.query_start, batch.counts, strict=True)
+        self.real = torch.tensor([first + i for first, count in spans for i in range(count)], device=device)
         self.slots = self.real // self.width
         self.positions = batch.positions[self.real]
         queries = batch.positions.view(self.size, self.width, 1)

@@ -46,33 +46,33 @@ class MixedAttention:
         self.storage.store(layer, self.row_slots, self.positions, k, v)
         out = torch.empty_like(q)
         for slot, row, count, start in self.prompts:
-            rows = slice(row, row + count)
-            out[rows] = self._attend_prompt(layer, q[rows], slot, start)
+            rows, seen = slice(row, row + count), slice(start + count)
+            keys, values = self.storage.keys[layer, slot, :, seen], self.storage.values[layer, slot, :, seen]
+            out[rows] = attend_prompt(self.config, layer, q[rows], keys, values)
         if self.column:
-            out[self.decode_rows] = self._attend_decodes(layer, q[self.decode_rows])
+            queries = q.new_zeros(self.column, *q.shape[1:])
+            queries[self.decode_slots] = q[self.decode_rows]
+            keys, values = self.storage.seen(layer, self.column, self.length)
+            mask = self.masks[self.config.windows[layer]]
+            decoded = attend_decodes(self.config, queries, keys, values, mask)
+            out[self.decode_rows] = decoded[self.decode_slots]
         return out
 
-    def _attend_prompt(self, layer: int, q: Tensor, slot: int, start: int) -> Tensor:
-        end = start + q.shape[0]
-        return attend_causal(
-            q,
-            self.storage.keys[layer, slot, :, :end],
-            self.storage.values[layer, slot, :, :end],
-            start=start,
-            scale=self.config.attention_scale,
-            window=self.config.windows[layer],
-            softcap=self.config.attention_softcap,
-        )
 
-    def _attend_decodes(self, layer: int, q: Tensor) -> Tensor:
-        """q: [decodes, Hq, Dh], in the order of `decode_slots`; the same comes back."""
-        queries = q.new_zeros(self.column, 1, *q.shape[1:])
-        queries[self.decode_slots, 0] = q
-        out = attend_masked(
-            queries,
-            *self.storage.seen(layer, self.column, self.length),
-            self.masks[self.config.windows[layer]],
-            scale=self.config.attention_scale,
-            softcap=self.config.attention_softcap,
-        )
-        return out[self.decode_slots, 0]
+def attend_prompt(config: ModelConfig, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """q: [n, Hq, Dh], the newest n of m positions; keys, values: [Hkv, m, Dh]. Returns [n, Hq, Dh]."""
+    return attend_causal(
+        q,
+        keys,
+        values,
+        start=keys.shape[1] - q.shape[0],
+        scale=config.attention_scale,
+        window=config.windows[layer],
+        softcap=config.attention_softcap,
+    )
+
+
+def attend_decodes(config: ModelConfig, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """q: [B, Hq, Dh], one query per sequence; keys, values: [B, Hkv, m, Dh]; mask: [B, 1, m]. Returns [B, Hq, Dh]."""
+    scale, softcap = config.attention_scale, config.attention_softcap
+    return attend_masked(q.unsqueeze(1), keys, values, mask, scale=scale, softcap=softcap).squeeze(1)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gradus.attention.batch import Batch
-from gradus.attention.reference import attend_causal, attend_masked
 from gradus.models import ModelConfig
 from phases.p02_static_batching.padded import visible
+from phases.p03_continuous_batching.mixed import attend_decodes, attend_prompt
 
 
 class PageTensors:
@@ -58,12 +58,8 @@ class GatherAttention:
         # The unfilled end of a last page holds what its former owner left, NaN perhaps: 0 times NaN is NaN, so a mask
         # would not do. Row 0 belongs to no sequence.
         seen = seen * (keys < lengths.unsqueeze(1))
-        spans = list(zip(batch.query_start, batch.counts, batch.lengths, strict=True))
-        self.prompts = [
-            (slice(first, first + count), seen[i, :length])
-            for i, (first, count, length) in enumerate(spans)
-            if count > 1
-        ]
+        spans = zip(batch.query_start, batch.counts, batch.lengths, seen, strict=True)
+        self.prompts = [(slice(first, first + n), rows[:length]) for first, n, length, rows in spans if n > 1]
         self.prepare_decodes([i for i, count in enumerate(batch.counts) if count == 1], batch, seen)
 
     def prepare_decodes(self, decodes: list[int], batch: Batch, seen: Tensor) -> None:
@@ -88,27 +84,12 @@ class GatherAttention:
 
     def attend_prompt(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q: [n, Hq, Dh], the newest n of m positions; keys, values: [m, Hkv, Dh]. Returns [n, Hq, Dh]."""
-        return attend_causal(
-            q,
-            keys.transpose(0, 1),
-            values.transpose(0, 1),
-            start=len(keys) - len(q),
-            scale=self.config.attention_scale,
-            window=self.config.windows[layer],
-            softcap=self.config.attention_softcap,
-        )
+        return attend_prompt(self.config, layer, q, keys.transpose(0, 1), values.transpose(0, 1))
 
     def attend_decodes(self, layer: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """q: [B, Hq, Dh], one query per sequence; keys, values: [B, m, Hkv, Dh]. Returns [B, Hq, Dh]."""
-        out = attend_masked(
-            q.unsqueeze(1),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            self.masks[self.config.windows[layer]],
-            scale=self.config.attention_scale,
-            softcap=self.config.attention_softcap,
-        )
-        return out.squeeze(1)
+        mask = self.masks[self.config.windows[layer]]
+        return attend_decodes(self.config, q, keys.transpose(1, 2), values.transpose(1, 2), mask)
 
 
 def block_tables(batch: Batch) -> Tensor:

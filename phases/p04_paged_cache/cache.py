@@ -23,7 +23,7 @@ class PagedCache:
         self.block_tables: dict[Hashable, list[int]] = {}
         self.lengths: dict[Hashable, int] = {}  # positions stored, once every planned step has run
 
-    # -- growing -----------------------------------------------------------------------------------------------------
+    # -- growing and ending ------------------------------------------------------------------------------------------
 
     def stored(self, id: Hashable) -> int:
         return self.lengths.get(id, 0)
@@ -55,18 +55,16 @@ class PagedCache:
         """Free pages, `has_room` having said that there are that many."""
         return self.pool.take(count)
 
-    # -- telling and ending ------------------------------------------------------------------------------------------
-
-    def table_change(self, id: Hashable) -> TableChange:
-        """The whole block table: none of its entries is taken for known."""
-        return TableChange(kept=0, pages=self.tables(id))
-
     def release(self, id: Hashable) -> None:
         """The sequence's pages are free again, the last one first."""
         self.lengths.pop(id, None)
         self.pool.drop(*reversed(self.block_tables.pop(id, [])))
 
     # -- the books ---------------------------------------------------------------------------------------------------
+
+    def table_change(self, id: Hashable) -> TableChange:
+        """The whole block table: none of its entries is taken for known."""
+        return TableChange(kept=0, pages=self.tables(id))
 
     def tables(self, id: Hashable) -> Tables:
         """For probes: the block table, the only one since all layers share it; () for a sequence never seen."""

@@ -49,8 +49,6 @@ class PagedBatching(ContinuousBatching):
         """How many positions are stored after the sequence's next step: all tokens that are known."""
         return len(sequence.tokens)
 
-    # -- when there is no room ---------------------------------------------------------------------------------------
-
     def make_room(self, sequence: Sequence) -> bool:
         """Preempt the sequences that came last until there is room. False: it came last itself, and is out."""
         while not self.cache.has_room(sequence.id, self.end_of_span(sequence)):

@@ -13,7 +13,7 @@ from gradus.cache.inspection import TreeNode
 from gradus.cache.pool import PagePool
 from gradus.cache.usage import CacheUsage
 from phases.p04_paged_cache.cache import PagedCache
-from phases.p05_prefix_cache.radix import PrefixIndex, page_keys
+from phases.p05_prefix_cache.radix import PrefixIndex, page_keys, view
 
 
 class PrefixCache(PagedCache):
@@ -74,7 +74,7 @@ class PrefixCache(PagedCache):
 
     def tree(self) -> tuple[TreeNode, ...]:
         """For probes: the top nodes of the index."""
-        return self.index.tree()
+        return tuple(map(view, self.index.root.children.values()))
 
     def usage(self) -> CacheUsage:
         return replace(

@@ -100,10 +100,6 @@ class PrefixIndex:
 
     # -- the books ---------------------------------------------------------------------------------------------------
 
-    def tree(self) -> tuple[TreeNode, ...]:
-        """For probes: the nodes below the root."""
-        return tuple(map(view, self.root.children.values()))
-
     def nodes(self) -> Iterator[Node]:
         """Every node below the root, parents before their children."""
         left = [*self.root.children.values()]
@@ -115,9 +111,8 @@ class PrefixIndex:
         """Nodes hang together, are not empty, and own the pages that `owners` says."""
         owners: dict[int, Node] = {}
         for node in self.nodes():
-            assert node.parent is not None and node.parent.children[node.keys[0]] is node, (
-                "a node's parent does not have it as a child"
-            )
+            parent = node.parent
+            assert parent and parent.children[node.keys[0]] is node, "a node's parent does not have it as a child"
             assert len(node.keys) == len(node.pages) > 0, "a node needs as many keys as pages, and at least one"
             assert not owners.keys() & set(node.pages), "a page is indexed twice"
             owners |= dict.fromkeys(node.pages, node)
@@ -131,6 +126,7 @@ def agreeing(left: list[Key], right: list[Key]) -> int:
 
 
 def view(node: Node) -> TreeNode:
+    """For probes: a node and all below it."""
     salt = node.keys[0][0]
     tokens = tuple(token for _, page_tokens in node.keys for token in page_tokens)
     return TreeNode(tokens, (tuple(node.pages),), tuple(map(view, node.children.values())), salt)

@@ -26,15 +26,11 @@ class PrefixBatching(PagedBatching):
         """Publish before the sequence can end: its pages outlive it. Nothing is published from a step that failed."""
         sequence = span.sequence
         assert sequence is not None
-        if sampled.error is None and self.filled_a_page(span):
-            self.cache.publish(sequence.id, self.stored_by(span), sequence.request.scheduling.cache_salt)
+        size, end = self.cache.page_size, span.start + len(span.tokens)
+        if sampled.error is None and span.start // size < end // size:  # the span has filled a page
+            self.cache.publish(sequence.id, self.stored_by(sequence, span), sequence.request.scheduling.cache_salt)
         return super().record(span, sampled)
 
-    def stored_by(self, span: Span) -> list[int]:
+    def stored_by(self, sequence: Sequence, span: Span) -> list[int]:
         """The tokens that are stored once the span has run. What later steps will store has not been seen."""
-        assert span.sequence is not None
-        return span.sequence.tokens[: span.start + len(span.tokens)]
-
-    def filled_a_page(self, span: Span) -> bool:
-        end = span.start + len(span.tokens)
-        return span.start // self.cache.page_size < end // self.cache.page_size
+        return sequence.tokens[: span.start + len(span.tokens)]

@@ -2,9 +2,9 @@
 
 x Wᵀ = (x / s) (W s)ᵀ for any factors s of the input channels. Rounding W s instead of W leaves each weight an error of
 up to half a step as before, but the input that carries it is smaller by s. So channels with large inputs want a large
-s. Too large, and the channel's weights widen the step for all others of their group. Nothing here solves for the best
-factors: a formula with one free exponent proposes them, and twenty exponents are tried on real inputs.
-(Lin et al. 2023, "AWQ: activation-aware weight quantization".)
+s. Too large, and the channel's weights widen the step for all others of their group. A formula with one free exponent
+proposes factors, and twenty exponents are tried on real inputs. (Lin et al. 2023, "AWQ: activation-aware weight
+quantization".)
 
 Shapes: T tokens, N outputs, K input channels.
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.models import Linear, LinearFactory, Model, Place
+from gradus.models import Linear, LinearFactory, Model
 from gradus.models.create import shorten_lookups
 from gradus.models.layers import parameter
 from phases.p07_quantization.packing import pack, unpack
@@ -43,18 +43,9 @@ class QuantizedLinear(Linear):
 class Int8Linear(QuantizedLinear):
     """A byte per weight and a scale per row."""
 
-    def __init__(
-        self,
-        place: Place,
-        in_features: int,
-        out_features: tuple[int, ...],
-        bias: bool,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(place, in_features, out_features, bias, dtype, device)
-        rows = sum(out_features)
-        self.weight = parameter((rows, in_features), torch.int8, device)  # in the place of the wide one
+    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        rows = sum(self.out_features)
+        self.weight = parameter((rows, self.in_features), torch.int8, device)
         self.scale = parameter((rows,), torch.float32, device)
 
     def round_to_nearest(self, rows: slice, w: Tensor) -> None:
@@ -70,27 +61,15 @@ class Int4Linear(QuantizedLinear):
     Where K is no multiple of 64, groups are as large as a power of two can be that divides both.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        in_features: int,
-        out_features: tuple[int, ...],
-        bias: bool,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(place, in_features, out_features, bias, dtype, device)
-        rows, self.group = sum(out_features), gcd(in_features, GROUP)
-        self.weight = parameter((rows, in_features // 2), torch.uint8, device)  # in the place of the wide one
-        self.scale = parameter((rows, in_features // self.group), torch.float16, device)
-        self.offset = parameter((rows, in_features // self.group), torch.float16, device)
+    def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
+        rows, self.group = sum(self.out_features), gcd(self.in_features, GROUP)
+        self.weight = parameter((rows, self.in_features // 2), torch.uint8, device)
+        self.scale = parameter((rows, self.in_features // self.group), torch.float16, device)
+        self.offset = parameter((rows, self.in_features // self.group), torch.float16, device)
 
     def round_to_nearest(self, rows: slice, w: Tensor) -> None:
-        self.store(rows, *quantize_groups(w, self.group))
-
-    def store(self, rows: slice, codes: Tensor, scale: Tensor, offset: Tensor) -> None:
-        """Keep codes that were chosen in another way, by GPTQ say."""
-        self.weight[rows], self.scale[rows], self.offset[rows] = pack(codes), scale, offset
+        codes, self.scale[rows], self.offset[rows] = quantize_groups(w, self.group)
+        self.weight[rows] = pack(codes)
 
     def dequantized(self) -> Tensor:
         return dequantize_groups(unpack(self.weight), self.scale.float(), self.offset.float())
@@ -104,12 +83,15 @@ def with_layers_of(linear: LinearFactory, model: Model) -> Model:
     """
     kept = [model.config, *model.parameters(), *(part for name, part in model.named_children() if name != "layers")]
     instead: dict[int, object] = {id(each): each for each in kept}
-    for part in model.layers.modules():
-        if isinstance(part, Linear):
-            instead[id(part)] = remade(part, linear, model.dtype)
+    instead |= {id(matrix): remade(matrix, linear, model.dtype) for matrix in matrices(model)}
     made = copy.deepcopy(model, instead)  # of what is in `instead`, it takes the entry and copies nothing
     shorten_lookups(made)
     return made
+
+
+def matrices(model: Model) -> list[Linear]:
+    """Those of the layers."""
+    return [part for part in model.layers.modules() if isinstance(part, Linear)]
 
 
 def remade(old: Linear, linear: LinearFactory, dtype: torch.dtype) -> Linear:

@@ -29,29 +29,15 @@ def layer() -> tuple[Tensor, Tensor]:
     return x, 0.05 * normal(OUTPUTS, INPUTS)
 
 
-def by_rows(x: Tensor, w: Tensor, bits: int) -> Tensor:
-    return dequantize_rows(*quantize_rows(w, bits))
-
-
-def by_groups(x: Tensor, w: Tensor, bits: int) -> Tensor:
-    return dequantize_groups(*quantize_groups(w, bits=bits))
-
-
-def by_awq(x: Tensor, w: Tensor, bits: int) -> Tensor:
-    return awq.rounded(w, awq.search(x, w, bits=bits), bits=bits)
-
-
-def by_gptq(x: Tensor, w: Tensor, bits: int) -> Tensor:
-    return dequantize_groups(*gptq.quantize(w, x, bits=bits))
-
-
-WAYS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "a scale per row": by_rows,
-    "a grid per group of 64": by_groups,
-    "AWQ": by_awq,
-    "GPTQ": by_gptq,
-}
+Way = Callable[[Tensor, Tensor, int], Tensor]
 """From inputs [T, K] and weights [N, K] to the weights that take their place, with so many bits each."""
+
+WAYS: dict[str, Way] = {
+    "a scale per row": lambda x, w, bits: dequantize_rows(*quantize_rows(w, bits)),
+    "a grid per group of 64": lambda x, w, bits: dequantize_groups(*quantize_groups(w, bits=bits)),
+    "AWQ": lambda x, w, bits: awq.rounded(w, awq.search(x, w, bits=bits), bits=bits),
+    "GPTQ": lambda x, w, bits: dequantize_groups(*gptq.quantize(w, x, bits=bits)),
+}
 
 
 def relative_error(x: Tensor, w: Tensor, instead: Tensor) -> float:
@@ -65,15 +51,6 @@ def errors(bits: int) -> dict[str, float]:
     x, w = layer()
     seen, unseen = x.chunk(2)
     return {name: relative_error(unseen, w, way(seen, w, bits)) for name, way in WAYS.items()}
-
-
-def errors_by_ratio(bits: int = 4) -> tuple[float, list[float]]:
-    """The relative error of plain rounding, and that of AWQ's factors at each of its ratios, on the tokens searched."""
-    x, w = layer()
-    seen, _ = x.chunk(2)
-    x_size, w_size = seen.abs().mean(dim=0), awq.size_in_group(w)
-    tried = [awq.rounded(w, awq.factors_at(ratio, x_size, w_size), bits=bits) for ratio in awq.RATIOS]
-    return relative_error(seen, w, by_groups(seen, w, bits)), [relative_error(seen, w, each) for each in tried]
 
 
 if __name__ == "__main__":

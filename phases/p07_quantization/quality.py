@@ -7,7 +7,6 @@ weights are multiplied in floating point, so this measures the rounding alone, a
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,13 +15,11 @@ from torch import Tensor
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import Linear, Model, Place
 from phases.p00_baseline.no_cache import Recompute
-from phases.p07_quantization.linears import with_layers_of
-from phases.p07_quantization.one_layer import WAYS
+from phases.p07_quantization.linears import matrices, with_layers_of
+from phases.p07_quantization.one_layer import WAYS, Way
 
 COURSE = Path(__file__).parents[1]
 SEEN, JUDGED = COURSE / "p01_kv_cache" / "README.md", COURSE / "p03_continuous_batching" / "README.md"
-
-Way = Callable[[Tensor, Tensor, int], Tensor]
 
 
 class Watched(Linear):
@@ -31,11 +28,6 @@ class Watched(Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.seen = x
         return super().forward(x)
-
-
-def matrices(model: Model) -> list[Linear]:
-    """Those of the layers."""
-    return [part for part in model.layers.modules() if isinstance(part, Linear)]
 
 
 def log_probabilities(model: Model, tokens: list[int]) -> Tensor:

@@ -1,8 +1,7 @@
 """Round to nearest: a few weights share one grid, and each keeps only the number of its nearest grid point.
 
-A step of decodes takes as long as its weights take to arrive, so half the bytes could be half the time. What is lost is
-at most half a step of the grid for each weight, and the largest of the weights that share a grid decides how wide a
-step is. So with fewer bits, fewer weights should share one: a row with eight bits, a group of 64 with four.
+Each weight loses at most half a step of the grid, and the largest of the weights that share one decides how wide its
+steps are. So with fewer bits, fewer weights should share one: a row with eight bits, a group of 64 with four.
 
 Shapes: N outputs (rows of a matrix), K inputs (its columns), G groups of a row.
 """

@@ -59,19 +59,18 @@ def main() -> None:
     parser.add_argument("--draft", choices=sorted(SHAPES), help="a draft model; without one, drafts cost nothing")
     parser.add_argument("--bandwidth", type=float, default=4.3e12, help="bytes per second")
     parser.add_argument("--rate", type=float, default=780e12, help="floating-point operations per second")
-    parser.add_argument("--drafts", type=int, default=DRAFTS)
     asked = parser.parse_args()
     config, machine = SHAPES[asked.model], Machine(asked.bandwidth, asked.rate)
     draft_model = SHAPES[asked.draft] if asked.draft else None
-    heading = "accepted   batch" + "".join(f"{batch:8}" for batch in BATCHES)
-    print(f"{asked.model}, {CONTEXT} positions per sequence: predicted speed-up with {asked.drafts} drafts\n{heading}")
+    print(f"{asked.model}, {CONTEXT} positions per sequence: predicted speed-up with {DRAFTS} drafts,")
+    print(f"and the number of drafts, up to {MOST}, that predicts the most")
+    print("accepted   batch" + "".join(f"{batch:12}" for batch in BATCHES))
     for rate in RATES:
-        found = (speed_up(config, machine, batch, rate, asked.drafts, draft_model) for batch in BATCHES)
-        print(f"{rate:8.0%}" + " " * 8 + "".join(f"{each:7.2f}×" for each in found))
-    print(f"\nthe number of drafts that predicts the most, up to {MOST}\n{heading}")
-    for rate in RATES:
-        best = (best_drafts(config, machine, batch, rate, draft_model) for batch in BATCHES)
-        print(f"{rate:8.0%}" + " " * 8 + "".join(f"{each:8}" for each in best))
+        row = f"{rate:8.0%}" + " " * 8
+        for batch in BATCHES:
+            factor = speed_up(config, machine, batch, rate, DRAFTS, draft_model)
+            row += f"{factor:8.2f}×{best_drafts(config, machine, batch, rate, draft_model):3}"
+        print(row)
 
 
 if __name__ == "__main__":

@@ -62,23 +62,13 @@ RULES = {
 """From p and q, [V] each, to the probability that a draft is accepted."""
 
 
-def opinions(temperature: float) -> list[tuple[Tensor, Tensor]]:
-    """(p, q) in made-up contexts, float64. The same in every run."""
-    random = torch.Generator().manual_seed(8)
-
-    def normal() -> Tensor:
-        return torch.randn(CONTEXTS, VOCABULARY, generator=random, dtype=torch.float64)
-
-    target = SPREAD * normal()
-    drafter = target + ERROR * normal()
-    both = ((logits / temperature).softmax(dim=-1) for logits in (target, drafter))
-    return list(zip(*both, strict=True))
-
-
 def acceptance(temperature: float) -> dict[str, float]:
-    """Of each rule, averaged over the contexts."""
-    pairs = opinions(temperature)
-    return {name: sum(rule(p, q) for p, q in pairs) / len(pairs) for name, rule in RULES.items()}
+    """Of each rule, averaged over made-up contexts. The same in every run."""
+    random = torch.Generator().manual_seed(8)
+    logits, error = torch.randn(2, CONTEXTS, VOCABULARY, generator=random, dtype=torch.float64)
+    target = SPREAD * logits
+    p, q = ((each / temperature).softmax(dim=-1) for each in (target, target + ERROR * error))  # [CONTEXTS, V] each
+    return {name: sum(map(rule, p, q)) / CONTEXTS for name, rule in RULES.items()}
 
 
 if __name__ == "__main__":

@@ -65,10 +65,9 @@ class Speculative(ChunkedPrefill):
             self.cache.truncate(sequence.id, span.start + len(span.tokens))
         return super().record(span, sampled)
 
-    def stored_by(self, span: Span) -> list[int]:
+    def stored_by(self, sequence: Sequence, span: Span) -> list[int]:
         """With the accepted drafts, which the sequence itself knows only after this."""
-        assert span.sequence is not None
-        return [*span.sequence.tokens[: span.start], *span.tokens]
+        return [*sequence.tokens[: span.start], *span.tokens]
 
 
 def decoding(span: Span) -> Sequence | None:

@@ -137,8 +137,8 @@ WRONG = {
     ),
     "p02: the rectangle's last column is sampled": (
         "p02",
-        "logits_rows=where[batch.logits_rows]",
-        "logits_rows=torch.tensor([slot * width + width - 1 for slot in batch.slots], device=device)",
+        "rows = where[batch.logits_rows]",
+        "rows = torch.tensor([slot * width + width - 1 for slot in batch.slots], device=device)",
         "instead of",
     ),
     "p02: a tensor on no device in particular": (

@@ -57,6 +57,6 @@ def test_each_bit_halves_the_error_and_better_ways_are_better_at_each():
 
 
 def test_the_search_has_a_best_point_between_its_ends():
-    plain, tried = drawn.part("one_layer").errors_by_ratio()
+    plain, tried = drawn.errors_by_ratio()
     best = min(tried)
     assert best < 0.9 * plain and best < min(tried[0], tried[-1])

@@ -22,7 +22,7 @@ FOLDER = ROOT / "phases/p00_baseline"
 LESSON = (FOLDER / "forward_pass.md").read_text(encoding="utf-8")
 REFRESHER = (FOLDER / "refresher.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^(?:gradus|python -m) .*$", LESSON, flags=re.MULTILINE)
-SENTENCE = ["-m", "phases.p00_baseline.sentence"]
+SENTENCE = ["-m", "gradus.course.sentence"]
 TINY = ["--model", "random:tiny-llama", "--tokens", "8"]
 
 run_process = subprocess.run  # the real one

@@ -5,6 +5,7 @@ What an exercise is, and how a student's file takes the place of ours, gradus.ex
     check.py        the phase's own tests against the student's file, and one sentence about what is wrong
     progress.py     what a student has passed, and what comes next
     solved.py       a student's functions beside ours
+    sentence.py     a text by p00's forward pass, beside the engine's
     probe.py        what tests and drawings may know of an engine
     xray/           a run recorded through the probe, as a page to step through
     demos.py        a phase and the one before it on a small workload;  charts.py: what that looks like

@@ -146,8 +146,20 @@ def rows() -> Drawing:
 # -- AWQ: the search ---------------------------------------------------------------------------------------------------
 
 
+def errors_by_ratio(bits: int = 4) -> tuple[float, list[float]]:
+    """On the made-up layer: the relative error of plain rounding, and that of AWQ's factors at each of its ratios, on
+    the tokens that AWQ searches with."""
+    awq, one_layer = part("awq"), part("one_layer")
+    x, w = one_layer.layer()
+    seen, _ = x.chunk(2)
+    x_size, w_size = seen.abs().mean(dim=0), awq.size_in_group(w)
+    plain = one_layer.WAYS["a grid per group of 64"](seen, w, bits)
+    tried = [awq.rounded(w, awq.factors_at(ratio, x_size, w_size), bits=bits) for ratio in awq.RATIOS]
+    return one_layer.relative_error(seen, w, plain), [one_layer.relative_error(seen, w, each) for each in tried]
+
+
 def search() -> Drawing:
-    plain, tried = part("one_layer").errors_by_ratio()
+    plain, tried = errors_by_ratio()
     ratios = part("awq").RATIOS
     best = min(range(len(tried)), key=tried.__getitem__)
     drawing = Drawing(

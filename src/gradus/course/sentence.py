@@ -1,6 +1,6 @@
-"""A sentence written by the forward pass of this folder, or by yours, and the same one written by the engine.
+"""A sentence written by p00's forward pass, or by yours, and the same one written by the engine.
 
-    python -m phases.p00_baseline.sentence "The best thing about the sea is" --impl my_p00
+    python -m gradus.course.sentence "The best thing about the sea is" --impl my_p00
 
 Your files may have any names. Ours stand in for exercises that you have not written yet.
 """
@@ -11,20 +11,20 @@ import time
 from itertools import islice, takewhile
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
-import torch
-
-from gradus import LLM, SamplingParams
+from gradus import phases
 from gradus.errors import ConfigError, GradusError
 from gradus.exercises.solution import load
 from gradus.exercises.substitute import substitute
-from gradus.loading import load_model, open_checkpoint
-from phases.p00_baseline.exercise import FORWARD
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def take_in(folder: Path) -> None:
     """Import the student's files in the place of ours, as many as there are. Raises ConfigError if none is written."""
-    modules = [exercise.module for exercise in FORWARD]
+    modules = [exercise.module for exercise in phases.find("p00").module("exercise").FORWARD]
     files = {module: file for module, file in load("p00", folder).files.items() if module in modules}
     if not files:
         raise ConfigError(
@@ -41,17 +41,20 @@ def refuse(asked: argparse.Namespace, prompt: list[int], vocabulary: int) -> Non
         raise ConfigError(f"--tokens must be 1 or more, --temperature 0 or more, --top-k 1 to {vocabulary}")
 
 
-@torch.inference_mode()
 def compare(asked: argparse.Namespace) -> bool:
     """Print both texts. Returns whether their tokens are equal; drawn ones are not compared."""
-    from phases.p00_baseline import forward, sampling, weights  # here: --impl has been heard
+    import torch
 
+    from gradus import LLM, SamplingParams
+    from gradus.loading import load_model, open_checkpoint
+
+    forward, sampling, weights = map(phases.find("p00").module, ("forward", "sampling", "weights"))
     random = Random(asked.seed)
 
-    def choose(logits: torch.Tensor) -> int:
+    def choose(logits: "Tensor") -> int:
         if asked.temperature == 0:
-            return sampling.greedy(logits)
-        return sampling.sample(logits, asked.temperature, asked.top_k, random.random())
+            return int(sampling.greedy(logits))
+        return int(sampling.sample(logits, asked.temperature, asked.top_k, random.random()))
 
     checkpoint = open_checkpoint(asked.model)
     tokenizer = checkpoint.tokenizer
@@ -62,8 +65,9 @@ def compare(asked: argparse.Namespace) -> bool:
     model = load_model(checkpoint, dtype=torch.float32, device="cpu")
     ends = engine.limits.eos_token_ids
     begun = time.perf_counter()
-    written = forward.write(prompt, weights.weights_of(model), choose)
-    tokens = list(islice(takewhile(lambda token: token not in ends, written), asked.tokens))
+    with torch.inference_mode():
+        written = forward.write(prompt, weights.weights_of(model), choose)
+        tokens = list(islice(takewhile(lambda token: token not in ends, written), asked.tokens))
     print(f"by hand    {asked.prompt}{tokenizer.decode(tokens)}")
     print(f"           {len(tokens)} tokens in {time.perf_counter() - begun:.1f} s")
     if asked.temperature > 0:
