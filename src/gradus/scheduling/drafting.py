@@ -28,7 +28,7 @@ PRIOR = 0.5  # that a draft of a request stands, before there is any of its own
 NEW = 1 / 8  # how much of a new observation an average takes over
 SLOW = 1 / 64  # the same for positions that were not tried, towards what those before them suggest
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
-GUESS = 0.03  # what a draft adds to a step's time, until that is measured
+GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
 MARGIN = 1.02  # what drafts must gain to be worth it
 PROBE = 3  # drafts of a probe
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
@@ -150,11 +150,15 @@ class DraftControl:
         return drafts
 
     def _cost(self, size: int, drafts: int) -> float:
-        """Seconds of a step: measured, or guessed from the nearest number of drafts below that was."""
+        """Seconds of a step: measured, or guessed from the nearest numbers of drafts below that were."""
         if (size, drafts) in self._seconds:
             return self._seconds[size, drafts]
-        below = max(each for each in self.choices if each < drafts and (size, each) in self._seconds)
-        return self._seconds[size, below] * (1 + GUESS * (drafts - below))
+        *_, below = known = [each for each in self.choices if each < drafts and (size, each) in self._seconds]
+        seconds = self._seconds[size, below]
+        each = GUESS * seconds
+        if len(known) > 1:
+            each = max(each, (seconds - self._seconds[size, known[-2]]) / (below - known[-2]))
+        return seconds + each * (drafts - below)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
