@@ -6,6 +6,7 @@ ASKED is what beside_vllm.py writes (`gradus.bench.block` says what is in it), o
     memory_share   of the GPU's memory
     vllm_options   further arguments of vllm.LLM
     at_once        of each case: how many of its prompts are given at a time, the next when all of these have ended
+    answers        of each case: whether its samples tell the tokens, and the likeliest at each position; or left out
 
 FOUND is written after every case: version, init_s, and for each case its samples, or why there are none. Imports
 nothing of Gradus: the environment is vLLM's.
@@ -79,12 +80,19 @@ def _generate(vllm: Any, llm: Any, case: dict[str, Any]) -> dict[str, Any]:
         reported = [len(output.outputs[0].logprobs or ()) for output in outputs]
         if reported != lengths:
             raise RuntimeError(f"log-probabilities of {sum(reported)} tokens came instead of {sum(lengths)}")
-    return {
+    sample = {
         "seconds": round(seconds, 5),
         "completed": len(outputs),
         "output_tokens": sum(lengths),
         "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
     }
+    return sample | ({"answers": [_answer(output.outputs[0]) for output in outputs]} if case.get("answers") else {})
+
+
+def _answer(output: Any) -> dict[str, Any]:
+    """token_ids, and for each of them the likeliest tokens at its position: pairs of token id and log-probability."""
+    likeliest = [[(token, one.logprob) for token, one in place.items()] for place in output.logprobs]
+    return {"token_ids": list(output.token_ids), "likeliest": likeliest}
 
 
 def _decode_alone(engine: Any, prompts: list[Any], params: list[Any]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`gradus quantize`: what it writes is loaded as it is, loses as little as it should, and a cut-off run goes on."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -217,21 +216,64 @@ def test_what_has_no_files_or_is_quantized_already_is_refused(folder, tmp_path):
             written(name, tmp_path / "again", scheme="int8")
 
 
-def test_transformers_words_for_it(folder, tmp_path):
-    """The fields that compressed-tensors requires, as its own files have them."""
-    out = written(folder, tmp_path / "out", group=32)
+TOKENS_IN_8_BITS = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
+WORDS = {  # format; of weights; of activations
+    "int8": (
+        "int-quantized",
+        {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None},
+        TOKENS_IN_8_BITS | {"type": "int"},
+    ),
+    "fp8": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None},
+        TOKENS_IN_8_BITS | {"type": "float"},
+    ),
+    "int4": (
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32},
+        None,
+    ),
+}
+STORED = {  # of down, which is 64 by 96: type and shape by the end of a name
+    "int8": {"weight": ("int8", (64, 96)), "weight_scale": ("float32", (64, 1))},
+    "fp8": {"weight": ("float8_e4m3fn", (64, 96)), "weight_scale": ("float32", (64, 1))},
+    "int4": {
+        "weight_packed": ("int32", (64, 96 // 8)),
+        "weight_scale": ("bfloat16", (64, 96 // 32)),
+        "weight_zero_point": ("int32", (64 // 8, 96 // 32)),
+        "weight_shape": ("int64", (2,)),
+    },
+}
+
+
+@pytest.mark.parametrize("scheme", WORDS)
+def test_the_words_of_compressed_tensors_for_it(folder, tmp_path, scheme):
+    """Every field that vLLM 0.26 and compressed-tensors 0.17 choose a reader by, and every tensor that it reads."""
+    out = written(folder, tmp_path / "out", scheme=scheme)
     found = json.loads((out / "config.json").read_text())["quantization_config"]
-    assert found["quant_method"] == "compressed-tensors" and found["format"] == "pack-quantized"
-    weights = found["config_groups"]["group_0"]["weights"]
-    assert weights["num_bits"] == 4 and weights["group_size"] == 32 and weights["symmetric"] is False
+    name, weights, activations = WORDS[scheme]
+    assert found == {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": name,
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights | {"dynamic": False},
+                "input_activations": activations,
+            }
+        },
+        "ignore": ["lm_head"],
+    }
     tensors = load_file(out / "model-00001.safetensors")
-    prefix = "model.layers.0.mlp.down_proj"
-    assert tensors[f"{prefix}.weight_packed"].shape == (64, 12) and tensors[f"{prefix}.weight_zero_point"].shape == (
-        8,
-        3,
-    )
-    assert tensors[f"{prefix}.weight_shape"].tolist() == [64, 96]
-    shutil.rmtree(out)
+    prefix = "model.layers.0.mlp.down_proj."
+    assert {
+        name.removeprefix(prefix): (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    } == STORED[scheme]
+    if scheme == "int4":
+        assert tensors[f"{prefix}weight_shape"].tolist() == [64, 96]
 
 
 def test_every_method_is_offered():

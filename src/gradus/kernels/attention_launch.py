@@ -77,7 +77,9 @@ def launches(
     warps, all read memory at its full speed once the batch is large. Narrow heads take more of a program's time for
     fewer bytes; so they want long steps, and without a group to share keys, one warp that waits for no other. For
     prompts the shape decides: a tile of 256 rows reads each key half as often as one of 128. Keys in 8 bits want long
-    steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing.
+    steps, too, whose widening the next step's reading hides; tall tiles of them gain nothing. In float32 a step's
+    widened keys are in registers, each in two parts for TF32 products. Where heads are 64 wide, 64 of them spill and 32
+    do not (compiled for sm_90, not raced).
     """
     wide = triton.next_power_of_2(head_dim) * dtype.itemsize  # bytes of a key
     if eight_bits and wide <= 256 and dtype.itemsize == 2:
@@ -86,7 +88,7 @@ def launches(
         keys, tall, warps = (32, 64, 8) if wide <= 512 else (16, 32, 8)
         shapes = [(16, keys, 4, 3), (tall, keys, warps, 3)]
     elif wide > 128:
-        shapes = [(16, 64, 2, 2), (64, 64, 4, 3)]
+        shapes = [(16, 64, 2, 2), (64, 32 if eight_bits else 64, 4, 3)]
     else:
         shapes = [(16, 64, 1, 2) if group == 1 else (16, 128, 4, 2), (64, 64, 4, 3)]
     if wide <= 256 and dtype.itemsize == 2 and not eight_bits:

@@ -1,0 +1,396 @@
+"""Does vLLM read what `gradus quantize` writes, and read it as our engine does?
+
+    PYTHONPATH=src:. python3 benchmarks/vllm_reads_ours.py --vllm DIR --out benchmarks/vllm_reads_ours.json
+
+A small random Llama is made on the spot and quantized in each scheme. vLLM and our engine load each folder on the same
+GPU, one after the other, and continue the same prompts greedily. Both report the log-probabilities of the likeliest
+tokens. Positions are compared up to the first where the two texts part, since behind it they are given other tokens.
+No log-probability may differ by more than BOUND.
+
+That this bound can tell is shown by copies of the folder that are wrong in one thing, as a reader of another format
+would take it: the order of nibbles, zero points, or which row a scale belongs to. Our engine answers from each copy.
+The answers have to be FAR times BOUND away from vLLM's to the folder as it is, or the scheme fails as well (exit code
+1). How far the model is that nothing was quantized of is a figure beside them.
+
+DIR is vLLM as beside_vllm.py wants it. A scheme takes half a minute, most of which vLLM needs to start.
+"""
+
+import argparse
+import gc
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from gradus import LLM, SamplingParams
+from gradus.bench.block_process import run_vllm
+from gradus.bench.fingerprint import commit, hardware_name, versions
+from gradus.bench.memory import release
+from gradus.bench.statistics import significant
+from gradus.calibration.quantize import Recipe, quantize
+from gradus.errors import GradusError
+from gradus.loading import open_checkpoint
+from gradus.loading.progress import Silent
+from gradus.models import create_model
+from gradus.models.config import ModelConfig
+from gradus.models.precision import DTYPES, resolve_device
+from gradus.models.weights import plan
+
+SHAPE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 1024,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+RECIPES = {
+    "int8": Recipe("int8"),
+    "fp8": Recipe("fp8"),
+    "int4": Recipe("int4", group=128),
+    "int4-g32": Recipe("int4", group=32),
+}
+USUAL = ("int8", "fp8", "int4")
+PROMPTS, PROMPT, TOKENS, TOP = 8, 40, 32, 20
+# In nats. Where activations are rounded to 8 bits, a last bit in an earlier sum moves some of them by a whole step. So
+# two right readers differ by about what rounding costs. That this is below BOUND, and what wrong copies differ by above
+# FAR times as much, is tested on a CPU for bfloat16 beside float32 (tests/benchmarks/test_vllm_reads_ours.py).
+BOUND, FAR = 0.6, 3
+
+VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
+VLLM_SECONDS = 120
+VLLM_MEMORY = 0.1  # of the GPU's
+VLLM_OPTIONS = {"enforce_eager": True}
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def write_model(folder: Path, seed: int = 0) -> None:
+    """A checkpoint as transformers would save it, whose scales and zero points all differ.
+
+    Rows of a matrix, and blocks of 32 weights in a row, are drawn with other spreads and means, so nothing that belongs
+    to one of them fits its neighbor.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for piece in plan(create_model(ModelConfig.from_hf(SHAPE), device="meta")):
+        name = piece.stored.name
+        tensors[name] = _values(name, tuple(piece.stored.file_shape(piece.shape)), draw).bfloat16()
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(SHAPE, indent=1))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": SHAPE["eos_token_id"]}))
+
+
+def _values(name: str, shape: tuple[int, ...], draw: torch.Generator) -> Tensor:
+    if len(shape) == 1:
+        return 1 + 0.1 * torch.randn(shape, generator=draw)
+    if name.startswith("model.embed"):
+        return torch.randn(shape, generator=draw)
+    rows, width = shape
+    if name.startswith("lm_head"):
+        return 2.5 * width**-0.5 * torch.randn(shape, generator=draw)  # logits with a standard deviation of 2.5
+    blocks = torch.randn(rows, width // 32, 32, generator=draw) + 0.5 * torch.randn(
+        rows, width // 32, 1, generator=draw
+    )
+    spread = torch.rand(rows, 1, 1, generator=draw) + torch.rand(rows, width // 32, 1, generator=draw)  # octaves / 2
+    return 0.5 * width**-0.5 * (blocks * torch.exp2(2 * spread - 2)).flatten(1)
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(1, SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(PROMPTS)]
+
+
+# -- copies that are wrong in one thing --------------------------------------------------------------------------------
+
+
+def _as_awq_orders(words: Tensor) -> Tensor:
+    """Nibble i of a word where AWQ has it, at 0, 2, 4, 6, 1, 3, 5, 7."""
+    return _words(_nibbles(words)[..., [0, 2, 4, 6, 1, 3, 5, 7]])
+
+
+def _one_less(words: Tensor) -> Tensor:
+    """Each nibble one smaller, as the first version of GPTQ's format stores zero points; 0 becomes 15."""
+    return _words((_nibbles(words) - 1) & 15)
+
+
+def _nibbles(words: Tensor) -> Tensor:
+    """int32 [...] → int64 [..., 8], lowest first."""
+    return (words.long().unsqueeze(-1) >> 4 * torch.arange(8)) & 15
+
+
+def _words(nibbles: Tensor) -> Tensor:
+    wide = (nibbles << 4 * torch.arange(8)).sum(-1)
+    return torch.where(wide >= 1 << 31, wide - (1 << 32), wide).int()
+
+
+def _of_the_row_before(scales: Tensor) -> Tensor:
+    return scales.roll(1, 0)
+
+
+Wrong = tuple[str, Callable[[Tensor], Tensor]]
+"""How the names of what it is about end, and what becomes of a tensor."""
+
+WRONG: dict[str, Wrong] = {
+    "scales of the row before": ("weight_scale", _of_the_row_before),
+    "nibbles in AWQ's order": ("weight_packed", _as_awq_orders),
+    "zero points one less": ("weight_zero_point", _one_less),
+}
+
+
+def wrong_copies(folder: Path, work: Path) -> dict[str, Path]:
+    """By what is wrong in them; none for tensors that the scheme does not have."""
+    found = {}
+    for number, (what, (end, change)) in enumerate(WRONG.items()):
+        copy = work / f"{folder.name}-wrong-{number}"
+        shutil.copytree(folder, copy)
+        changed = 0
+        for file in copy.glob("*.safetensors"):
+            tensors = load_file(file)
+            named = [name for name in tensors if name.endswith(end)]
+            save_file(tensors | {name: change(tensors[name]) for name in named}, file, metadata={"format": "pt"})
+            changed += len(named)
+        if changed:
+            found[what] = copy
+    return found
+
+
+# -- the answers -------------------------------------------------------------------------------------------------------
+
+Likeliest = Mapping[int, float]
+"""Token id → log-probability, of the TOP likeliest tokens at a position."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """To one prompt: its tokens, and at each of their positions the likeliest."""
+
+    token_ids: Sequence[int]
+    likeliest: Sequence[Likeliest]
+
+
+def ours(folder: Path, device: torch.device, dtype: str, switch_off: tuple[str, ...] = ()) -> list[Answer]:
+    """The final engine's, which is gone afterwards: vLLM wants the memory."""
+    llm = LLM(
+        str(folder), device=str(device), dtype=dtype, context_length=PROMPT + TOKENS, max_sequences=PROMPTS,
+        cache_tokens=PROMPTS * (PROMPT + TOKENS + 16), switch_off=switch_off,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=TOP)
+    answers = [
+        Answer(done.token_ids, [dict(place.top) for place in done.logprobs or ()])
+        for done in llm.generate(prompts(), params)
+    ]
+    del llm
+    release(device)
+    return answers
+
+
+def theirs(folder: Path, vllm: Path, dtype: str, work: Path, log: Path) -> tuple[list[Answer], dict[str, Any], str]:
+    """vLLM's, what it says of itself, and why there are none."""
+    asked = {
+        "config": str(folder),
+        "load_format": "auto",
+        "dtype": dtype,
+        "memory_share": VLLM_MEMORY,
+        "context": PROMPT + TOKENS,
+        "max_sequences": PROMPTS,
+        "vllm_options": VLLM_OPTIONS,
+        "repeats": 1,
+        "cases": [
+            {
+                "label": "answers",
+                "prompts": prompts(),
+                "max_tokens": [TOKENS] * PROMPTS,
+                "sampling": {"temperature": 0.0, "logprobs": TOP},
+                "at_once": PROMPTS,
+                "decode_alone": False,
+                "answers": True,
+            }
+        ],
+    }
+    found, why = run_vllm(folder.name, vllm, VLLM_BLOCK, asked, work, log, VLLM_SECONDS)
+    told = {name: found[name] for name in ("version", "init_s") if name in found}
+    case = found.get("cases", {}).get("answers", {})
+    if not case.get("samples"):
+        return [], told, case.get("failed") or why or "vLLM brought nothing"
+    answers = [
+        Answer(one["token_ids"], [{int(token): value for token, value in place} for place in one["likeliest"]])
+        for one in case["samples"][0]["answers"]
+    ]
+    return answers, told, ""
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+def difference(one: Likeliest, other: Likeliest) -> float:
+    """The largest of any token's two log-probabilities at a position.
+
+    A token that only one side reports has, on the other side, at most that of the last reported there.
+    """
+    common = (abs(one[token] - other[token]) for token in one.keys() & other.keys())
+    missing = (
+        side[token] - min(against.values())
+        for side, against in ((one, other), (other, one))
+        for token in side.keys() - against.keys()
+    )
+    return max(0.0, *common, *missing)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """positions: compared, of all answers. same_tokens: of these, how many have the same token. same_texts: answers.
+
+    largest, mean: of the differences of all positions.
+    """
+
+    positions: int
+    same_tokens: int
+    same_texts: int
+    largest: float
+    mean: float
+
+    @classmethod
+    def of(cls, ours: Sequence[Answer], theirs: Sequence[Answer]) -> "Comparison":
+        found, same_tokens, same_texts = [], 0, 0
+        for one, other in zip(ours, theirs, strict=True):
+            for step, pair in enumerate(zip(one.token_ids, other.token_ids, strict=True)):
+                found.append(difference(one.likeliest[step], other.likeliest[step]))
+                if pair[0] != pair[1]:
+                    break
+                same_tokens += 1
+            else:
+                same_texts += 1
+        return cls(len(found), same_tokens, same_texts, significant(max(found)), significant(sum(found) / len(found)))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one scheme. why: vLLM did not answer. wrong: of each wrong copy. before: of the model before quantization."""
+
+    scheme: str
+    vllm: dict[str, Any]
+    why: str
+    intact: Comparison | None
+    wrong: dict[str, Comparison]
+    before: Comparison | None
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        told = bool(self.wrong) and all(one.largest > FAR * BOUND for one in self.wrong.values())
+        return self.intact is not None and self.intact.largest <= BOUND and told
+
+
+def judge(
+    scheme: str, source: Path, before: list[Answer], vllm: Path, device: torch.device, dtype: str, work: Path, log: Path
+) -> Verdict:
+    """Quantize the model, ask both, and ask ours what it makes of wrong copies."""
+    began = time.perf_counter()
+    folder = work / scheme
+    quantize(open_checkpoint(str(source)), folder, RECIPES[scheme], None, device=device, progress=Silent())
+    answers, told, why = theirs(folder, vllm, dtype, work, log)
+    if not answers:
+        return Verdict(scheme, told, why, None, {}, None, significant(time.perf_counter() - began))
+    intact = Comparison.of(ours(folder, device, dtype), answers)
+    wrong = {
+        what: Comparison.of(ours(copy, device, dtype, ("graphs", "kernels")), answers)
+        for what, copy in wrong_copies(folder, work).items()
+    }
+    seconds = significant(time.perf_counter() - began)
+    return Verdict(scheme, told, "", intact, wrong, Comparison.of(before, answers), seconds)
+
+
+def show(verdict: Verdict) -> None:
+    if verdict.intact is None:
+        print(f"{verdict.scheme}: FAILED: vLLM did not answer: {verdict.why}", flush=True)
+        return
+    print(f"{verdict.scheme}: {'passed' if verdict.passed else 'FAILED'} in {verdict.seconds:.0f} s", flush=True)
+    every = {"as written": verdict.intact, **verdict.wrong, "before quantization": verdict.before}
+    for what, one in every.items():
+        assert one is not None
+        print(
+            f"  {what}: {one.largest:.3g} at most, {one.mean:.3g} on average; {one.same_tokens} of {one.positions} "
+            f"tokens and {one.same_texts} of {PROMPTS} texts are the same",
+            flush=True,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="the folder that vLLM was unpacked in")
+    parser.add_argument("--scheme", action="append", choices=[*RECIPES], help=f"may be repeated; {', '.join(USUAL)}")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of activations, on both sides")
+    parser.add_argument("--commit", help="the commit that is tried; what is checked out when left out")
+    parser.add_argument("--out", type=Path, help="a JSON file; what vLLM says goes into logs/ beside it")
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except GradusError as mistake:
+        print(f"gradus: {mistake}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    device = resolve_device(options.device)
+    verdicts = []
+    with tempfile.TemporaryDirectory(prefix="gradus-vllm-reads-") as scratch:
+        work = Path(scratch)
+        source = work / "model"
+        write_model(source)
+        before = ours(source, device, options.dtype, ("graphs", "kernels"))
+        for scheme in options.scheme or USUAL:
+            log = (options.out.parent / "logs" if options.out else work) / f"vllm-reads-{scheme}.txt"
+            verdicts.append(judge(scheme, source, before, options.vllm, device, options.dtype, work, log))
+            show(verdicts[-1])
+            gc.collect()
+            if options.out:
+                write(options.out, options, device, verdicts)
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+def write(file: Path, options: argparse.Namespace, device: torch.device, verdicts: Sequence[Verdict]) -> None:
+    """After every scheme: what is found so far is kept."""
+    about = {
+        "hardware": hardware_name(device),
+        "versions": versions() | {"vllm": next((one.vllm["version"] for one in verdicts if one.vllm), None)},
+        "commit": options.commit or commit(),
+        "dtype": options.dtype,
+        "model": {name: SHAPE[name] for name in SHAPE if name.endswith(("_size", "_layers", "_heads", "_dim"))},
+        "prompts": PROMPTS,
+        "prompt_tokens": PROMPT,
+        "tokens": TOKENS,
+        "likeliest": TOP,
+        "bound": BOUND,
+        "far": FAR,
+    }
+    schemes = [asdict(verdict) | {"passed": verdict.passed} for verdict in verdicts]
+    file.write_text(json.dumps(about | {"schemes": schemes}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
