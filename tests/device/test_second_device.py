@@ -20,9 +20,11 @@ def test_an_arrival_is_a_point_in_its_own_devices_stream(monkeypatch):
 
     monkeypatch.setattr(transfer.torch.cuda, "Event", Event)
     monkeypatch.setattr(transfer.torch.cuda, "current_stream", lambda device: f"stream of {device}")
-    Arrival(SECOND)
+    monkeypatch.setattr(transfer.torch.cuda, "current_device", lambda: 3)
+    Arrival(SECOND).renew()
+    Arrival(torch.device("cuda"))  # the current one
     Arrival(torch.device("cpu")).wait()  # nothing to wait for
-    assert recorded == ["stream of cuda:1"]
+    assert recorded == ["stream of 1", "stream of 1", "stream of 3"]
 
 
 def test_capability_is_the_devices_own(monkeypatch):

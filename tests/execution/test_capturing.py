@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gradus.device.transfer import BUFFERS
 from gradus.execution import capturing
-from gradus.execution.capturing import BUFFERS, REPLAYS, ROUNDS, Inputs, Recorder
+from gradus.execution.capturing import REPLAYS, ROUNDS, Inputs, Recorder
 
 CPU = torch.device("cpu")
 
@@ -22,25 +23,6 @@ def test_inputs_arrive_at_one_address_with_padding_behind_them():
         assert inputs.values[:, :2].tolist() == [[number, 4], [number + 1, 0]]
     inputs.send(4, ([], 4), ([], 0))
     assert inputs.values.tolist() == [[4] * 4, [0] * 4] and inputs.values.data_ptr() == address
-
-
-def test_a_buffer_is_written_again_only_when_its_step_has_read_it(monkeypatch):
-    waited: list[int] = []
-
-    class Numbered:
-        made = 0
-
-        def __init__(self, device: torch.device) -> None:
-            self.number, Numbered.made = Numbered.made, Numbered.made + 1
-
-        def wait(self) -> None:
-            waited.append(self.number)
-
-    monkeypatch.setattr(capturing, "Arrival", Numbered)
-    inputs = Inputs(1, 2, CPU)
-    for number in range(BUFFERS + 2):
-        inputs.send(2, ([number], 0))
-    assert waited == [0, 1]
 
 
 class FakeGraphs:

@@ -1,5 +1,7 @@
 """Plans with drafts: lengths that only the device knows, from bounds. Pages of 4 positions unless said otherwise."""
 
+import random
+
 import pytest
 
 from gradus.scheduling.bounds import BoundedColumns
@@ -28,6 +30,48 @@ def test_whatever_is_drafted_the_tokens_are_those_without_drafts(lag, guess):
 def test_windows_lose_no_page_that_a_rejected_draft_must_be_run_again_from(lag):
     for seed in range(30):
         random_world(seed, lag=lag, drafts=1 + seed % 4, guess=nothing, windows=(5, None))
+
+
+class Fickle(DraftControl):
+    """Drafts for some steps, and none for some: long enough to enter pages without drafts, and to settle."""
+
+    def __init__(self, *arguments, **settings) -> None:
+        super().__init__(*arguments, **settings)
+        self.draw, self.run = random.Random(repr(arguments)), 0
+
+    def choose(self, slots, left) -> int:
+        if not self.run:
+            self.run, self.wants = self.draw.choice([1, 2, 3, 9]), self.draw.random() < 0.5
+        self.run -= 1
+        return super().choose(slots, left) if self.wants else 0
+
+
+@pytest.mark.parametrize("guess", DRAFTERS)
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_steps_with_drafts_and_without_may_follow_each_other_in_any_order(lag, guess):
+    for seed in range(40):
+        random_world(seed, lag=lag, drafts=1 + seed % 8, guess=guess, control=Fickle)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_without_drafts_a_plan_is_the_one_of_an_engine_that_does_not_speculate(lag):
+    class Never(DraftControl):
+        def choose(self, slots, left) -> int:
+            return 0
+
+    worlds = [
+        World(pages=64, lag=lag, shared=True, drafting=control)
+        for control in (None, Never(4, 4, lag=lag, adaptive=False))
+    ]
+    for number in range(60):
+        for world in worlds:
+            if number % 9 == 0:
+                world.add(ask(f"r{number}", 3 + number % 5, 20))
+            world.step()
+        plain, bounded = (world.runner.plan.expanded() for world in worlds)
+        assert [(span.slot, span.start, span.pages) for span in plain] == [
+            (span.slot, span.start, span.pages) for span in bounded
+        ]
 
 
 @pytest.mark.parametrize(("guess", "steps"), [(oracle, 1 + 3), (nonsense, 1 + 12), (nothing, 1 + 12)])
@@ -135,17 +179,44 @@ def test_a_row_without_a_finite_logit_ends_its_sequence_alone():
 
 
 def forgets_steps_under_way(self):
-    self._least[:] = self._most[:] = self._known
+    self._more[:] = 0
 
 
 def takes_the_lower_bound_for_the_length(self, slots, drafts, reach=BoundedColumns._reach):
-    self._most[slots] = self._least[slots]
+    self._more[slots] = 0
     return reach(self, slots, drafts)
 
 
-def counts_rejected_drafts(self, decodes, tokens, record=BoundedColumns.record):
-    record(self, decodes, tokens)
-    self._known[decodes.slots] += (tokens == -2).sum(axis=1)
+def counts_rejected_drafts(self, slots, accepted, move_on=BoundedColumns._move_on):
+    move_on(self, slots, accepted + 1)
+
+
+def ends_as_if_no_draft_had_stood(self, slots, accepted, move_on=BoundedColumns._move_on):
+    self._last[slots] += accepted
+    move_on(self, slots, accepted)
+
+
+def keeps_its_cohort(self, slots, accepted, move_on=BoundedColumns._move_on):
+    cohort = self._cohort
+    move_on(self, slots, accepted)
+    self._cohort = cohort
+
+
+def takes_turns_as_if_no_draft_had_stood(self):
+    self._moved = False
+
+
+def forgets_pages_for_drafts(self, lay_out_turns=BoundedColumns._lay_out_turns):
+    lay_out_turns(self)
+    self._settled = 0
+
+
+def forgets_pages_entered_without_drafts(self):
+    pass
+
+
+def forgets_lines(self, slots, tokens, keep=BoundedColumns._keep):
+    keep(self, slots, tokens[:, :1])
 
 
 def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=BoundedColumns.exceptions):
@@ -158,7 +229,13 @@ def gives_a_late_token_to_the_next_owner(self, decodes, tokens, exceptions=Bound
     [
         ("_close_bounds", forgets_steps_under_way),
         ("_reach", takes_the_lower_bound_for_the_length),
-        ("record", counts_rejected_drafts),
+        ("_move_on", counts_rejected_drafts),
+        ("_move_on", ends_as_if_no_draft_had_stood),
+        ("_move_on", keeps_its_cohort),
+        ("_keep", forgets_lines),
+        ("_lay_out_turns", takes_turns_as_if_no_draft_had_stood),
+        ("_lay_out_turns", forgets_pages_for_drafts),
+        ("_count_pages", forgets_pages_entered_without_drafts),
         ("exceptions", gives_a_late_token_to_the_next_owner),
     ],
 )
@@ -166,7 +243,7 @@ def test_broken_columns_are_noticed(monkeypatch, name, broken):
     monkeypatch.setattr(BoundedColumns, name, broken)
     with pytest.raises((AssertionError, IndexError, KeyError, ValueError)):
         for seed in range(60):
-            random_world(seed, lag=seed % 3, drafts=3, guess=half_right)
+            random_world(seed, lag=seed % 3, drafts=3, guess=half_right, control=(DraftControl, Fickle)[seed % 2])
 
 
 class GivesBackByTheUpperBound(Scheduler):

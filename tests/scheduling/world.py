@@ -163,6 +163,7 @@ def random_world(
     drafts: int = 0,
     guess: Callable[[int, list[int], int], list[int]] = nothing,
     windows: tuple[int | None, ...] = (None,),
+    control: Callable[..., DraftControl] = DraftControl,
 ) -> None:
     """A whole life: arrivals, cancellations and steps in random order, then the end. drafts: 0 is no speculation."""
     draw = random.Random(seed)
@@ -176,7 +177,7 @@ def random_world(
         scheduler=scheduler,
         lag=lag,
         windows=windows,
-        drafting=DraftControl(drafts, 5, lag=lag, adaptive=False) if drafts else None,
+        drafting=control(drafts, 5, lag=lag, adaptive=False) if drafts else None,
         guess=guess,
     )
     for number in range(12):

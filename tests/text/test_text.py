@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.text.stream import TextStream, longest_beginning
+from gradus.text.stream import TextStream, longest_beginning, piece
 
 
 def one_byte(token: int) -> bytes:
@@ -37,6 +37,16 @@ def test_an_unfinished_character_at_the_end_becomes_one_replacement():
 
 def test_a_genuine_replacement_character_is_text_like_any_other():
     assert streamed("a\ufffdb".encode(), stop=["zz"])[1].text == "a\ufffdb"
+
+
+@given(st.lists(st.binary(max_size=5) | st.text("aé漢🙂", max_size=2).map(str.encode), max_size=20), st.integers(1, 7))
+def test_tokens_of_whole_characters_are_as_good_as_their_bytes(tokens, chunk):
+    """Between those that end inside a character, or are no characters at all."""
+    stream, text = TextStream(lambda token: piece(tokens[token])), ""
+    for at in range(0, len(tokens), chunk):
+        text += stream.push(range(len(tokens))[at : at + chunk])
+        assert stream.text == text
+    assert text + stream.finish() == stream.text == b"".join(tokens).decode("utf-8", errors="replace")
 
 
 @given(st.binary(max_size=60), st.integers(1, 7))

@@ -21,7 +21,7 @@ from gradus.attention.reference import attend_causal
 from gradus.attention.sparse import SparseDecodes
 from gradus.attention.storage import PagedStorage
 from gradus.cache import TableChange
-from gradus.device.transfer import upload
+from gradus.device.transfer import Staging, upload
 from gradus.models.config import ModelConfig
 
 
@@ -51,6 +51,9 @@ class PagedAttention:
         self.device = storage.keys.device
         longest = -(-config.context_length // storage.page_size)
         self.tables = torch.zeros(len(storage.groups), slots, longest, dtype=torch.int64, device=self.device)
+        # places and pages for the changes of a step of decodes: of each, seldom more than one per group
+        self._told = torch.zeros(2 * len(storage.groups) * slots, dtype=torch.int64, device=self.device)
+        self._staging = Staging(self._told.shape, torch.int64, self.device)
         sparse = SparseDecodes.supports(storage)
         self.decodes: Decodes = SparseDecodes(config, storage) if sparse else GatheredDecodes(config, storage)
 
@@ -93,8 +96,17 @@ class PagedAttention:
                 places += range(first, first + len(new))
                 pages += new
         if pages:
-            where, what = upload(places + pages, torch.int64, self.device).chunk(2)
-            self.tables.view(-1)[where] = what
+            where, what = self._upload(places + pages).chunk(2)
+            self.tables.view(-1).scatter_(0, where, what)
+
+    def _upload(self, numbers: list[int]) -> Tensor:
+        """Numbers on the device: int64 [len(numbers)], until the next call."""
+        if len(numbers) > len(self._told):  # prompts begin
+            return upload(numbers, torch.int64, self.device)
+        told = self._told[: len(numbers)]
+        self._staging.fill()[: len(numbers)] = numbers
+        self._staging.send(told)
+        return told
 
     def _place_new(self, batch: Batch) -> None:
         """The rows that this step's keys and values are stored in, one for each row of the batch."""

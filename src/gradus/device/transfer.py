@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+BUFFERS = 3  # copies out of a `Staging` that may be on their way at once; more wait
+
 Numbers = Sequence[int] | Sequence[float] | NDArray[Any]
 
 
@@ -45,17 +47,52 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Work on `device` within this context: kernels and graphs are launched on torch's current GPU."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return torch.cuda.device(_number(device)) if device.type == "cuda" else nullcontext()
+
+
+def _number(gpu: torch.device) -> int:
+    """Its number; a GPU without one is the current one. Asked for a device's, torch looks through all kinds of them."""
+    return torch.cuda.current_device() if gpu.index is None else gpu.index
 
 
 class Arrival:
     """A point in the device's work: `wait` returns when all that was given to it before has been done."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self.renew()
+
+    def renew(self) -> None:
+        """Make it the point that the work has come to by now."""
         if self._event is not None:
-            self._event.record(torch.cuda.current_stream(device))
+            self._event.record(torch.cuda.current_stream(_number(self._device)))
 
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()
+
+
+class Staging:
+    """Pinned buffers that take turns: the host fills one while others may still be on their way to the device.
+
+    shape, dtype: of each. Calls come in pairs: `fill`, then `send`.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._buffers = [torch.zeros(*shape, dtype=dtype, pin_memory=pinned) for _ in range(BUFFERS)]
+        self._numbers: list[NDArray[Any]] = [buffer.numpy() for buffer in self._buffers]
+        self._read = [Arrival(device) for _ in range(BUFFERS)]  # behind the last copy out of each
+        self._turn = 0
+
+    def fill(self) -> NDArray[Any]:
+        """The next buffer, to be written to. It holds what it held."""
+        self._turn = (self._turn + 1) % BUFFERS
+        self._read[self._turn].wait()  # for the device to have read what was sent from it, as it nearly always has
+        return self._numbers[self._turn]
+
+    def send(self, target: Tensor) -> None:
+        """Copy what was written to the device: the buffer's first numbers, as many rows as `target` has."""
+        target.copy_(self._buffers[self._turn][: len(target)], non_blocking=True)
+        self._read[self._turn].renew()

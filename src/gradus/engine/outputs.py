@@ -44,12 +44,28 @@ class Outputs(Ordered[Output]):
         return int(np.count_nonzero(np.delete(self.tokens, self.exceptional, axis=0) >= 0))
 
     def __iter__(self) -> Iterator[Output]:
-        rows, width = np.delete(np.arange(len(self.owners)), self.exceptional), self.tokens.shape[1]
-        for row, owner, sampled in zip(rows.tolist(), self.owners[rows], self.tokens[rows].tolist(), strict=True):
-            tokens = tuple([token for token in sampled if token >= 0])
-            packed = tuple(self.logprobs[row * width : row * width + len(tokens)])
-            yield Output(owner.request_id, owner.index, tokens, Logprobs(packed) if any(packed) else NO_LOGPROBS)
+        rows = self._plain_rows()
+        tokens = self._tokens_of(rows)
+        logprobs = self._logprobs_of(rows, tokens) if self.logprobs else [NO_LOGPROBS] * len(rows)
+        for owner, sampled, told in zip(self.owners[rows].tolist(), tokens, logprobs, strict=True):
+            yield Output(owner.request_id, owner.index, sampled, told)
         yield from self.others
+
+    def _plain_rows(self) -> Column:
+        rows = np.arange(len(self.owners))
+        return np.delete(rows, self.exceptional) if self.exceptional else rows
+
+    def _tokens_of(self, rows: Column) -> list[tuple[int, ...]]:
+        """What each of these has sampled: the numbers that are no tokens left out."""
+        tokens = self.tokens[rows]
+        if (tokens >= 0).all():  # as without drafts
+            return list(zip(*tokens.T.tolist(), strict=True))
+        return [tuple([token for token in sampled if token >= 0]) for sampled in tokens.tolist()]
+
+    def _logprobs_of(self, rows: Column, tokens: list[tuple[int, ...]]) -> list[Logprobs]:
+        firsts = (rows * self.tokens.shape[1]).tolist()
+        packed = [tuple(self.logprobs[at : at + len(each)]) for at, each in zip(firsts, tokens, strict=True)]
+        return [Logprobs(each) if any(each) else NO_LOGPROBS for each in packed]
 
     @overload
     def __getitem__(self, index: int) -> Output: ...

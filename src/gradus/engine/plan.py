@@ -65,8 +65,7 @@ class Decodes:
     rows beyond are padding. starts are then the least that the positions can be, and the tokens UNKNOWN.
 
     For commit alone; an unpacked plan has none of them:
-    owners: the sequences. departures: how many had left their slots before. last: whether a sequence is planned to its
-    end with this step. See `gradus.scheduling.columns`.
+    owners: the sequences. departures: how many had left their slots before. See `gradus.scheduling.columns`.
     """
 
     slots: Column = field(default_factory=lambda: np.empty(0, np.int64))
@@ -77,7 +76,6 @@ class Decodes:
     limits: Column | None = None
     owners: NDArray[np.object_] | None = None
     departures: int = 0
-    last: bool = False
 
     def __len__(self) -> int:
         return len(self.slots)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 
 from gradus.device.capability import capability
-from gradus.device.transfer import Arrival
+from gradus.device.transfer import Staging
 from gradus.engine.plan import Column
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 Numbers = Column | Sequence[int]
 Result = TypeVar("Result")
 
-BUFFERS = 3  # steps whose numbers may be on their way at once; more wait
 EARLY = 64  # rows of a step up to which it is tried whether launches should start while the ones before them drain
 REPLAYS, ROUNDS = 10, 4  # of each graph, to see which is faster
 
@@ -33,24 +32,16 @@ class Inputs:
     """
 
     def __init__(self, kinds: int, sequences: int, device: torch.device) -> None:
-        self.device = device
         self.values = torch.zeros(kinds, sequences, dtype=torch.int32, device=device)
-        pinned = device.type == "cuda"
-        self._buffers = [torch.zeros(kinds, sequences, dtype=torch.int32, pin_memory=pinned) for _ in range(BUFFERS)]
-        self._arrivals: list[Arrival | None] = [None] * BUFFERS
-        self._turn = 0
+        self._staging = Staging(self.values.shape, torch.int32, device)
 
     def send(self, size: int, *kinds: tuple[Numbers, int]) -> None:
         """Of each kind the numbers of a step's sequences, and what stands for padding behind them, up to `size`."""
-        turn, self._turn = self._turn, (self._turn + 1) % BUFFERS
-        if (arrival := self._arrivals[turn]) is not None:
-            arrival.wait()  # for the step that used this buffer to have read it, as it nearly always has
-        numbers = self._buffers[turn].numpy()
-        for row, (values, padding) in enumerate(kinds):
-            numbers[row, : len(values)] = values
-            numbers[row, len(values) : size] = padding
-        self.values.copy_(self._buffers[turn], non_blocking=True)
-        self._arrivals[turn] = Arrival(self.device)
+        numbers = self._staging.fill()
+        for row, (values, padding) in zip(numbers, kinds, strict=True):
+            row[: len(values)] = values
+            row[len(values) : size] = padding
+        self._staging.send(self.values)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Inputs are slots and limits; lengths, drafts and what stands are on the device f
 the next captured size, and a number of drafts that was not captured becomes the next smaller one.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -96,8 +97,8 @@ class DraftGraphs:
     def replay(self, decodes: Decodes, asked: bool) -> Verified:
         """Launch a step whose block tables are up to date. Its number of drafts may be smaller than the plan allows."""
         assert decodes.limits is not None
-        size = next(size for size in self.batches if size >= len(decodes))
-        drafts = max(each for each in range(decodes.drafts + 1) if (size, each, asked) in self.captured)
+        size = self.batches[bisect_left(self.batches, len(decodes))]
+        drafts = next(each for each in range(decodes.drafts, -1, -1) if (size, each, asked) in self.captured)
         self._send(decodes.slots, decodes.limits, size)
         return self.captured[size, drafts, asked].replay()
 

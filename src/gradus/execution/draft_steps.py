@@ -28,7 +28,7 @@ from gradus.kernels.keep_hidden import keep_hidden
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
-from gradus.sampling.sampler import DrawnLogprobs, Rows
+from gradus.sampling.sampler import DrawnLogprobs
 from gradus.speculative.drafter import Drafter
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates
@@ -143,7 +143,8 @@ class DraftRunner:
         step.drafter.catch_up(step.history, decodes)
         asked = step.sampler.asked(decodes.slots)
         verified = self.verify(decodes, asked)
-        return self.result(plan, verified.tokens.numel(), verified, self.reports(decodes.slots, asked), None)
+        reports = self.reports(decodes.slots) if asked else None
+        return self.result(plan, verified.tokens.numel(), verified, reports, None)
 
     def _update_pages(self, decodes: Decodes) -> None:
         attention = self.step.attention
@@ -164,10 +165,9 @@ class DraftRunner:
         slots, limits = upload_parts(parts, torch.int32, self.device)
         return slots, limits
 
-    def reports(self, slots: Column, asked: bool) -> Column:
+    def reports(self, slots: Column) -> Column:
         """How many likeliest tokens each slot has reported; -1: nothing."""
-        counts = self.step.sampler.table.reporting[slots]
-        return counts if asked else np.full_like(counts, -1)
+        return self.step.sampler.table.reporting[slots]
 
     def _run_prompts(self, plan: Plan) -> "DraftResult":
         """A step with prompts: a row for each decode, then theirs."""
@@ -189,7 +189,8 @@ class DraftRunner:
             positions = torch.cat([rows.positions, positions])
             picked = torch.cat([torch.arange(count, device=self.device), picked + count])
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
-        asked = step.sampler.asked(np.concatenate([decodes.slots, wanted.slots]))
+        owners = np.concatenate([decodes.slots, wanted.slots])
+        asked = step.sampler.asked(owners)
         hidden = step.model(token_ids, positions, step.attention)[picked]
         draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
         history.record(slots[count:].long(), ends[count:].long(), draw.tokens[count:])
@@ -200,30 +201,29 @@ class DraftRunner:
             decoded = SlotDraw(draw.tokens[:count], None if draw.pairs is None else draw.pairs[:count])
             verified = step.keep(mine, rows, decoded, hidden[:count])
         told = None if draw.pairs is None else draw.pairs[count:]
-        reports = self.reports(np.concatenate([decodes.slots, wanted.slots]), asked)
-        return self.result(plan, len(token_ids), verified, reports, (wanted, draw.tokens[count:], told))
+        reports = self.reports(owners) if asked else None
+        return self.result(plan, len(token_ids), verified, reports, (draw.tokens[count:], told))
 
     def result(
         self,
         plan: Plan,
         rows: int,
         verified: Verified | None,
-        reports: Column,
-        prompts: tuple[Rows, Tensor, Tensor | None] | None,
+        reports: Column | None,
+        prompts: tuple[Tensor, Tensor | None] | None,
     ) -> "DraftResult":
-        """prompts: what their rows are, drew, and report. reports: of each decode, then of each prompt's row."""
+        """prompts: what their rows drew, and report. reports: of each decode, then of each prompt's row; None where
+        none was asked for more than a temperature."""
         count = len(plan.decodes)
-        tokens = [] if verified is None else [verified.tokens[:count]]
-        width = tokens[0].shape[1] if tokens else 1
-        pairs = [] if verified is None or verified.pairs is None else [verified.pairs[: count * width]]
-        if prompts is not None:
-            tokens.append(prompts[1])
-            pairs += [] if prompts[2] is None else [prompts[2]]
+        width = 1 if verified is None else verified.tokens.shape[1]
+        parts = [] if verified is None else [(verified.tokens.flatten()[: count * width], verified.pairs)]
+        parts += [] if prompts is None else [prompts]
         # of decodes alone it is what the step left, and a launch fewer
-        drawn = tokens[0].flatten() if len(tokens) == 1 else torch.cat([each.flatten() for each in tokens])
+        drawn = parts[0][0] if len(parts) == 1 else torch.cat([tokens for tokens, _ in parts])
         logprobs = None
-        if pairs and (reports >= 0).any():
+        if reports is not None and (reports >= 0).any():
             counts = np.concatenate([np.repeat(reports[:count], width), reports[count:]])
+            pairs = [told[: len(tokens)] for tokens, told in parts if told is not None]
             logprobs = DrawnLogprobs(torch.cat(pairs), counts)
         return DraftResult(self, plan, rows, drawn, width, logprobs)
 

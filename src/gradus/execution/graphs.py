@@ -13,6 +13,7 @@ Batches are padded to the next captured size with rows that belong to no sequenc
 length 0.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -159,7 +160,7 @@ class DecodeGraphs:
         return 0 < len(decodes) <= self.padding and (self._size(len(decodes)), False) in self.captured
 
     def _size(self, count: int) -> int:
-        return next(size for size in self.sizes if size >= count)
+        return self.sizes[bisect_left(self.sizes, count)]
 
     def replay(self, decodes: Decodes, wiped: Sequence[int]) -> SlotDraw:
         """Launch a step. wiped: pages to fill with zeros first."""

@@ -60,8 +60,11 @@ class KernelSampler(Sampler):
 
     def told(self, draw: SlotDraw, slots: Column) -> Drawn:
         """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""
-        tokens, counts = draw.tokens[: len(slots)], self.table.reporting[slots]
-        if draw.pairs is None or (counts < 0).all():
+        tokens = draw.tokens[: len(slots)]
+        if draw.pairs is None:
+            return Drawn(tokens)
+        counts = self.table.reporting[slots]
+        if (counts < 0).all():
             return Drawn(tokens)
         return Drawn(tokens, DrawnLogprobs(draw.pairs[: len(slots)], counts))
 

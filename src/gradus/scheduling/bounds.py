@@ -8,97 +8,116 @@ positions each slot may store, beyond which its rows are padding. So a sequence 
 and one that has reached its end while a plan was made runs a step in vain.
 
 At commit the bounds close on what was accepted: that is all that it takes to undo rejected drafts, for what they stored
-lies beyond the known length and is written again by the next step. No torch here.
+lies beyond the known length and is written again by the next step.
+
+The lower bound needs no writing in most steps: it is where the sequence stands at a token per step, as in `Columns`.
+Drafts that were accepted move a sequence on, once, when their step is committed. The upper bound differs only while
+drafts are under way. So where drafts do not pay, a step costs little more than without speculation. No torch here.
 """
 
 from collections import deque
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gradus.engine.plan import UNKNOWN, Column, Decodes
+from gradus.engine.plan import REJECTED, UNKNOWN, Column, Decodes
 from gradus.engine.sequence import Sequence
-from gradus.scheduling.columns import NEVER, NO_STEP, RECENT, Cohort, Columns
-
-
-class UnderWay(NamedTuple):
-    """A step that is planned and not committed. rows: of each of its slots; limits, departures: as in `Decodes`."""
-
-    slots: Column
-    rows: int
-    limits: Column
-    departures: int
+from gradus.scheduling.columns import NEVER, NO_STEP, RECENT, Columns
 
 
 class BoundedColumns(Columns):
     """As `Columns`, for up to `drafts` drafts per step.
 
-    By slot:
-    known: tokens that it has once every committed step is taken in, and its prompt's step too, under way or not.
-    least, most: the bounds of that number once every planned step has run; both may be beyond its end.
-    end: the number at which it ends. pages: the positions that it has pages for.
-    fill: how many of its tokens its list does not have yet; tokens: [slots, RECENT + drafts + 1], these.
+    By slot, beside what `Columns` has (offset and last change when drafts were accepted):
+    end: the number of tokens at which it ends. pages: the positions that it has pages for. Kept while drafts are under
+    way; after that the number may be out of date, and only tells whether drafts left it more pages than it needs.
+    more: how many tokens it may have, beyond a token per step, once every planned step has run. Kept only while drafts
+    are under way.
+    said: [lines, slots], a line for each token that a step could bring; REJECTED where it did not. unread: the first
+    line with tokens that its sequence's list does not have.
     """
 
     def __init__(self, slots: int, page_size: int, drafts: int) -> None:
         super().__init__(slots, page_size)
-        self._known, self._least, self._most, self._end, self._pages, self._fill = np.zeros((6, slots), np.int64)
-        self._tokens = np.zeros((slots, RECENT + drafts + 1), np.int64)
-        self._under_way: deque[UnderWay] = deque()
+        self._end, self._pages, self._more = np.zeros((3, slots), np.int64)
+        self._said = np.full((RECENT * (1 + drafts), slots), REJECTED)
+        self._lines = 0  # of it that are written
+        self._under_way: deque[Decodes] = deque()  # steps that are planned and not committed
+        self._drafting = 0  # how many of these verify drafts
+        self._moved = False  # whether drafts were accepted since turns were laid out
+        self._settled = 0  # from this step on, none has more pages than it needs
 
     # -- a sequence comes and goes -------------------------------------------------------------------------------------
 
     def join(self, sequence: Sequence) -> None:
         """It decodes from the next step on; a step that is planned samples the token after those it has."""
         slot, stored = sequence.slot, len(sequence.tokens)
-        self._known[slot] = self._least[slot] = self._most[slot] = stored + 1
+        super().join(sequence)
         self._end[slot], self._pages[slot] = sequence.longest, -(-stored // self.page_size) * self.page_size
-        self._last[slot], self._fill[slot] = NEVER, 0
-        self._enter(sequence)
-
-    def leave(self, sequence: Sequence) -> None:
-        self._depart(sequence)
+        self._more[slot], self._unread[slot] = 0, self._lines
 
     def begin(self, sequence: Sequence, token: int) -> None:
         self.told(sequence)
 
     def take(self, slot: int) -> list[int]:
-        count, self._fill[slot] = self._fill[slot], 0
-        return self._tokens[slot, :count].tolist() if count else []
+        first, self._unread[slot] = self._unread[slot], self._lines
+        if first == self._lines:
+            return []
+        said = self._said[first : self._lines, slot]
+        return said[said >= 0].tolist()
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
-    def going(self) -> Cohort:
-        """Those that may have a token to run. Its offsets are their positions at least."""
-        if self._cohort is None:  # a sequence has come or gone, or a bound has moved
-            slots = ((self._last > NO_STEP) & (self._least < self._end)).nonzero()[0]
-            positions = self._least[slots] - 1
-            self._cohort = Cohort(slots, self.owners[slots], positions)
-        return self._cohort
-
     def at_page_end(self) -> list[Sequence]:
         """Those going that do not have pages for all the positions that their next token may have."""
-        going = self.going()
-        return going.owners[self._pages[going.slots] < self._reach(going.slots, 0)].tolist()
+        if self._drafting:
+            going = self.going()
+            return going.owners[self._pages[going.slots] < self._reach(going.slots, 0)].tolist()
+        if self._moved:
+            self._lay_out_turns()
+        turn = super().at_page_end()
+        if self.planned + 1 >= self._settled:
+            return turn
+        return [sequence for sequence in turn if self.room(sequence) <= self.stored_ahead(sequence)]
+
+    def _lay_out_turns(self) -> None:
+        """By where the sequences are, now that no draft is under way."""
+        self._moved, self._turns = False, [{} for _ in range(self.page_size)]
+        for sequence in self.members():
+            slot = sequence.slot
+            turn = self._turns[-int(self._offset[slot]) % self.page_size]
+            turn[slot] = int(self._last[slot]), sequence
+        there = self._last > NO_STEP
+        self._settled = int((self._pages - self._offset)[there].max(initial=0))
 
     def needed(self, sequence: Sequence) -> tuple[int, int]:
         return self._whole_pages(sequence, 0)
 
     def wanted(self, drafts: int) -> list[tuple[Sequence, tuple[int, int]]]:
         """Those going that need pages for drafts, and as `needed` what for."""
+        self._count_pages()
         going = self.going()
         short = going.owners[self._pages[going.slots] < self._reach(going.slots, drafts)]
         return [(sequence, self._whole_pages(sequence, drafts)) for sequence in short.tolist()]
 
+    def _count_pages(self) -> None:
+        """Bring `pages` up to date after steps without drafts: each sequence has those for its next token."""
+        if not self._drafting:
+            stored = np.minimum(self.planned + 2 + self._offset, self._end - 1)
+            self._pages = np.maximum(self._pages, -(-stored // self.page_size) * self.page_size)
+
     def _reach(self, slots: Column, drafts: int) -> Column:
         """How many positions the next step may store: a sequence's last token is not stored."""
-        return np.minimum(self._most[slots] + drafts, self._end[slots] - 1)
+        most = self.planned + 2 + self._offset[slots] + drafts
+        if self._drafting:
+            most += self._more[slots]
+        return np.minimum(most, self._end[slots] - 1)
 
     def _whole_pages(self, sequence: Sequence, drafts: int) -> tuple[int, int]:
         slot = sequence.slot
-        reach = int(min(self._most[slot] + drafts, self._end[slot] - 1))
-        return -(-reach // self.page_size) * self.page_size, int(self._least[slot]) - 1
+        first = self.planned + 1 + int(self._offset[slot])
+        most = first + 1 + drafts + (int(self._more[slot]) if self._drafting else 0)
+        reach = min(most, sequence.longest - 1)
+        return -(-reach // self.page_size) * self.page_size, first
 
     def entered(self, sequence: Sequence, end: int) -> None:
         """It has pages for that many positions now."""
@@ -106,37 +125,52 @@ class BoundedColumns(Columns):
 
     def need_one_each(self, sequences: list[Sequence]) -> bool:
         """Whether a page more is enough for the next token of each of these, which do not have enough."""
+        if not self._drafting:
+            return True
         slots = np.array([sequence.slot for sequence in sequences])
         return bool((self._reach(slots, 0) <= self._pages[slots] + self.page_size).all())
 
     def entered_next(self, sequences: list[Sequence]) -> None:
-        self._pages[[sequence.slot for sequence in sequences]] += self.page_size
+        if self._drafting:
+            self._pages[[sequence.slot for sequence in sequences]] += self.page_size
 
     def advance(self, *, known: bool, drafts: int = 0) -> Decodes:
         """A token and up to so many drafts for each that may have one to run: always of tokens that the device has."""
-        slots, owners, starts = self.going()
-        if not len(slots):
-            return Decodes()
-        self.planned += 1
-        limits = np.minimum(self._pages[slots], self._end[slots] - 1)
-        self._under_way.append(UnderWay(slots, 1 + drafts, limits, self.departures))
-        self._least[slots] += 1
-        self._raise_most(self._under_way[-1])
-        self._cohort = None
-        unknown = np.full(len(slots), UNKNOWN)
-        return Decodes(slots, starts, unknown, drafts=drafts, limits=limits, owners=owners, departures=self.departures)
+        step = super().advance(known=False)
+        if not len(step):
+            return step
+        step.drafts, slots = drafts, step.slots
+        self._under_way.append(step)
+        if not (drafts or self._drafting):
+            step.limits = step.starts + 1
+            return step
+        step.limits = np.minimum(self._pages[slots], self._end[slots] - 1)  # `wanted` has counted pages
+        if not self._drafting:
+            self._more[:] = 0
+        self._drafting += drafts > 0
+        self._raise_bounds(step, self.planned)
+        return step
 
-    def _raise_most(self, step: UnderWay) -> None:
-        """A step's last row is before its limit, so it cannot bring more than one token beyond that."""
-        self._most[step.slots] = np.minimum(self._most[step.slots] + step.rows, step.limits + 1)
+    def _raise_bounds(self, step: Decodes, number: int) -> None:
+        """Count in what a step's drafts may bring. Its last row is before its limit, so that is no more than one token
+        beyond."""
+        slots, limits = step.slots, step.limits
+        assert limits is not None
+        if step.departures != self.departures:  # a slot may have another owner since
+            mine = self._left[slots] <= step.departures
+            slots, limits = slots[mine], limits[mine]
+        beyond = limits - 1 - (number + self._offset[slots])
+        self._more[slots] = np.minimum(self._more[slots] + step.drafts, beyond)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def exceptions(self, decodes: Decodes, tokens: Column) -> list[int]:
         """The rows of the step that is done that need a decision. tokens: [B, width], as in `Sampled`."""
-        slots, there = decodes.slots, tokens >= 0
+        if tokens.shape[1] == 1:
+            return super().exceptions(decodes, tokens)
+        slots, brought = decodes.slots, (tokens >= 0).sum(axis=1)
         found = tokens[:, 0] == UNKNOWN  # no finite logit
-        found |= self._known[slots] + there.sum(axis=1) >= self._end[slots]
+        found |= self._last[slots] <= self.recorded + brought
         for stops in self._stops:
             found |= (tokens == stops[slots][:, None]).any(axis=1)
         if decodes.departures != self.departures:
@@ -151,53 +185,77 @@ class BoundedColumns(Columns):
         if decodes.departures != self.departures:
             stay = self._left[slots] <= decodes.departures
             slots, tokens = slots[stay], tokens[stay]
-        there = tokens >= 0
-        for column, rows in zip(tokens.T, there.T, strict=True):  # those that stand come first
-            some = slots[rows]
-            self._tokens[some, self._fill[some]] = column[rows]
-            self._fill[some] += 1
-        self._known[slots] += there.sum(axis=1)
-        self._close_bounds()
-        for owner in self.owners[self._fill >= RECENT].tolist():
-            owner.tokens  # noqa: B018  # makes room
+        self._keep(slots, tokens)
+        if decodes.drafts:
+            self._drafting -= 1
+            self._move_on(slots, (tokens >= 0).sum(axis=1) - 1)
+            if self._drafting:
+                self._close_bounds()
 
     def _close_bounds(self) -> None:
-        self._cohort = None
-        self._least[:] = self._most[:] = self._known
-        for step in self._under_way:
-            if step.departures != self.departures:  # a slot may have another owner since
-                mine = self._left[step.slots] <= step.departures
-                step = UnderWay(step.slots[mine], step.rows, step.limits[mine], step.departures)
-            self._least[step.slots] += 1
-            self._raise_most(step)
+        """On what was accepted: what is left is what the drafts of steps under way may bring."""
+        self._more[:] = 0
+        for number, step in enumerate(self._under_way, self.recorded + 1):
+            self._raise_bounds(step, number)
 
-    # -- the prefix index ----------------------------------------------------------------------------------------------
+    def _keep(self, slots: Column, tokens: Column) -> None:
+        """A line per column, until the sequences' lists take them over."""
+        if self._lines + tokens.shape[1] > len(self._said):
+            for owner in self.members():
+                owner.tokens  # noqa: B018  # makes room
+            self._lines, self._unread = 0, [0] * len(self._unread)
+        for column in tokens.T:
+            line = self._said[self._lines]
+            line.fill(REJECTED)
+            line[slots] = column
+            self._lines += 1
 
-    def _filled(self, page: int) -> NDArray[np.bool_]:
-        return self._known - 1 >= (page + 1) * self.page_size
+    def _move_on(self, slots: Column, accepted: Column) -> None:
+        """Each is so many tokens further than at a token per step, and as many steps nearer to its end."""
+        self._offset[slots] += accepted
+        self._last[slots] -= accepted
+        self._first_end = min(self._first_end, int(self._last[slots].min(initial=NEVER)))
+        self._cohort, self._moved = None, True
 
     # -- what there is, and the invariants -----------------------------------------------------------------------------
 
     def stored_ahead(self, sequence: Sequence) -> int:
         """How many of its positions may be stored once every step planned so far has run."""
-        return int(min(self._most[sequence.slot], self._end[sequence.slot]) - 1)
+        ahead = int(self._offset[sequence.slot]) + self.planned + 1
+        if self._drafting:
+            ahead += int(self._more[sequence.slot])
+        return min(ahead, sequence.longest - 1)
 
     def room(self, sequence: Sequence) -> int:
-        return int(self._pages[sequence.slot])
+        return max(super().room(sequence), int(self._pages[sequence.slot]))
 
     def check(self, under_way: int) -> None:
         """Rows belong to their owners, and bounds hold what is known."""
         there = [slot for slot, owner in enumerate(self.owners) if owner is not None]
         assert (self._last > NO_STEP).nonzero()[0].tolist() == there, "a slot has an owner or a last step, not both"
         assert self.count == len(there), "the columns lost count"
+        going = (self._last > self.planned).nonzero()[0]
+        assert self.going().slots.tolist() == going.tolist(), "others decode together than are known to"
+        assert self._first_end <= self._last[there].min(initial=NEVER), "the columns lost an end"
         assert self.planned - self.recorded == len(self._under_way) <= under_way, "a step is lost"
+        assert self._drafting == sum(step.drafts > 0 for step in self._under_way), "the columns lost drafts"
+        turns = {slot: turn for turn, those in enumerate(self._turns) for slot in those}
+        expected = {slot: -self._offset[slot] % self.page_size for slot in there}
+        assert self._moved or turns == expected, "it enters its pages at another step"
         for slot in there:
             sequence: Sequence = self.owners[slot]
             assert sequence.slot == slot and self.holds(sequence), "a row belongs to a sequence that runs elsewhere"
-            known, begun = len(sequence.tokens), self._indexed[slot] < NEVER
-            assert self._known[slot] == known + (not begun), "the known length is another"
+            begun, end = self._indexed[slot] < NEVER, sequence.longest
+            known = len(sequence.tokens) + (not begun)
             mine = [step for step in self._under_way if slot in step.slots and self._left[slot] <= step.departures]
-            assert self._least[slot] == self._known[slot] + len(mine), "it decodes in every plan"
-            assert min(self._least[slot], self._end[slot]) <= self._most[slot], "bounds cross"
-            assert self.stored_ahead(sequence) <= self._pages[slot], "it may store what it has no page for"
+            least = self.planned + 2 + self._offset[slot]
+            assert min(least, end) == min(known + len(mine), end), "it decodes in every plan"
+            assert self._last[slot] == end - 2 - self._offset[slot], "it ends at another step"
+            most = known + sum(1 + step.drafts for step in mine)
+            assert min(least, end) - 1 <= self.stored_ahead(sequence) <= min(most, end) - 1, "bounds cross"
+            room = self._pages[slot] if self._drafting else self.room(sequence)
+            assert self.stored_ahead(sequence) <= room, "it may store what it has no page for"
+            due = -(-self.stored_ahead(sequence) // self.page_size) * self.page_size
+            known = self._drafting or self._moved or self.planned + 1 < self._settled
+            assert known or room == due, "it has more pages than it is known for"
             assert begun or not mine or under_way > len(mine), "its prompt's step is lost"

@@ -10,7 +10,6 @@ comes and when it goes, and never in between: where it stands follows from its r
 """
 
 import sys
-from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +50,7 @@ class Columns:
 
     What few sequences do in a step is found without looking at all of them:
     turns: by s % page_size, those whose pages are full before each such step s: slot → (last step, sequence).
-    ends: last step → how many have it. all_told: so many pages of each, at least, the prefix index has been told of.
+    first_end: no last step is before it. all_told: so many pages of each, at least, the prefix index has been told of.
     """
 
     def __init__(self, slots: int, page_size: int) -> None:
@@ -65,7 +64,7 @@ class Columns:
         self._stops = np.full((0, slots), NO_TOKEN)
         self._recent = np.zeros((RECENT, slots), np.int64)
         self._turns: list[dict[int, tuple[int, Sequence]]] = [{} for _ in range(page_size)]
-        self._ends: Counter[int] = Counter()
+        self._first_end = NEVER
         self._all_told = NEVER
 
     # -- a sequence comes and goes -------------------------------------------------------------------------------------
@@ -77,7 +76,6 @@ class Columns:
         last = sequence.longest - 2 - offset  # the token after the one it runs is its last
         self._offset[slot], self._last[slot], self._unread[slot] = offset, last, first
         self._turns[-offset % self.page_size][slot] = last, sequence
-        self._ends[last] += 1
         self._enter(sequence)
 
     def _enter(self, sequence: Sequence) -> None:
@@ -98,10 +96,7 @@ class Columns:
 
     def leave(self, sequence: Sequence) -> None:
         """It no longer decodes; its list has all its tokens."""
-        last, _ = self._turns[-int(self._offset[sequence.slot]) % self.page_size].pop(sequence.slot)
-        self._ends[last] -= 1
-        if not self._ends[last]:
-            del self._ends[last]
+        self._turns[-int(self._offset[sequence.slot]) % self.page_size].pop(sequence.slot, None)
         self._depart(sequence)
 
     def _depart(self, sequence: Sequence) -> None:
@@ -136,6 +131,7 @@ class Columns:
         if self._cohort is None:
             slots = (self._last > self.planned).nonzero()[0]
             self._cohort = Cohort(slots, self.owners[slots], self._offset[slots])
+            self._first_end = int(self._last[self._last > NO_STEP].min(initial=NEVER))
         return self._cohort
 
     def at_page_end(self) -> list[Sequence]:
@@ -161,10 +157,9 @@ class Columns:
             return Decodes()
         self.planned += 1
         tokens = self._recent[self.recorded % RECENT][slots] if known else np.full(len(slots), UNKNOWN)
-        last = self.planned in self._ends
-        if last:
+        if self.planned >= self._first_end:
             self._cohort = None
-        return Decodes(slots, offsets + self.planned, tokens, owners=owners, departures=self.departures, last=last)
+        return Decodes(slots, offsets + self.planned, tokens, owners=owners, departures=self.departures)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -175,8 +170,8 @@ class Columns:
         """
         tokens, slots = tokens[:, 0], decodes.slots
         found = tokens < 0
-        if decodes.last:
-            found |= self._last[slots] == self.recorded + 1
+        if self._first_end <= self.recorded + 1:
+            found |= self._last[slots] <= self.recorded + 1
         for stops in self._stops:
             found |= stops[slots] == tokens
         if decodes.departures != self.departures:
@@ -239,7 +234,7 @@ class Columns:
         turns = [-self._offset[slot] % self.page_size for slot in there]
         found = sorted((slot, turn) for turn, those in enumerate(self._turns) for slot in those)
         assert found == list(zip(there, turns, strict=True)), "it enters its pages at another step"
-        assert self._ends == Counter(self._last[there].tolist()), "the columns lost an end"
+        assert self._first_end <= self._last[there].min(initial=NEVER), "the columns lost an end"
         assert self._all_told <= self._indexed.min(), "the index was told of less"
         assert 0 <= self.planned - self.recorded <= under_way, "a step is lost"
         for slot in there:

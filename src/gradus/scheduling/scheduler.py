@@ -27,7 +27,7 @@ from gradus.cache.paged import PagedCache
 from gradus.cache.usage import CacheUsage, Snapshot
 from gradus.config.options import Policy
 from gradus.engine.outputs import Outputs
-from gradus.engine.plan import Decodes, Plan, Result, Sampled, Span, admit
+from gradus.engine.plan import Column, Decodes, Plan, Result, Sampled, Span, admit
 from gradus.engine.sequence import Output, Sequence, SpanResult
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import RequestError
@@ -396,16 +396,16 @@ class Scheduler:
         assert decodes.owners is not None
         exceptional = self.columns.exceptions(decodes, tokens)
         if self.drafting is not None:
-            self._learn(plan, sampled, exceptional)
+            self._learn(plan, sampled, tokens, exceptional)
         outputs = Outputs(decodes.owners, tokens, exceptional, sampled.logprobs)
         for row in exceptional:
             outputs.others += self.commit_exception(decodes.owners[row], sampled.decode(row))
         self.columns.record(decodes, tokens)
         return outputs
 
-    def _learn(self, plan: Plan, sampled: Sampled, ended: list[int]) -> None:
+    def _learn(self, plan: Plan, sampled: Sampled, tokens: Column, ended: list[int]) -> None:
         assert self.drafting is not None
-        self.drafting.learn(plan.decodes, sampled.decoded, ended)
+        self.drafting.learn(plan.decodes, tokens, ended)
         if sampled.seconds and not plan.spans:
             self.drafting.took(len(plan.decodes), sampled.width - 1, sampled.seconds)
 

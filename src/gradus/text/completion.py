@@ -32,7 +32,7 @@ class Completion:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes longer to make, and a busy server makes hundreds per step
 class Delta:
     """What is new of one sample since its last delta. `text` is whole characters; it may lag behind `token_ids`."""
 

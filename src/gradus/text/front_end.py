@@ -16,6 +16,7 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams, Scheduli
 from gradus.engine.sequence import Output
 from gradus.errors import RequestError
 from gradus.text.completion import Delta
+from gradus.text.stream import piece
 from gradus.text.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ Prompt = str | Sequence[int]
 EndSample = Callable[[str, int, str], Iterable[Output]]
 """Called with (request id, sample's index, reason) to have the core end a sample. Returns its last output if that is
 known at once; where the core is elsewhere nothing, and the last output comes with later ones."""
+
+NO_SAMPLES: dict[int, Transcript] = {}
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ class FrontEnd:
         self.limits = limits
         self.model = model
         # what a token adds to a text never changes, and working it out costs as much as all else that is done with it
-        self._token_bytes = functools.cache(tokenizer.token_bytes) if tokenizer else None
+        self._token_bytes = functools.cache(lambda token: piece(tokenizer.token_bytes(token))) if tokenizer else None
         self._end_sample = end_sample
         self._transcripts: dict[str, dict[int, Transcript]] = {}  # request id → its samples that have not ended
         self._numbers = itertools.count()
@@ -97,31 +100,33 @@ class FrontEnd:
         """What these outputs add to the transcripts, a sample's deltas in their order."""
         deltas = []
         for output in outputs:
-            if output.index in self._transcripts.get(output.request_id, ()):
-                deltas.append(self._read(output))
+            transcript = self._transcripts.get(output.request_id, NO_SAMPLES).get(output.index)
+            if transcript is not None:
+                deltas.append(self._read(transcript, output))
         return deltas
 
-    def _read(self, output: Output) -> Delta:
+    def _read(self, transcript: Transcript, output: Output) -> Delta:
         """One step's tokens as text. A stop string, or a fault in decoding, ends the sample."""
-        samples = self._transcripts[output.request_id]
-        transcript = samples[output.index]
-        delta = transcript.skip(output) if transcript.ending else self._add(transcript, output)
+        if transcript.ending:
+            delta = transcript.skip(output)
+        else:
+            try:
+                delta = transcript.add(output)
+            except Exception as error:
+                log.exception("request %s: decoding failed", output.request_id)
+                delta = transcript.fail(output, f"decoding failed: {type(error).__name__}")
+            if transcript.ending and delta.completion is None:
+                for last in self._end_sample(output.request_id, output.index, transcript.ending):
+                    delta = transcript.close(delta, last)
         if delta.completion is not None:
-            del samples[output.index]
-            if not samples:
-                del self._transcripts[output.request_id]
+            self._forget(output)
         return delta
 
-    def _add(self, transcript: Transcript, output: Output) -> Delta:
-        try:
-            delta = transcript.add(output)
-        except Exception as error:
-            log.exception("request %s: decoding failed", output.request_id)
-            delta = transcript.fail(output, f"decoding failed: {type(error).__name__}")
-        if transcript.ending and delta.completion is None:
-            for last in self._end_sample(output.request_id, output.index, transcript.ending):
-                delta = transcript.close(delta, last)
-        return delta
+    def _forget(self, output: Output) -> None:
+        samples = self._transcripts[output.request_id]
+        del samples[output.index]
+        if not samples:
+            del self._transcripts[output.request_id]
 
     def _need_tokenizer(self, param: str) -> "Tokenizer":
         if self.tokenizer is None:

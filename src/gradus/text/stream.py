@@ -7,49 +7,79 @@ and whole answers go through this one path, so they cannot differ.
 import codecs
 from collections.abc import Callable, Iterable, Sequence
 
+Piece = str | bytes
+"""What a token adds to a text: characters, or bytes that are not whole characters by themselves."""
+
+
+def piece(added: bytes) -> Piece:
+    """As characters, if it is whole ones."""
+    try:
+        return added.decode()
+    except UnicodeDecodeError:
+        return added
+
 
 class TextStream:
     """The text of one sequence, decoded token by token.
 
-    token_bytes: what a token adds to the text, as bytes (b"" for a control token). A character may span tokens; bytes
-    that can never become one turn into U+FFFD.
+    token_bytes: what a token adds to the text (nothing for a control token), as bytes, or quicker as `piece` has them.
+    A character may span tokens; bytes that can never become one turn into U+FFFD.
     stop: the first of these strings to be complete ends the text just before it; looked for in what follows the
     first `min_tokens` tokens.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
-        self.text = ""
+    def __init__(self, token_bytes: Callable[[int], Piece], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stop_reason: str | None = None
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._undecoded = False  # whether the decoder has bytes of a character that is not complete
         self._stop = tuple(stop)
         self._unchecked = min_tokens
         self._held = ""  # decoded, but possibly the beginning of a stop string
+        self._said: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All that is certain so far."""
+        return "".join(self._said)
 
     def push(self, tokens: Iterable[int]) -> str:
         """Take new tokens; return the text that is now certain. It ends at a stop string: see `stop_reason`."""
-        return self._emit("".join(self._take(token) for token in tokens if self.stop_reason is None))
+        new = ""
+        for token in tokens:
+            text = self._token_bytes(token)
+            if self._undecoded or isinstance(text, bytes):  # seldom: else the decoder would leave it as it is
+                text = self._decode(text)
+            if self._stop:
+                text = self._take(text)
+            new += text
+            if self.stop_reason is not None:
+                break
+        self._said.append(new)
+        return new
 
     def finish(self) -> str:
         """The sequence ended: return what was held back. Bytes of an unfinished character become U+FFFD."""
         if self.stop_reason is not None:
             return ""
-        tail = self._take_text(self._decoder.decode(b"", final=True))
+        tail = self._until_stop(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
-        return self._emit(tail + held)
+        self._said.append(tail + held)
+        return tail + held
 
-    def _emit(self, text: str) -> str:
-        self.text += text
-        return text
+    def _decode(self, text: Piece) -> str:
+        decoded = self._decoder.decode(text.encode() if isinstance(text, str) else text)
+        self._undecoded = self._decoder.getstate()[0] != b""
+        return decoded
 
-    def _take(self, token: int) -> str:
-        text = self._decoder.decode(self._token_bytes(token))
+    def _take(self, text: str) -> str:
+        """Of what a token adds, the characters that are certain."""
         if self._unchecked > 0:
             self._unchecked -= 1
             return text
-        return self._take_text(text)
+        return self._until_stop(text)
 
-    def _take_text(self, text: str) -> str:
+    def _until_stop(self, text: str) -> str:
         if not self._stop:
             return text
         text = self._held + text

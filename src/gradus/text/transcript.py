@@ -4,22 +4,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from gradus.engine.logprobs import NO_LOGPROBS, TokenLogprob
+from gradus.engine.logprobs import NO_LOGPROBS, Logprobs, TokenLogprob
 from gradus.engine.request import Request
 from gradus.engine.sequence import Output
 from gradus.text.completion import Completion, Delta
-from gradus.text.stream import TextStream
+from gradus.text.stream import Piece, TextStream
 
 
 class Transcript:
-    """Sample `index` of `request`. token_bytes: None where there is no tokenizer; the text then stays empty.
+    """Sample `index` of `request`. token_bytes: as in TextStream; None where there is no tokenizer: no text.
 
     ending: why the text ended before the engine said so: "stop" (a stop string) or "error" (it could not be decoded).
     What the engine has computed beyond that point is dropped; its last output still brings the timings.
     """
 
     def __init__(
-        self, request: Request, prompt_index: int, index: int, token_bytes: Callable[[int], bytes] | None
+        self, request: Request, prompt_index: int, index: int, token_bytes: Callable[[int], Piece] | None
     ) -> None:
         self.request = request
         self.prompt_index = prompt_index
@@ -32,33 +32,36 @@ class Transcript:
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
-        self._tokens += output.tokens
-        self._logprobs += output.logprobs  # made now, while the next step is under way
-        # a token that stops is reported, but is not part of the text
-        text = self._text.push(output.tokens[:-1] if isinstance(output.stop_reason, int) else output.tokens)
-        if output.finish_reason is not None:
-            text += self._text.finish()
+        tokens = output.tokens
+        self._tokens += tokens
+        if output.logprobs is not NO_LOGPROBS:
+            self._logprobs += output.logprobs  # made now, while the next step is under way
+        text = self._text.push(tokens) if output.finish_reason is None else self._last(output)
         if self._text.stop_reason is not None:
             self.ending = "stop"
-        return self._delta(output, text)
+        return self._delta(output, tokens, output.logprobs, text)
+
+    def _last(self, output: Output) -> str:
+        """The text of a sequence that ends. A token that stops is reported, but is not part of the text."""
+        stops = isinstance(output.stop_reason, int)
+        return self._text.push(output.tokens[:-1] if stops else output.tokens) + self._text.finish()
 
     def fail(self, output: Output, error: str) -> Delta:
         """The delta of an output that could not be turned into text: nothing that follows it is."""
         self.ending, self._error = "error", error
-        return self._delta(output, "")
+        return self._delta(output, output.tokens, output.logprobs, "")
 
     def skip(self, output: Output) -> Delta:
         """The empty delta of an output that came after the ending."""
-        return self._delta(replace(output, tokens=(), logprobs=NO_LOGPROBS), "")
+        return self._delta(output, (), NO_LOGPROBS, "")
 
     def close(self, delta: Delta, last: Output) -> Delta:
         """`delta` as the sample's last one; `last` is the output with which the engine ended it."""
         return replace(delta, completion=self._complete(last))
 
-    def _delta(self, output: Output, text: str) -> Delta:
-        where = self.request.id, self.prompt_index, self.index
-        delta = Delta(*where, text=text, token_ids=output.tokens, logprobs=output.logprobs)
-        return delta if output.finish_reason is None else self.close(delta, output)
+    def _delta(self, output: Output, tokens: tuple[int, ...], logprobs: Logprobs, text: str) -> Delta:
+        completion = None if output.finish_reason is None else self._complete(output)
+        return Delta(self.request.id, self.prompt_index, self.index, text, tokens, logprobs, completion)
 
     def _complete(self, last: Output) -> Completion:
         assert last.finish_reason is not None and last.timings is not None
@@ -78,5 +81,5 @@ class Transcript:
         )
 
 
-def _nothing(token: int) -> bytes:
-    return b""
+def _nothing(token: int) -> str:
+    return ""
