@@ -32,6 +32,11 @@ class Recording(TorchDispatchMode):
 
         return replay
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not asked of torch: it would import its compiler for that, which takes a second."""
+        return False
+
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -220,6 +220,19 @@ def test_an_exception_is_reported_with_its_place_and_what_the_file_printed(check
     assert "asked for ('a', 0)" in verdict.printed
 
 
+@pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("import numpi", "line 79: ModuleNotFoundError: No module named 'numpi'"),
+        ("del ContiguousAttention", "it does not define ContiguousAttention, which the rest of the phase imports"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_why(checked, line, says, shares):
+    verdict = checked("p01", f"{reference('p01')}\n{line}\n", shares=shares)
+    assert verdict.sentence == f"contiguous.py cannot be imported: {says}" and not verdict.test
+
+
 def test_an_error_further_down_suspects_every_function(checked):
     verdict = checked("p02", reference("p02").replace("self.real // self.width", "self.real"))
     assert verdict.sentence.startswith("PaddedAttention.attend (padded.py, line")

@@ -48,9 +48,9 @@ def by_halves(self, parts):
 
 @pytest.fixture(autouse=True)
 def _poisoned():
-    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ SLOTS, CONTEXT, PAGE = 6, 64, 4
 
 @pytest.fixture(autouse=True)
 def _poisoned():
-    torch.use_deterministic_algorithms(True)  # torch.empty then gives the largest number
+    torch.set_deterministic_debug_mode("error")  # torch.empty then gives the largest number
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def state(seed: int, vocabulary: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

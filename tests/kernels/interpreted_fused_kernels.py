@@ -28,9 +28,9 @@ from gradus.quantization.fp8 import E4M3
 @pytest.fixture(autouse=True)
 def _poisoned():
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def assert_close(out: Tensor, reference: Tensor) -> None:

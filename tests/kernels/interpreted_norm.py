@@ -21,9 +21,9 @@ from tests.phases.drive import parting, run
 @pytest.fixture(autouse=True)
 def _poisoned():
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def rows(count: int = 3, width: int = 80, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

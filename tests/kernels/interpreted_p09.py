@@ -33,9 +33,9 @@ DECODES = [(1, 37), (1, 0), (1, 1), (1, 130), (1, 17)]
 
 @pytest.fixture(autouse=True)
 def _poisoned():
-    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def attend(kernel, step: Step) -> Tensor:

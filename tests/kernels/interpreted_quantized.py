@@ -26,10 +26,10 @@ PLACE = Place("down", 0)
 @pytest.fixture(autouse=True)
 def _poisoned():
     torch.manual_seed(0)
-    torch.use_deterministic_algorithms(True)  # torch.empty then gives NaN
+    torch.set_deterministic_debug_mode("error")  # torch.empty then gives NaN
     with rounded_to_nearest():
         yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def assert_close(out: Tensor, reference: Tensor) -> None:

@@ -4,12 +4,13 @@
            --facts=facts --shares=2
 
 runs the tests of one phase, the most telling ones first, and writes down what the first failure looked like: `gradus
-check` makes a sentence of it. Of two shares, each runs every second test in a process of its own, and writes a file of
-its own: facts.0 and facts.1. Several modules and their files are judged together. Test files outside tests/phases,
-named beside it, are about a part that no phase owns (tests/cache), and run whole.
+check` makes a sentence of it. Two shares are two processes: each takes the next test that neither has taken, until one
+of them fails, and writes a file of its own: facts.0 and facts.1. Several modules and their files are judged together.
+Test files outside tests/phases, named beside it, are about a part that no phase owns (tests/cache), and run whole.
 """
 
 import ctypes
+import gc
 import json
 import linecache
 import os
@@ -31,9 +32,10 @@ SAID = {"capped": "in a model with a soft cap, and with a scale of its own"}  # 
 PR_SET_PDEATHSIG = 1  # of Linux, where alone tests are shared out
 share = 0  # this process's
 beside: list[int] = []  # the processes of the other shares
+queue = os.pipe()  # of the tests' places in the order, two bytes each: whoever reads a place runs that test
 TORCH = re.compile(r"^\s*(import|from) torch", re.MULTILINE)
 failures: list[dict] = []
-passed: list[str] = []
+passed: list[int] = []  # their places
 kept: dict[str, tuple[int, list[str]]] = {}  # what passed has shown, in words: the first test's place and its modules
 order: dict[str, int] = {}  # by node id
 near: dict[str, list[str]] = {}  # by node id: the modules that a test calls itself, and not through an engine alone
@@ -51,6 +53,7 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
     """Before any conftest can import the module."""
+    gc.disable()  # what is imported stays: looking through it again and again would take as long as half of torch
     options = early_config.known_args_namespace
     substitute({module: Path(file) for module, file in zip(options.module, options.file, strict=True)})
 
@@ -68,8 +71,12 @@ def pytest_collection_modifyitems(config, items):
     order.update({item.nodeid: place for place, item in enumerate(meant)})
     for item in meant:
         near[item.nodeid] = [name for name in modules if calls(item.function, vars(item.module), name, set())]
+    items[:] = meant
+    os.write(queue[1], b"".join(place.to_bytes(2) for place in range(len(meant))))
+    os.close(queue[1])
+    gc.freeze()
+    gc.enable()
     _share_out(config.getoption("shares"))
-    items[:] = meant[share :: config.getoption("shares")]
 
 
 def _share_out(shares: int) -> None:
@@ -83,6 +90,31 @@ def _share_out(shares: int) -> None:
             beside.clear()
             return
         beside.append(child)
+
+
+def pytest_runtestloop(session):
+    """pytest's own loop, with the queue in the place of the list.
+
+    pytest asks what follows a test before it undoes the test's fixtures, so each share takes one test ahead.
+    """
+    if session.testsfailed:
+        raise session.Interrupted("a test file cannot be imported")
+    item = _taken(session.items)
+    while item is not None:
+        following = _taken(session.items)
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            while os.read(queue[0], 1 << 16):
+                pass  # no share begins another test
+            raise session.Failed(session.shouldfail)
+        item = following
+    return True
+
+
+def _taken(items: list):
+    """The next test that no share has taken; None behind the last one."""
+    place = os.read(queue[0], 2)
+    return items[int.from_bytes(place)] if place else None
 
 
 def is_about(item, modules: list[str]) -> bool:
@@ -153,7 +185,7 @@ def pytest_exception_interact(node, call, report):
 
 def pytest_runtest_logreport(report):
     if report.when == "call" and report.passed:
-        passed.append(report.nodeid)
+        passed.append(order[report.nodeid])
         place = order[report.nodeid], near[report.nodeid]
         kept.setdefault(words(report.location[2].split("[")[0].split(".")[-1]), place)
 
@@ -183,22 +215,25 @@ def facts_of(node, error: BaseException, report) -> dict:
     error = bare(error)
     return {
         "order": order.get(node.nodeid, -1),
-        "claim": claim(node),
+        "claim": claim(node) if isinstance(node, pytest.Item) else "",  # not in a test, but on the way to them
         "kind": type(error).__name__,
         "message": str(error),
         "frames": frames(error),
         "test_file": report.location[0],
-        "test_line": report.location[1] + 1,
+        "test_line": (report.location[1] or 0) + 1,
         "printed": report.capstdout,
     }
 
 
 def bare(error: BaseException) -> BaseException:
-    """The exception itself: hypothesis wraps one that came only once in a group, and a timeout in there once more."""
+    """The exception itself: hypothesis wraps one that came only once in a group, and a timeout in there once more.
+
+    pytest wraps an ImportError.
+    """
     while True:
         if isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        elif error.__traceback__ is None and error.__cause__ is not None:
+        elif error.__cause__ and (error.__traceback__ is None or isinstance(error, pytest.Collector.CollectError)):
             error = error.__cause__
         else:
             return error
@@ -238,8 +273,10 @@ def frames(error: BaseException) -> list[dict]:
 
 
 def pytest_sessionfinish(session):
-    facts = {"passed": len(passed), "kept": kept, "failure": failures[0] if failures else None}
-    Path(f"{session.config.getoption('facts')}.{share}").write_text(json.dumps(facts), encoding="utf-8")
+    facts = {"passed": passed, "kept": kept, "failure": failures[0] if failures else None}
+    shares = [share] if order else range(session.config.getoption("shares"))  # without a test, no process was forked
+    for number in shares:
+        Path(f"{session.config.getoption('facts')}.{number}").write_text(json.dumps(facts), encoding="utf-8")
 
 
 def pytest_unconfigure():

@@ -21,7 +21,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.exercises.declaration import Exercise, repository
-from gradus.exercises.solution import Found, listed
+from gradus.exercises.solution import Found, lacks, listed
 from gradus.phases import PhaseInfo
 
 PHASES = "tests/phases"
@@ -108,7 +108,8 @@ def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
     kept = sorted((order, claim, near) for facts in shares for claim, (order, near) in facts["kept"].items())
     kept = [each for each in kept if before is None or each[0] < before]
     first = next((failure for failure in failures if failure["order"] == before), None)
-    return {"passed": sum(facts["passed"] for facts in shares), "kept": kept, "failure": first}
+    passed = [place for facts in shares for place in facts["passed"] if before is None or place < before]
+    return {"passed": len(passed), "kept": kept, "failure": first}
 
 
 def _claims(kept: list[tuple[int, str, list[str]]], module: str) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
     return Verdict(
         passed=False,
         sentence=_one_line(sentence(failure, file)),
-        test=f"{failure['test_file']}, line {failure['test_line']}",
+        test=f"{failure['test_file']}, line {failure['test_line']}" if failure["claim"] else "",
         suspects=_suspects(failure, file, exercise),
         printed=failure["printed"].strip(),
         tests=facts["passed"],
@@ -199,6 +200,8 @@ def sentence(failure: dict[str, Any], file: Path) -> str:
     kind, message = failure["kind"], failure["message"]
     own = [frame for frame in frames if frame["file"] == str(file)]
     innermost = frames[-1]
+    if not claim:
+        return _not_imported(failure, own, file)
     if kind == "Failed" and message.startswith("Timeout"):
         where = f"{_place(own[-1])} was at work" if own else "the engine still had work to do"
         return f"it takes too long: {where} when the test gave up that checks that {claim}"
@@ -214,6 +217,15 @@ def sentence(failure: dict[str, Any], file: Path) -> str:
     if own:
         return f"{_place(own[-1])} led to {error}, raised in {_place(innermost)}, when checking that {claim}"
     return f"{_place(innermost)} raised {error}, when checking that {claim}"
+
+
+def _not_imported(failure: dict[str, Any], own: list[dict[str, Any]], file: Path) -> str:
+    """What ended the import of the file, or of one that imports from it."""
+    kind, message = failure["kind"], _cut(failure["message"], LONGEST_MESSAGE)
+    if kind == "ImportError" and not own:
+        return f"{file.name} cannot be imported: {lacks(message)}"
+    where = f"line {own[-1]['line']}: " if own else ""
+    return f"{file.name} cannot be imported: {where}{kind}{message and f': {message}'}"
 
 
 def _asserted(explanation: str, claim: str) -> str:

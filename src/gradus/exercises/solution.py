@@ -92,7 +92,7 @@ class Solution:
             raise
         except Exception as error:
             if isinstance(error, ImportError) and error.name in self.files:
-                raise ConfigError(f"{self.files[error.name]}: {_lacks(error)}") from error
+                raise ConfigError(f"{self.files[error.name]}: {lacks(str(error))}") from error
             raise blamed(error) or error from error
 
 
@@ -256,7 +256,7 @@ def _of_a_student(frame: FrameType) -> bool:
     return isinstance(frame.f_globals.get("__loader__"), Loader)
 
 
-def _lacks(error: ImportError) -> str:
+def lacks(message: str) -> str:
     """ "cannot import name 'Contiguous' from …" in a student's terms."""
-    name = re.match(r"cannot import name '(\w+)'", str(error))
-    return f"it does not define {name[1]}, which the rest of the phase imports" if name else str(error)
+    name = re.match(r"cannot import name '(\w+)'", message)
+    return f"it does not define {name[1]}, which the rest of the phase imports" if name else message
