@@ -429,8 +429,12 @@ def main() -> None:
     known = [*found["products"]]
     wanted = options.parts.split(",")
     rows_now = [m for part in wanted for m in PRODUCTS.get(part, ())]
+
+    def measured_now(entry: dict[str, Any]) -> bool:
+        return entry["m"] in rows_now and (entry["n"], entry["k"]) in shapes
+
     for key in {parts[part][0] for part in wanted}:
-        found[key] = [entry for entry in found[key] if key == "products" and entry["m"] not in rows_now]
+        found[key] = [entry for entry in found[key] if key == "products" and not measured_now(entry)]
     if rows_now:
         compile_all(shapes, rows_now, known, options.workers)
     for part in wanted:
