@@ -112,11 +112,10 @@ def _values(name: str, shape: tuple[int, ...], draw: torch.Generator) -> Tensor:
     rows, width = shape
     if name.startswith("lm_head"):
         return 2.5 * width**-0.5 * torch.randn(shape, generator=draw)  # logits with a standard deviation of 2.5
-    blocks = torch.randn(rows, width // 32, 32, generator=draw) + 0.5 * torch.randn(
-        rows, width // 32, 1, generator=draw
-    )
-    spread = torch.rand(rows, 1, 1, generator=draw) + torch.rand(rows, width // 32, 1, generator=draw)  # octaves / 2
-    return 0.5 * width**-0.5 * (blocks * torch.exp2(2 * spread - 2)).flatten(1)
+    of_row, of_block = (rows, 1, 1), (rows, width // 32, 1)
+    octaves = 2 * torch.rand(of_row, generator=draw) + 2 * torch.rand(of_block, generator=draw) - 2
+    blocks = torch.randn(rows, width // 32, 32, generator=draw) + 0.5 * torch.randn(of_block, generator=draw)
+    return 0.5 * width**-0.5 * (blocks * torch.exp2(octaves)).flatten(1)
 
 
 def prompts(seed: int = 0) -> list[list[int]]:
