@@ -115,7 +115,9 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
     beside = [cell for cell in run.cells if cell.entry(VLLM)]
     if beside:
         version = run.fingerprint["versions"].get("vllm", "")
-        yield f"*Beside vLLM {version}*: the same tokens within the same hour, in processes of its own"
+        earlier = run.settings.get("vllm at")
+        when = "within the same hour" if earlier is None else f"in the run of commit {earlier[:7]}, on a like GPU"
+        yield f"*Beside vLLM {version}*: the same prompts {when}, in processes of its own"
         yield vllm_table(beside)
     if len(run.of(FIGURE)) >= FEWEST:
         yield f"![{TABLES[FIGURE]}]({(Path(where) / figure_name(found, run, FIGURE)).as_posix()})"
