@@ -38,13 +38,9 @@ MATRICES = {
 }
 EVERY_GPU, SUMS_ALONE = "eight_bits", "torch._int_mm, sums alone"
 LAUNCHES = {
-    "64x256 x2": HopperLaunch(64, 256, 2, 4, 2, 16),
-    "64x256 x2, 8 together": HopperLaunch(64, 256, 2, 4, 2, 8),
-    "64x256 x2, x in registers": HopperLaunch(64, 256, 2, 4, 2, 16, from_registers=True),
-    "64x256 x2, in registers, 8": HopperLaunch(64, 256, 2, 4, 2, 8, from_registers=True),
-    "64x256 x3": HopperLaunch(64, 256, 3, 3, 2, 16),
-    "64x256 x3, 8 together": HopperLaunch(64, 256, 3, 3, 2, 8),
-    "128x128 x2": HopperLaunch(128, 128, 2, 4, 1, 16),
+    "64x256 x2": HopperLaunch(64, 256, 4, 2, 16),
+    "64x256 x2, 8 together": HopperLaunch(64, 256, 4, 2, 8),
+    "128x128 x2": HopperLaunch(128, 128, 4, 1, 16),
 }
 LAUNCHED = 4  # in a graph, on two matrices in turn
 BEFORE_MS, TIMED_MS = 40, 40  # of replays

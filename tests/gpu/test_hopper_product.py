@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from gradus.device.capability import capability
 from gradus.kernels import fuse_quantized
 from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product
-from gradus.kernels.hopper_launch import ALONE, ONTO, HopperLaunch
+from gradus.kernels.hopper_launch import ALONE, DEPTH, ONTO, HopperLaunch
 from gradus.kernels.quantize import Rounded, quantize
 from gradus.kernels.tile import TileLaunch
 from gradus.kernels.view import view
@@ -56,7 +56,7 @@ def multiplied(x: Rounded, weights: EightBitWeights, launch: HopperLaunch, strea
 @pytest.mark.parametrize("m", [1, 64, 100, 300, 2048, 4097])
 def test_it_is_the_kernel_of_every_gpu_to_the_bit(m, n, steps, launch):
     """From fewer tiles than there are multiprocessors to many for each, and from one step to more than its stages."""
-    x, weights = operands(m, n, steps * launch.step)
+    x, weights = operands(m, n, steps * DEPTH)
     expected = eight_bit_product(x, weights, torch.bfloat16, EVERY_GPU)
     assert torch.equal(multiplied(x, weights, launch, None), expected)
     stream = torch.randn(m, n, device="cuda").bfloat16()

@@ -350,10 +350,10 @@ def test_a_product_on_hopper_spills_no_register_and_waits_for_products_once_per_
     name, case = list(hopper_products(H200))[number]
     used, launch = checked(H200, name, case), (hopper_launch.ALONE, hopper_launch.ONTO)[number]
     assert used.spilled == 0
-    products = launch.consumers * launch.rows // 64 * launch.columns // 128 * launch.step // 32
+    products = hopper_launch.CONSUMERS * launch.rows // 64 * launch.columns // 128 * hopper_launch.DEPTH // 32
     assert used.assembly.count("wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8") == products
     waits = instructions(used.binary).count("WARPGROUP.DEPBAR")
-    assert waits == 2 * launch.consumers, "for those before the last ones, in the loop, and for these behind it"
+    assert waits == 2 * hopper_launch.CONSUMERS, "for those before the last ones, in the loop, and for these behind it"
 
 
 @pytest.mark.stress

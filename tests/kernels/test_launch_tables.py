@@ -26,6 +26,7 @@ H200 = matching("NVIDIA H200", HOPPER)
         (1, 768, 3072, GemvLaunch(1, 4096, 8)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
         (8, 576, 1536, SkinnyLaunch(32, 128, 4, 5, 4)),
+        (2, 576, 1536, GemvLaunch(1, 512, 2)),
         (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
         (64, 151936, 1024, None),
         (8, 576, 576, None),
@@ -37,7 +38,8 @@ def test_an_h200_takes_what_was_measured_on_one(m, n, k, launch):
 
 
 def test_few_rows_choose_as_the_next_number_of_rows_that_was_measured():
-    assert H200.choose(2, 2048, 2048) == H200.choose(8, 2048, 2048)
+    assert H200.choose(3, 2048, 2048) == H200.choose(4, 2048, 2048) == GemvLaunch(2, 512, 2)
+    assert H200.choose(5, 2048, 2048) == H200.choose(8, 2048, 2048)
     assert H200.choose(33, 50257, 768) == H200.choose(64, 50257, 768)
 
 
@@ -71,6 +73,9 @@ def test_a_fused_product_takes_gemv_even_where_cublas_wins_and_half_the_rows_wit
     try:
         assert linear.choose_fused(1, 576, 576, False, device) == GemvLaunch(2, 256, 1)
         assert linear.choose_fused(1, 576, 576, True, device) == GemvLaunch(1, 256, 1)
+        assert linear.choose_fused(4, 3072, 576, True, device) == GemvLaunch(1, 256, 1)
+        assert linear.choose_fused(4, 960, 576, False, device) is None, "slower than its parts"
+        assert linear.choose_fused(5, 3072, 576, True, device) is None, "more rows than the kernel takes"
         assert linear.choose(8, 576, 576, device) is None
     finally:
         linear.choose.cache_clear()

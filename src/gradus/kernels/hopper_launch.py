@@ -7,35 +7,29 @@ import torch
 from gradus.kernels.tile import ALIGNED
 
 DEPTH = 128  # columns of x and the weights in a tile
+CONSUMERS = 2  # warpgroups that multiply
 
 
 class HopperLaunch(NamedTuple):
     """rows: of x, per consumer. columns: outputs of a tile. stages: tiles in shared memory. buffers: of results, per
-    consumer. together: rows of tiles that pass by a column of them. from_registers: x is copied there first, two
-    tiles at once, so that it is read from shared memory only once.
+    consumer. together: rows of tiles that pass by a column of them.
     """
 
     rows: int
     columns: int
-    consumers: int
     stages: int
     buffers: int
     together: int
-    from_registers: bool = False
 
     @property
     def tile_rows(self) -> int:
-        return self.rows * self.consumers
-
-    @property
-    def step(self) -> int:
-        """Columns of x and the weights that are multiplied at once: K is a multiple."""
-        return 2 * DEPTH if self.from_registers else DEPTH
+        return self.rows * CONSUMERS
 
 
-# The fastest of `benchmarks/int8_product.py`: of products alone, and of those that add to the residual stream.
-ALONE = HopperLaunch(rows=64, columns=256, consumers=2, stages=4, buffers=2, together=16)
-ONTO = HopperLaunch(rows=64, columns=256, consumers=2, stages=4, buffers=2, together=16)
+# Of products alone, and of those that add to the residual stream. The shapes that `benchmarks/int8_product.py` races
+# differ by as much as one does between two races.
+ALONE = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
+ONTO = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
 RACED = 4096  # outputs and columns, at least
 FILLED = 4  # tiles per multiprocessor, at least: programs stay, and the last round of tiles must not be the only one
 
@@ -44,7 +38,7 @@ def launch_for(m: int, n: int, k: int, processors: int, *, onto: bool) -> Hopper
     """How x [m, k] is multiplied by a matrix [n, k]; None: by the kernel of every GPU. onto: the residual stream."""
     launch = ONTO if onto else ALONE
     tiles = -(-m // launch.tile_rows) * (n // launch.columns)
-    whole = n % launch.columns == 0 and k % launch.step == 0
+    whole = n % launch.columns == 0 and k % DEPTH == 0
     return launch if whole and min(n, k) >= RACED and tiles >= FILLED * processors else None
 
 

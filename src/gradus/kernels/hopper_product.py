@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.hopper_launch import HopperLaunch
+from gradus.kernels.hopper_launch import CONSUMERS, HopperLaunch
 
 DEPTH = gl.constexpr(128)  # columns of x and the weights in a tile: a swizzled row of shared memory, 128 bytes
 PIECE = gl.constexpr(64)  # columns of results that leave together: 128 bytes as well
@@ -57,10 +57,10 @@ class HopperProducts:
         """out = residual + x weightᵀ, scaled. residual: may be `out` itself, or laid out as it is.
 
         x: [M, K], weight: [N, K], contiguous; x_scales: M of them, scales: N. K is a multiple of
-        `launch.step`, N one of `launch.columns`. out: [M, N], whose rows lie a multiple of 16 bytes apart.
+        128, N one of `launch.columns`. out: [M, N], whose rows lie a multiple of 16 bytes apart.
         """
         (m, k), n = x.shape, weight.shape[0]
-        assert k % launch.step == 0 and n % launch.columns == 0, (n, k, launch)
+        assert k % DEPTH.value == 0 and n % launch.columns == 0, (n, k, launch)
         tiles_m, tiles_n = -(-m // launch.tile_rows), n // launch.columns
         added = out if residual is None else residual  # which is not read then
         hopper_product_kernel[(min(self.processors, tiles_m * tiles_n),)](
@@ -74,9 +74,8 @@ class HopperProducts:
 def constants(launch: HopperLaunch, *, onto: bool) -> dict[str, Any]:
     """What the kernel is compiled for."""
     return {
-        "ROWS": launch.rows, "COLUMNS": launch.columns, "CONSUMERS": launch.consumers, "STAGES": launch.stages,
+        "ROWS": launch.rows, "COLUMNS": launch.columns, "CONSUMERS": CONSUMERS, "STAGES": launch.stages,
         "BUFFERS": launch.buffers, "TOGETHER": launch.together, "RESIDUAL": onto,
-        "REGISTERS": launch.from_registers,
     }  # fmt: skip
 
 
@@ -253,34 +252,6 @@ def _multiplied(
     return sums, n
 
 
-@gluon.constexpr_function
-def in_registers(columns: int) -> gl.DotOperandLayout:
-    """Of x, where products take it from registers."""
-    return gl.DotOperandLayout(0, products(columns), 4)
-
-
-@gluon.jit
-def _multiplied_from_registers(
-    ring: Ring, n: tensor, steps: tensor, CONSUMER: constexpr, CONSUMERS: constexpr, STAGES: constexpr,
-    ROWS: constexpr, COLUMNS: constexpr,
-) -> tensor:  # fmt: skip
-    """As `_multiplied`, two steps at once. x is read from shared memory once, and not for each 128 columns."""
-    sums = gl.zeros([ROWS, COLUMNS], gl.int32, products(COLUMNS))
-    for _ in range(0, steps, 2):
-        _until_full(ring, n, STAGES)
-        even = ring.x.index(n % STAGES * CONSUMERS + CONSUMER).load(in_registers(COLUMNS))
-        sums = warpgroup_mma(even, ring.weights.index(n % STAGES).permute((1, 0)), sums, is_async=True)
-        _until_full(ring, n + 1, STAGES)
-        odd = ring.x.index((n + 1) % STAGES * CONSUMERS + CONSUMER).load(in_registers(COLUMNS))
-        sums = warpgroup_mma(odd, ring.weights.index((n + 1) % STAGES).permute((1, 0)), sums, is_async=True)
-        sums = warpgroup_mma_wait(1, deps=[sums])
-        _done_with(ring, n, STAGES)
-        sums = warpgroup_mma_wait(0, deps=[sums])
-        _done_with(ring, n + 1, STAGES)
-        n += 2
-    return sums, n
-
-
 @gluon.jit
 def _column_scales(scales: tensor, column: tensor) -> tensor:
     """Of a piece of results."""
@@ -292,7 +263,6 @@ def _consume(
     ring: Ring, staged: tensor, out: tensor, x_scales: tensor, scales: tensor, m: tensor, tiles_m: tensor,
     tiles_n: tensor, steps: tensor, CONSUMER: constexpr, CONSUMERS: constexpr, ROWS: constexpr, COLUMNS: constexpr,
     STAGES: constexpr, BUFFERS: constexpr, TOGETHER: constexpr, RESIDUAL: constexpr,
-    REGISTERS: constexpr,
 ) -> None:  # fmt: skip
     """Multiply a consumer's rows of each tile, and write them."""
     PIECES: constexpr = COLUMNS // PIECE
@@ -303,19 +273,11 @@ def _consume(
         row = (tile_m * CONSUMERS + CONSUMER) * ROWS
         column = tile_n * COLUMNS
         rows = gl.minimum(row + gl.arange(0, ROWS, layout=per_row(PIECE)), m - 1)
-        if CONSUMERS < 3:  # whose registers hold scales while products are summed, so that no tile waits for them
-            token = gl.load(x_scales + rows)
-            scale = _column_scales(scales, column)
-        if REGISTERS:
-            sums, n = _multiplied_from_registers(ring, n, steps, CONSUMER, CONSUMERS, STAGES, ROWS, COLUMNS)
-        else:
-            sums, n = _multiplied(ring, n, steps, CONSUMER, CONSUMERS, STAGES, ROWS, COLUMNS)
-        if CONSUMERS == 3:
-            token = gl.load(x_scales + rows)
-            scale = _column_scales(scales, column)
-        if not REGISTERS:
-            sums = warpgroup_mma_wait(0, deps=[sums])
-            _done_with(ring, n - 1, STAGES)
+        token = gl.load(x_scales + rows)  # held in registers while products are summed, so that no tile waits
+        scale = _column_scales(scales, column)
+        sums, n = _multiplied(ring, n, steps, CONSUMER, CONSUMERS, STAGES, ROWS, COLUMNS)
+        sums = warpgroup_mma_wait(0, deps=[sums])
+        _done_with(ring, n - 1, STAGES)
         parts = _in_pieces(sums)
         for piece in gl.static_range(PIECES):
             values = gl.convert_layout(parts[piece], products(PIECE), assert_trivial=True).to(gl.float32)
@@ -343,52 +305,27 @@ def hopper_product_kernel(
     x: tensor, weight: tensor, residual: tensor, out: tensor, x_scales: tensor, scales: tensor, m: int, tiles_m: int,
     tiles_n: int, steps: int, ROWS: constexpr, COLUMNS: constexpr, CONSUMERS: constexpr, STAGES: constexpr,
     BUFFERS: constexpr, TOGETHER: constexpr, RESIDUAL: constexpr,
-    REGISTERS: constexpr,
 ) -> None:  # fmt: skip
     """x, weight, residual, out: descriptors. steps: tiles of 128 columns along K."""
     ring = _ring(ROWS, COLUMNS, CONSUMERS, STAGES)
     staged = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS * BUFFERS, ROWS, PIECE], pieces())
     fence_async_shared()
-    # Registers of each thread: 65,536 for 384 threads or 512, four warps of them for the one that copies.
-    if CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_consume, (
-                    ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 0, CONSUMERS, ROWS, COLUMNS,
-                    STAGES, BUFFERS, TOGETHER, RESIDUAL, REGISTERS,
-                )),
-                (_consume, (
-                    ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 1, CONSUMERS, ROWS, COLUMNS,
-                    STAGES, BUFFERS, TOGETHER, RESIDUAL, REGISTERS,
-                )),
-                (_produce, (
-                    x, weight, residual, ring, tiles_m, tiles_n, steps, ROWS, COLUMNS, CONSUMERS, STAGES, TOGETHER,
-                    RESIDUAL,
-                )),
-            ],
-            [4, 1],
-            [232, 40],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_consume, (
-                    ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 0, CONSUMERS, ROWS, COLUMNS,
-                    STAGES, BUFFERS, TOGETHER, RESIDUAL, REGISTERS,
-                )),
-                (_consume, (
-                    ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 1, CONSUMERS, ROWS, COLUMNS,
-                    STAGES, BUFFERS, TOGETHER, RESIDUAL, REGISTERS,
-                )),
-                (_consume, (
-                    ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 2, CONSUMERS, ROWS, COLUMNS,
-                    STAGES, BUFFERS, TOGETHER, RESIDUAL, REGISTERS,
-                )),
-                (_produce, (
-                    x, weight, residual, ring, tiles_m, tiles_n, steps, ROWS, COLUMNS, CONSUMERS, STAGES, TOGETHER,
-                    RESIDUAL,
-                )),
-            ],
-            [4, 4, 1],
-            [160, 160, 32],
-        )  # fmt: skip
+    # Registers of each thread: 65,536 for 384 threads, four warps of them for the one that copies.
+    gl.warp_specialize(
+        [
+            (_consume, (
+                ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 0, CONSUMERS, ROWS, COLUMNS,
+                STAGES, BUFFERS, TOGETHER, RESIDUAL,
+            )),
+            (_consume, (
+                ring, staged, out, x_scales, scales, m, tiles_m, tiles_n, steps, 1, CONSUMERS, ROWS, COLUMNS,
+                STAGES, BUFFERS, TOGETHER, RESIDUAL,
+            )),
+            (_produce, (
+                x, weight, residual, ring, tiles_m, tiles_n, steps, ROWS, COLUMNS, CONSUMERS, STAGES, TOGETHER,
+                RESIDUAL,
+            )),
+        ],
+        [4, 1],
+        [232, 40],
+    )  # fmt: skip

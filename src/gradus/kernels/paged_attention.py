@@ -110,12 +110,11 @@ def _attend(
 ) -> None:  # fmt: skip
     """Program (key head, item): heads next to each other in time, since they are next to each other in a page."""
     let_next_start(PDL)
-    # the work was laid out before the step's first launch, which waited for all before it; keys and queries were not
     head, at = tl.program_id(0), items + tl.program_id(1) * ITEM
-    tokens = tl.load(at + 1)
-    first, position, slot, low, high = tl.load(at), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
-    split, splits, partial = tl.load(at + 6), tl.load(at + 7), tl.load(at + 8)
-    wait_for_previous(PDL)
+    first, tokens, position, slot = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    low, high, partial = tl.load(at + 4), tl.load(at + 5), tl.load(at + 8)
+    split, splits = tl.load(at + 6), tl.load(at + 7)
+    wait_for_previous(PDL)  # for queries and keys: the work was laid out before the step's first launch, which waited
     if tokens == 0:
         return
 
@@ -124,7 +123,6 @@ def _attend(
     there = ((row < ROWS // GROUP * GROUP) & (token < tokens))[:, None] & (d < HEAD_DIM)[None, :]
     head_d = (head * GROUP + row % GROUP)[:, None] * HEAD_DIM + d[None, :]
     keys, values, table = keys + head * HEAD_DIM, values + head * HEAD_DIM, tables + slot.to(tl.int64) * table_stride
-
     if key_scales is not None:
         key_scales, value_scales = key_scales + head * PAGE, value_scales + head * PAGE
     seen = tl.zeros([ROWS, WIDTH], tl.float32)
