@@ -174,6 +174,7 @@ def test_ways_to_round_are_measured_on_weights_off_their_grid(tmp_path, quick, m
 
     monkeypatch.setattr(quality, "quantize", spied)
     monkeypatch.setattr(quality, "GROUP", 32)  # of rows of 64 and 96 weights
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other processes may measure, too
     ways = [Contender(method, method=method) for method in ("rtn", "gptq", "awq")]
     (cell,) = measured(tmp_path, *ways, documents=12, model=str(folder)).cells
     found = {entry.contender: entry.samples[0] for entry in cell.entries}
