@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gradus.engine.metrics import Speculation
 from gradus.engine.plan import UNDRAFTED, Column, Decodes
 
-CHOICES = (0, 1, 3, 7)  # with the token before them, numbers of rows that kernels are compiled for
+CHOICES = (0, 1, 2, 3, 7)  # with the token before them 1 to 4 rows, or 8: what GPU kernels are compiled for
 MOST_ROWS = 256
 """Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
 
@@ -30,7 +30,7 @@ SLOW = 1 / 64  # the same for positions that were not tried, towards what those 
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
 MARGIN = 1.02  # what drafts must gain to be worth it
-PROBE = 3  # drafts of a probe
+PROBE = 2  # drafts of a probe
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
 HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
