@@ -75,6 +75,12 @@ def test_text_ends_before_the_first_stop_string(text, stop, kept, reason, chunk)
     assert stream.stop_reason == reason
 
 
+def test_what_comes_behind_a_stop_string_is_no_text():
+    stream = TextStream(lambda token: bytes([token]), ["b"])
+    assert stream.push(b"ab") == "a" and stream.push(b"cd") == "" and stream.finish() == ""
+    assert (stream.text, stream.stop_reason) == ("a", "b")
+
+
 def reference(text: str, stop: list[str]) -> str:
     """What is left of `text` if it ends at the stop string that is complete first."""
     for end in range(len(text) + 1):

@@ -47,14 +47,14 @@ class TextStream:
         """Take new tokens; return the text that is now certain. It ends at a stop string: see `stop_reason`."""
         new = ""
         for token in tokens:
+            if self.stop_reason is not None:
+                break
             text = self._token_bytes(token)
             if self._undecoded or isinstance(text, bytes):  # seldom: else the decoder would leave it as it is
                 text = self._decode(text)
             if self._stop:
                 text = self._take(text)
             new += text
-            if self.stop_reason is not None:
-                break
         self._said.append(new)
         return new
 
