@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from gradus.bench.gpu import graph_microseconds
 from gradus.kernels import activation, norm, rope_store, sampling
 from gradus.kernels.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
-from gradus.kernels.launch_tables import Launch
+from gradus.kernels.launch_tables import Launch, launch_of
 from gradus.kernels.linear import choose_fused, linear
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
@@ -187,7 +187,7 @@ def measure_fused(
 
     def apart(weight: Tensor) -> None:
         y = norm.add_rms_norm(x, None, gain, 1e-5) if shift is None else norm.add_layer_norm(x, None, gain, shift, 1e-5)
-        out = F.linear(y, weight) if cublas <= times[best[0]] else run(y, weight, launch_of(best[0]))
+        out = F.linear(y, weight) if cublas <= times[best[0]] else run(y, weight, launch_of(json.loads(best[0])))
         if name:
             (activation.gated_activation if gated else activation.activation)(out, name)
 
@@ -196,7 +196,7 @@ def measure_fused(
         before = Norm(gain, shift, 1e-5)
         return lambda weight: gemv(x, weight, halved, norm=before, activation=name, gated=gated)
 
-    few = [name for name in best if isinstance(launch_of(name), GemvLaunch)][:3]
+    few = [name for name in best if isinstance(launch_of(json.loads(name)), GemvLaunch)][:3]
     found = race({"apart": apart} | {each: fused(GemvLaunch(*json.loads(each))) for each in few}, weights)
     taken = found.pop("apart")
     fastest = min(found, key=found.__getitem__)
@@ -211,11 +211,6 @@ def around_matrices() -> dict[tuple[int, int], tuple[bool, str | None, bool]]:
         found[shapes["qkv"]] = (not gated, None, False)
         found[shapes["up"]] = (not gated, "silu" if gated else "gelu_tanh", gated)
     return found
-
-
-def launch_of(name: str) -> Launch:
-    numbers = json.loads(name)
-    return GemvLaunch(*numbers) if len(numbers) == len(GemvLaunch._fields) else SkinnyLaunch(*numbers)
 
 
 def run(x: Tensor, weight: Tensor, launch: Launch) -> Tensor:

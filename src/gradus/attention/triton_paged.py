@@ -5,7 +5,6 @@ plans the step: spans are sorted into a few launch shapes by their length, and h
 decided on the GPU. A step of decodes takes one launch shape; one that reads prompts beside them takes two or three.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from gradus.kernels.attention_launch import (
     launches,
 )
 from gradus.kernels.attention_work import Work
+from gradus.kernels.hopper_launch import in_gluon
 from gradus.kernels.new_token import Turning
 from gradus.kernels.paged_attention import paged_attention
 from gradus.kernels.split_attention import Partials
@@ -34,8 +34,6 @@ from gradus.models.config import ModelConfig
 
 if TYPE_CHECKING:
     from gradus.kernels.hopper_attention import HopperPrompts
-
-log = logging.getLogger(__name__)
 
 # Up to this width of heads, attention rotates and stores those of decodes itself: one launch fewer in each layer. Wider
 # ones would take so many registers that fewer programs run at once, which costs more (both measured on an H200).
@@ -162,13 +160,15 @@ def suits_hopper(config: ModelConfig, storage: PagedStorage, able: Capability) -
 
 
 def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "HopperPrompts | None":
-    """The kernel on these layers' pages. None where Gluon, Triton's experimental part, is another than it is for."""
-    try:
+    """The kernel on these layers' pages. None without the Gluon that it was written in."""
+
+    def load() -> "type[HopperPrompts]":
         from gradus.kernels.hopper_attention import HopperPrompts
-    except (ImportError, AttributeError, TypeError) as error:
-        log.info("prompts take the kernel of every GPU: Triton %s has another Gluon (%s)", triton.__version__, error)
-        return None
-    return HopperPrompts(pages, processors)
+
+        return HopperPrompts
+
+    kernel = in_gluon(load)
+    return None if kernel is None else kernel(pages, processors)
 
 
 def _processors(device: torch.device) -> int:

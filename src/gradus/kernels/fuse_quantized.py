@@ -9,13 +9,11 @@ twice as large; but where the next product rounds what the gate lets through to 
 Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
 """
 
-import logging
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import triton
 from torch import Tensor, nn
 
 from gradus.device.capability import capability
@@ -23,7 +21,7 @@ from gradus.kernels.activation import activation as activate_rows
 from gradus.kernels.activation import gated_activation
 from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, library_product
 from gradus.kernels.gemv import Norm
-from gradus.kernels.hopper_launch import is_aligned, launch_for
+from gradus.kernels.hopper_launch import in_gluon, is_aligned, launch_for
 from gradus.kernels.int4 import Int4Weights, int4_product, piece_rows, widened_product
 from gradus.kernels.overlap import early_launches, starts_early
 from gradus.kernels.quantize import Rounded, quantize, quantize_gated
@@ -38,8 +36,6 @@ from gradus.quantization.linear import QuantizedLinear
 
 if TYPE_CHECKING:
     from gradus.kernels.hopper_product import HopperProducts
-
-log = logging.getLogger(__name__)
 
 FUSED_ROWS = 64  # up to here an activation is part of the product before it
 
@@ -180,18 +176,20 @@ class FusedInt8(FusedEightBits, Int8Linear):
 
 @cache
 def hopper_products(device: torch.device) -> "HopperProducts | None":
-    """The kernel for prompts on such a GPU. None where Gluon, Triton's experimental part, is another than it is for.
+    """The kernel for prompts on such a GPU. None without the Gluon that it was written in.
 
     Its instructions (warpgroup products) are those of compute capability 9.0 and of no later one.
     """
     if device.type != "cuda" or capability(device) != (9, 0):
         return None
-    try:
+
+    def load() -> "type[HopperProducts]":
         from gradus.kernels.hopper_product import HopperProducts
-    except (ImportError, AttributeError, TypeError) as error:
-        log.info("prompts take the kernel of every GPU: Triton %s has another Gluon (%s)", triton.__version__, error)
-        return None
-    return HopperProducts(torch.cuda.get_device_properties(device).multi_processor_count)
+
+        return HopperProducts
+
+    kernel = in_gluon(load)
+    return None if kernel is None else kernel(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @twin_of(Fp8Linear)

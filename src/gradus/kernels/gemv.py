@@ -68,9 +68,8 @@ def gemv_kernel(
     squares = _times(tl.zeros((BLOCK_K,), tl.float32), ROWS)
     let_next_start(PDL)
     ahead: tensor = ()
-    for start in tl.static_range(0, min(K, UNROLLED * BLOCK_K), BLOCK_K):
-        if start == 0 or K <= UNROLLED * BLOCK_K:
-            ahead = ahead + (_tiles(weights, up_weights, start + column, inside_n, K, GATED),)  # noqa: RUF005
+    for start in tl.static_range(0, K if K <= UNROLLED * BLOCK_K else BLOCK_K, BLOCK_K):
+        ahead = ahead + (_tiles(weights, up_weights, start + column, inside_n, K, GATED),)  # noqa: RUF005
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
     onto: tensor = ()
     for m in tl.static_range(ROWS):

@@ -40,9 +40,6 @@ from gradus.kernels.hopper_launch import CONSUMERS, HopperLaunch
 DEPTH = gl.constexpr(128)  # columns of x and the weights in a tile: a swizzled row of shared memory, 128 bytes
 PIECE = gl.constexpr(64)  # columns of results that leave together: 128 bytes as well
 
-TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-RESULT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
 
 class HopperProducts:
     """The kernel, on a GPU with so many multiprocessors."""
@@ -96,6 +93,9 @@ def tiles() -> gl.NVMMASharedLayout:
 def pieces() -> gl.NVMMASharedLayout:
     """Of results in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+TILE, RESULT = tiles(), pieces()  # for the host, which describes matrices by them
 
 
 @gluon.constexpr_function

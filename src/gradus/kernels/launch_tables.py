@@ -71,7 +71,10 @@ class Measured:
             stored["device"],
             Capability(*stored["capability"]),
             tuple(stored["rows"]),
-            {shape: tuple(map(_launch, matrix["launches"])) for shape, matrix in matrices.items()},
+            {
+                shape: tuple(each and launch_of(each) for each in matrix["launches"])
+                for shape, matrix in matrices.items()
+            },
             {
                 shape: tuple(each and GemvLaunch(*each) for each in matrix["fused"])
                 for shape, matrix in matrices.items()
@@ -94,11 +97,9 @@ def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int
     return min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
 
 
-def _launch(stored: Sequence[int] | None) -> Launch | None:
+def launch_of(numbers: Sequence[int]) -> Launch:
     """The two kinds have as many numbers as fields."""
-    if stored is None:
-        return None
-    return GemvLaunch(*stored) if len(stored) == len(GemvLaunch._fields) else SkinnyLaunch(*stored)
+    return GemvLaunch(*numbers) if len(numbers) == len(GemvLaunch._fields) else SkinnyLaunch(*numbers)
 
 
 class Unmeasured:
