@@ -37,9 +37,11 @@ from gradus.bench.block_process import run_vllm
 from gradus.bench.fingerprint import commit, hardware_name, versions
 from gradus.bench.memory import release
 from gradus.bench.statistics import significant
+from gradus.calibration.files import words
 from gradus.calibration.quantize import Recipe, quantize
 from gradus.errors import GradusError
 from gradus.loading import open_checkpoint
+from gradus.loading.packed_formats import AWQ_ORDER, nibbles
 from gradus.loading.progress import Silent
 from gradus.models import create_model
 from gradus.models.config import ModelConfig
@@ -126,24 +128,14 @@ def prompts(seed: int = 0) -> list[list[int]]:
 # -- copies that are wrong in one thing --------------------------------------------------------------------------------
 
 
-def _as_awq_orders(words: Tensor) -> Tensor:
-    """Nibble i of a word where AWQ has it, at 0, 2, 4, 6, 1, 3, 5, 7."""
-    return _words(_nibbles(words)[..., [0, 2, 4, 6, 1, 3, 5, 7]])
+def _as_awq_orders(packed: Tensor) -> Tensor:
+    """Nibble i of a word where AWQ has it."""
+    return words(nibbles(packed)[..., AWQ_ORDER].flatten(1))
 
 
-def _one_less(words: Tensor) -> Tensor:
+def _one_less(packed: Tensor) -> Tensor:
     """Each nibble one smaller, as the first version of GPTQ's format stores zero points; 0 becomes 15."""
-    return _words((_nibbles(words) - 1) & 15)
-
-
-def _nibbles(words: Tensor) -> Tensor:
-    """int32 [...] → int64 [..., 8], lowest first."""
-    return (words.long().unsqueeze(-1) >> 4 * torch.arange(8)) & 15
-
-
-def _words(nibbles: Tensor) -> Tensor:
-    wide = (nibbles << 4 * torch.arange(8)).sum(-1)
-    return torch.where(wide >= 1 << 31, wide - (1 << 32), wide).int()
+    return words(((nibbles(packed) - 1) & 15).flatten(1))
 
 
 def _of_the_row_before(scales: Tensor) -> Tensor:

@@ -33,24 +33,24 @@ class NotReadable(ValueError):
 
 
 def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Packed:
-    values = _nibbles(qweight)[..., _inverse(AWQ_ORDER)].flatten(1).t()  # [N, K]
-    zeros = _nibbles(qzeros)[..., _inverse(AWQ_ORDER)].flatten(1).t()
+    values = nibbles(qweight)[..., _inverse(AWQ_ORDER)].flatten(1).t()  # [N, K]
+    zeros = nibbles(qzeros)[..., _inverse(AWQ_ORDER)].flatten(1).t()
     return _int4(values, scales.t(), zeros)
 
 
 def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, zeros_less_one: bool) -> Packed:
     """zeros_less_one: as the first version of the format stores zero points."""
-    values = _nibbles(qweight).permute(1, 0, 2).flatten(1)  # [N, K]
-    zeros = _nibbles(qzeros).flatten(1).t() + int(zeros_less_one)
+    values = nibbles(qweight).permute(1, 0, 2).flatten(1)  # [N, K]
+    zeros = nibbles(qzeros).flatten(1).t() + int(zeros_less_one)
     return _int4(values, scales.t(), zeros, g_idx)
 
 
 def packed_int4(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None) -> Packed:
     """compressed-tensors' pack-quantized: integers and zero points are stored with 8 added."""
-    values = _nibbles(weight).flatten(1)
+    values = nibbles(weight).flatten(1)
     zeros = torch.full(scale.shape, MIDDLE)
     if zero_point is not None:
-        zeros = _nibbles(zero_point).permute(0, 2, 1).flatten(0, 1)[: len(scale)]
+        zeros = nibbles(zero_point).permute(0, 2, 1).flatten(0, 1)[: len(scale)]
     return _int4(values, scale, zeros, g_idx)
 
 
@@ -143,7 +143,7 @@ def _order(g_idx: Tensor | None, group: int) -> Tensor | None:
     return order
 
 
-def _nibbles(words: Tensor) -> Tensor:
+def nibbles(words: Tensor) -> Tensor:
     """int32 [..., n] → int32 [..., n, 8], each in 0 … 15."""
     shifts = 4 * torch.arange(NIBBLES, dtype=torch.int32)
     return (words.unsqueeze(-1) >> shifts) & MOST
