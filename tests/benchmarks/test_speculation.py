@@ -72,6 +72,12 @@ def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkey
     assert "*vllm" not in text, "it is none of our drafters"
     assert command.report(tmp_path / "r", check=True) == 0
 
+    assert "the same prompts within the same hour" in text
+    run.settings["vllm at"] = "0123456789abcdef"
+    results.update(tmp_path / "r", "cpu", speculation.NAME, run)
+    command.report(tmp_path / "r")
+    assert "the same prompts in the run of commit 0123456, " in (folder / "report.md").read_text()
+
 
 def test_heads_of_another_model_are_one_line(tmp_path, random_model, capsys):
     heads = heads_of(random_model, tmp_path, "medusa").removeprefix("heads:")
