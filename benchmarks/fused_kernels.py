@@ -46,12 +46,20 @@ MODELS = {
     "llama-3.1-8b": (128256, 4096, 32, 8, 128, 14336, 32, True),
     "gemma3-270m": (262144, 640, 4, 1, 256, 2048, 18, True),
     "smollm2-135m": (49152, 576, 9, 3, 64, 1536, 30, True),
+    "qwen2.5-coder-0.5b": (151936, 896, 14, 2, 64, 4864, 24, True),
+    "qwen2.5-coder-1.5b": (151936, 1536, 12, 2, 128, 8960, 28, True),
 }
+# (vocabulary, hidden, MLP width, drafts) of heads that draft: of the kinds in gradus.speculative.heads
+HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs
 
 
 def matrices(model: str) -> dict[str, tuple[int, int]]:
-    """[N, K] of a model's products, by name."""
+    """[N, K] of a model's products, by name; or of those of heads that draft, of either kind."""
+    if model in HEADS:
+        vocabulary, hidden, width, drafts = HEADS[model]
+        layer = {"fuse": (hidden, 2 * hidden), "up": (2 * width, hidden), "down": (hidden, width)}
+        return layer | {"out": (hidden, hidden), "blocks": (drafts * hidden, hidden), "head": (vocabulary, hidden)}
     vocabulary, hidden, heads, kv_heads, dim, width, _, gated = MODELS[model]
     return {
         "qkv": ((heads + 2 * kv_heads) * dim, hidden),
@@ -210,6 +218,8 @@ def around_matrices() -> dict[tuple[int, int], tuple[bool, str | None, bool]]:
         shapes = matrices(model)
         found[shapes["qkv"]] = (not gated, None, False)
         found[shapes["up"]] = (not gated, "silu" if gated else "gelu_tanh", gated)
+    for heads in HEADS:
+        found |= dict.fromkeys((matrices(heads)["out"], matrices(heads)["blocks"]), (False, None, False))
     return found
 
 
@@ -394,7 +404,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
     parser.add_argument("--parts", default="rows,sampling,heads,gemv,few,skinny,steps")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
@@ -404,8 +414,9 @@ def main() -> None:
         file_of(found["device"]).write_text(table(found))
         return
     rate = options.bandwidth
-    shapes = list(dict.fromkeys(shape for model in options.models.split(",") for shape in matrices(model).values()))
-    shapes += [PADDED_HEAD]
+    models = options.models.split(",")
+    shapes = list(dict.fromkeys(shape for model in models for shape in matrices(model).values()))
+    shapes += [PADDED_HEAD] if "gpt2-124m" in models else []
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability(),
         "torch": torch.__version__, "triton": triton.__version__, "bandwidth": rate,
