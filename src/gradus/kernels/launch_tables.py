@@ -3,8 +3,9 @@
 A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
 of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused in,
 which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured with
-so many rows takes the choice of the nearest one that was: time depends on how many programs N gives and how long each
-runs over K, and both change it by ratios, so near means a small log-ratio.
+so many rows takes the choice of the nearest one that was (with something fused in only if it was never measured so):
+time depends on how many programs N gives and how long each runs over K, and both change it by ratios, so near means a
+small log-ratio.
 
 A device that was never measured takes the file of another with its compute capability, whose tiles fit it. Without one,
 a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
@@ -15,7 +16,7 @@ Choices depend on the device's name and the product's shape alone, so all ranks 
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -84,20 +85,15 @@ class Measured:
         )
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
-        shape, place = self._nearest(self.launches, m, n, k)
-        return self.launches[shape][place] if shape else None
+        place = bisect_left(self.rows, m)
+        shapes = [shape for shape, launches in self.launches.items() if m > 0 and place < len(launches)]
+        return self.launches[nearest(shapes, n, k)][place] if shapes else None
 
     def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
-        shape, place = self._nearest(self.with_more, m, n, k)
-        return self.with_more[shape][place] if shape else None
-
-    def _nearest(
-        self, launches: Mapping[tuple[int, int], Sequence[object]], m: int, n: int, k: int
-    ) -> tuple[tuple[int, int] | None, int]:
-        """The nearest shape of those measured with so many rows, and the place of these rows; None if there is none."""
         place = bisect_left(self.rows, m)
-        shapes = [shape for shape, found in launches.items() if m > 0 and place < len(found)]
-        return (nearest(shapes, n, k) if shapes else None), place
+        measured = [(n, k)] if self.with_more.get((n, k)) else [*self.with_more]  # its parts may be faster with more
+        shapes = [shape for shape in measured if m > 0 and place < len(self.with_more[shape])]
+        return self.with_more[nearest(shapes, n, k)][place] if shapes else None
 
 
 def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int]:
