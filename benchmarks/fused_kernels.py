@@ -207,13 +207,12 @@ class Use(NamedTuple):
 def uses(model: str) -> list[Use]:
     shapes = matrices(model)
     if model in HEADS:
-        with_norm = [Use(*shapes[name], norm="rms") for name in ("out", "blocks")]
-        up = Use(*shapes["up"], norm="rms", activation="silu", gated=True)
         return [
             Use(*shapes["fuse"]),
-            up,
+            Use(*shapes["up"], norm="rms", activation="silu", gated=True),
             Use(*shapes["down"], residual=True),
-            *with_norm,
+            Use(*shapes["out"], norm="rms"),
+            Use(*shapes["blocks"], norm="rms"),
             Use(*shapes["head"], head=True),
         ]
     gated = MODELS[model][-1]
@@ -599,7 +598,7 @@ def main() -> None:
         if key == "chains":
             return entry["model"] not in models
         if key == "few":
-            return Use(*(entry[name] for name in Use._fields)) not in found_uses
+            return (entry["n"], entry["k"], entry["norm"]) not in {(use.n, use.k, use.norm) for use in found_uses}
         return key == "products" and not (entry["m"] in rows_now and (entry["n"], entry["k"]) in shapes)
 
     for key in {parts[part][0] for part in wanted}:
@@ -648,10 +647,10 @@ def chosen(entry: dict[str, Any]) -> list[int] | None:
     """The numbers of the launch for few rows. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
     times, kind = entry["times"], KINDS["few rows"]
     ours = {name: taken for name, taken in times.items() if name.startswith("[")}
-    best, few = min(ours, key=ours.__getitem__), fastest(ours, kind)
+    best, few = fastest(ours, KINDS["fastest"]), fastest(ours, kind)
     if few and not entry["head"] and ours[few] <= IN_A_CHAIN * min(times.values()):
         return list(json.loads(few))
-    if ours[best] > min(0.97 * times.get("cublas", math.inf), times.get("apart", math.inf)):
+    if best is None or ours[best] > min(0.97 * times.get("cublas", math.inf), times.get("apart", math.inf)):
         return None
     launch = launch_of(json.loads(best))
     if entry["gated"] and isinstance(launch, GemvLaunch):
