@@ -7,10 +7,10 @@ measured in the final engine, by leaving it out alone.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -37,7 +37,7 @@ from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
 from gradus.execution.draft_model import DraftModel
 from gradus.execution.memory_plan import sized
-from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.runner import LatestTokens, ModelRunner, RunModel
 from gradus.execution.speculating import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
@@ -52,7 +52,11 @@ from gradus.speculative.ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from gradus.attention.graph_paged import GraphPagedAttention
+    from gradus.execution.capturing import Recorder
+    from gradus.execution.draft_graphs import DraftGraphs
     from gradus.execution.draft_passes import DraftPasses
+    from gradus.execution.graphs import DecodeGraphs
+    from gradus.execution.prompt_graphs import PromptGraphs
     from gradus.sampling.kernel_sampler import KernelSampler
 
 __all__ = ["EngineConfig", "build"]
@@ -206,7 +210,6 @@ def kernel_runner(
     from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.execution.warm_up import warm_up
-    from gradus.kernels.compiling import compiled_together
     from gradus.kernels.fuse import fused
     from gradus.sampling.kernel_sampler import KernelSampler
 
@@ -221,35 +224,83 @@ def kernel_runner(
     )  # fmt: skip
     graphs: DecodeGraphs | DraftGraphs | None = None
     warming: list[Callable[[], None]] = [warm]
+    readers: list[tuple[Reader, Model, GraphPagedAttention]] = []
     if config.speculate:
         drafter: Drafter = NgramDrafter(kernel=True)
         if draft is not None:
-            drafter, warm_draft = draft_passes(draft, attention, sampler, config)
+            passes, warm_draft = draft_passes(draft, attention, sampler, config)
+            drafter = passes
             warming.append(warm_draft)
+            readers.append((passes, passes.model, passes.attention))
         states = None if trained is None else hidden_states(config, model)
         if trained is not None and states is not None:
             drafter = heads_on_kernels(trained, config, model, states, sampler)
         step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
         most, adaptive = most_drafts(config, trained), config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
-        runner: Runner = DraftRunner(step, graphs)
+        drafting = DraftRunner(step, graphs)
+        readers.append((drafting, view, attention))
+        runner: Runner = drafting
     else:
         eager = ModelRunner(view, attention, sampler, latest)
         runner = eager
+        readers.append((eager, view, attention))
         if config.graphs and latest is not None:
             graphs = DecodeGraphs(view, attention, sampler, latest, count)
             runner = GraphRunner(eager, graphs)
+    prompts = [] if graphs is None else [prompt_graphs(*reader, graphs.recorder, config) for reader in readers]
+    compile_and_capture(warming, prompts, graphs, report, crowd=count, length=min(USUAL_LENGTH, context))
+    return runner
+
+
+def compile_and_capture(
+    warming: Sequence[Callable[[], None]],
+    prompts: Sequence["PromptGraphs"],
+    graphs: "DecodeGraphs | DraftGraphs | None",
+    report: Report,
+    *,
+    crowd: int,
+    length: int,
+) -> None:
+    """Everything once: compiled side by side, then run, then recorded. crowd: sequences of a step; length: theirs."""
+    from gradus.kernels.compiling import compiled_together
+
     with compiled_together():
-        for each in warming:
-            each()
+        for warm in warming:
+            warm()
+        for short in prompts:
+            short.rehearse(crowd)
         if graphs is not None:
             graphs.rehearse()
-    for each in warming:
-        each()
+    for warm in warming:
+        warm()
+    for short in prompts:
+        short.capture()
     if graphs is not None:
         report(0, graphs.count)
-        graphs.capture(report, length=min(USUAL_LENGTH, context))
-    return runner
+        graphs.capture(report, length=length)
+
+
+class Reader(Protocol):
+    """What reads prompts, by calling this in a model's place."""
+
+    run_model: RunModel
+
+
+def prompt_graphs(
+    reader: Reader, model: Model, attention: "GraphPagedAttention", recorder: "Recorder", config: EngineConfig
+) -> "PromptGraphs":
+    """Captured passes over short prompts, through which the reader runs its model from now on."""
+    from gradus.attention.graph_paged import MOST_PADDED
+    from gradus.execution.prompt_graphs import PromptGraphs
+
+    graphs = PromptGraphs(
+        model, attention, recorder,
+        longest=min(config.limits.context_length, model.config.context_length),
+        most=config.budget(model.device.type) or MOST_PADDED,
+    )  # fmt: skip
+    reader.run_model = graphs
+    return graphs
 
 
 def compiled_runner(

@@ -15,6 +15,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.engine.plan import Decodes
+from gradus.execution.runner import RunModel
 from gradus.kernels.draft_rows import draft_rows
 from gradus.kernels.ngram_reference import NO_DRAFT
 from gradus.models import Model
@@ -30,6 +31,7 @@ class DraftPasses:
 
     def __init__(self, model: Model, attention: GraphPagedAttention, sampler: KernelSampler) -> None:
         self.model, self.attention, self.sampler = model, attention, sampler
+        self.run_model: RunModel = model
         self.padding = attention.tables.shape[1] - 1
         self._verifies = torch.zeros(self.padding + 1, dtype=torch.int32, device=model.device)  # no slot is barred
         self.steady = True
@@ -114,4 +116,4 @@ class DraftPasses:
             row_spans=[],
         )
         self.attention.prepare(batch)
-        self.model(batch.token_ids, batch.positions, self.attention)
+        self.run_model(batch.token_ids, batch.positions, self.attention)

@@ -5,8 +5,8 @@ decodes has as many rows as its drafts could take, and those that there are not 
 a CUDA graph, one for each number of sequences and of drafts; and the next step sees what was accepted before the host
 does.
 
-A step with prompts beside decodes is launched eagerly, and verifies no drafts: the prompts' tokens use what the GPU can
-compute anyway.
+A step with prompts beside decodes is launched by the host, but for the model's pass where that is short, and verifies
+no drafts: the prompts' tokens use what the GPU can compute anyway.
 """
 
 import time
@@ -21,7 +21,7 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import Arrival, current, to_host, upload_parts
 from gradus.engine.plan import Column, Decodes, Plan, Sampled
-from gradus.execution.runner import lay_out, sampled_rows
+from gradus.execution.runner import RunModel, lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
 from gradus.kernels.keep_hidden import keep_hidden
@@ -116,10 +116,12 @@ class Replays(Protocol):
 
 
 class DraftRunner:
-    """Runs plans of an engine that speculates. graphs: of `step`, where there are some."""
+    """Runs plans of an engine that speculates. graphs: of `step`, where there are some. run_model: runs the model where
+    prompts are read."""
 
     def __init__(self, step: DraftStep, graphs: Replays | None = None) -> None:
         self.step, self.graphs = step, graphs
+        self.run_model: RunModel = step.model
         self.device = step.model.device
         self.arrived: float | None = 0.0  # when the host saw the newest step; None if prompts were in it
 
@@ -191,7 +193,8 @@ class DraftRunner:
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
         owners = np.concatenate([decodes.slots, wanted.slots])
         asked = step.sampler.asked(owners)
-        hidden = step.model(token_ids, positions, step.attention)[picked]
+        computed = self.run_model(token_ids, positions, step.attention)
+        hidden = computed[picked]
         draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
         history.record(slots[count:].long(), ends[count:].long(), draw.tokens[count:])
         if step.states is not None:
@@ -202,7 +205,7 @@ class DraftRunner:
             verified = step.keep(mine, rows, decoded, hidden[:count])
         told = None if draw.pairs is None else draw.pairs[count:]
         reports = self.reports(owners) if asked else None
-        return self.result(plan, len(token_ids), verified, reports, (draw.tokens[count:], told))
+        return self.result(plan, len(computed), verified, reports, (draw.tokens[count:], told))
 
     def result(
         self,

@@ -25,7 +25,7 @@ def warm_up(
     All are in the slot `padding`, whose pages are page 0.
     """
     for counts in steps(attention.launches[-1].rows, most, crowd):
-        batch = _batch(counts, padding, model.device)
+        batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
         hidden = model(batch.token_ids, batch.positions, attention)
         slots = torch.full((len(counts),), padding, device=model.device)
@@ -39,11 +39,17 @@ def steps(largest: int, most: int, crowd: int) -> Iterator[list[int]]:
     """The new tokens of each span, per step. largest: rows of the tallest tile; no tile has more tokens than rows."""
     lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
     yield from ([length] for length in sorted(lengths) if length <= most)
-    for spans in {1 << power for power in range(1, crowd.bit_length())} | {crowd}:
+    for spans in crowds(crowd):
         yield [2] * spans
 
 
-def _batch(counts: list[int], slot: int, device: torch.device) -> Batch:
+def crowds(crowd: int) -> set[int]:
+    """Numbers of spans, up to `crowd`, that meet every kind of launch."""
+    return {1 << power for power in range(1, crowd.bit_length())} | {crowd}
+
+
+def padding_batch(counts: list[int], slot: int, device: torch.device) -> Batch:
+    """Prompts of so many tokens each, all of them in one slot."""
     ends = torch.tensor(counts).cumsum(0)
     return Batch(
         token_ids=torch.zeros(sum(counts), dtype=torch.int64, device=device),
