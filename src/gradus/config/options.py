@@ -145,7 +145,7 @@ class EngineConfig(EngineOptions):
     )
     graphs: bool = setting(
         True,
-        "Decode steps are replayed from CUDA graphs; needs `kernels`.",
+        "Decode steps, and passes over short prompts, are replayed from CUDA graphs; needs `kernels`.",
         suits={"cpu": False},
         heeded="final",
     )
