@@ -93,7 +93,7 @@ def expected_of(shape: str) -> dict[tuple[str, int], Ending]:
 @pytest.mark.parametrize("speculate", [None, "ngram", "draft:itself"])
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
 def test_short_prompts_are_replayed_alone_and_beside_decodes(shape, speculate, monkeypatch):
-    """Whole, in chunks, and behind a prefix: the tokens are the CPU's."""
+    """Whole, in chunks, and behind a prefix: the tokens are the CPU's, in steps of several sizes."""
     expected, model = expected_of(shape), model_on("cuda", shape, torch.float32)
     if speculate == "draft:itself" and shape == "tiny-gemma3":
         pytest.skip("a draft without windows is asked for")
@@ -105,7 +105,7 @@ def test_short_prompts_are_replayed_alone_and_beside_decodes(shape, speculate, m
         monkeypatch.setattr(graphs, "captured", Recorded(graphs.captured, replayed))
         for _ in range(2):
             assert run(engine, prompts_of(shape)) == expected
-        assert set(replayed) >= {16, 32} and len(replayed) > len(LENGTHS), (budget, replayed)
+        assert len(replayed) >= 4 and len(set(replayed)) >= 2, (budget, replayed)
 
 
 class RoundedAttention(NaiveAttention):
