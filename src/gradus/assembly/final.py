@@ -7,10 +7,8 @@ measured in the final engine, by leaving it out alone.
 """
 
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,9 +33,10 @@ from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
+from gradus.execution.capturing import Report
 from gradus.execution.draft_model import DraftModel
 from gradus.execution.memory_plan import sized
-from gradus.execution.runner import LatestTokens, ModelRunner, RunModel
+from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.speculating import SpeculatingRunner
 from gradus.kernels import check_kv_dtype, cpu, missing
 from gradus.models import Model
@@ -52,21 +51,12 @@ from gradus.speculative.ngram import NgramDrafter
 
 if TYPE_CHECKING:
     from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.capturing import Recorder
-    from gradus.execution.draft_graphs import DraftGraphs
     from gradus.execution.draft_passes import DraftPasses
-    from gradus.execution.graphs import DecodeGraphs
-    from gradus.execution.prompt_graphs import PromptGraphs
     from gradus.sampling.kernel_sampler import KernelSampler
 
 __all__ = ["EngineConfig", "build"]
 
 log = logging.getLogger(__name__)
-
-USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
-
-Report = Callable[[int, int], None]
-"""Called with (done, total) as CUDA graphs are captured, first with 0."""
 
 
 def build(
@@ -151,11 +141,10 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
 
 def draft_passes(
     draft: Model, attention: "GraphPagedAttention", sampler: "KernelSampler", config: EngineConfig
-) -> tuple["DraftPasses", Callable[[], None]]:
-    """The same on a GPU's kernels, and what warms them up."""
+) -> "DraftPasses":
+    """The same on a GPU's kernels."""
     from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.draft_passes import CHUNK, DraftPasses
-    from gradus.execution.warm_up import warm_up
+    from gradus.execution.draft_passes import DraftPasses
     from gradus.kernels.fuse import fused
 
     storage, count = attention.storage, config.max_sequences
@@ -163,10 +152,7 @@ def draft_passes(
     own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
     own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
     own.tables = attention.tables[:1]
-    view = fused(draft)
-    most = min(CHUNK, draft.config.context_length, config.limits.context_length)
-    warm = partial(warm_up, view, own, sampler, padding=count, most=most, crowd=count)
-    return DraftPasses(view, own, sampler), warm
+    return DraftPasses(fused(draft), own, sampler)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
@@ -205,11 +191,12 @@ def kernel_runner(
     trained: HeadsConfig | None = None,
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
+    from gradus.assembly.start_up import Reading, start_up
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
     from gradus.execution.draft_graphs import DraftGraphs
+    from gradus.execution.draft_passes import CHUNK
     from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
-    from gradus.execution.warm_up import warm_up
     from gradus.kernels.fuse import fused
     from gradus.sampling.kernel_sampler import KernelSampler
 
@@ -218,89 +205,31 @@ def kernel_runner(
     sampler = KernelSampler(model.config.vocab_size, model.device, count)
     view = fused(model)
     context = config.limits.context_length
-    warm = partial(
-        warm_up, view, attention, sampler,
-        padding=count, most=min(config.budget(model.device.type) or context, context), crowd=count,
-    )  # fmt: skip
     graphs: DecodeGraphs | DraftGraphs | None = None
-    warming: list[Callable[[], None]] = [warm]
-    readers: list[tuple[Reader, Model, GraphPagedAttention]] = []
+    readings: list[Reading] = []
     if config.speculate:
         drafter: Drafter = NgramDrafter(kernel=True)
         if draft is not None:
-            passes, warm_draft = draft_passes(draft, attention, sampler, config)
-            drafter = passes
-            warming.append(warm_draft)
-            readers.append((passes, passes.model, passes.attention))
+            drafter = passes = draft_passes(draft, attention, sampler, config)
+            longest = min(CHUNK, draft.config.context_length, context)
+            readings.append(Reading(passes, passes.model, passes.attention, longest))
         states = None if trained is None else hidden_states(config, model)
         if trained is not None and states is not None:
             drafter = heads_on_kernels(trained, config, model, states, sampler)
         step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
         most, adaptive = most_drafts(config, trained), config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
-        drafting = DraftRunner(step, graphs)
-        readers.append((drafting, view, attention))
-        runner: Runner = drafting
+        runner: Runner = (drafting := DraftRunner(step, graphs))
+        readings.append(Reading(drafting, view, attention, context))
     else:
         eager = ModelRunner(view, attention, sampler, latest)
         runner = eager
-        readers.append((eager, view, attention))
+        readings.append(Reading(eager, view, attention, context))
         if config.graphs and latest is not None:
             graphs = DecodeGraphs(view, attention, sampler, latest, count)
             runner = GraphRunner(eager, graphs)
-    prompts = [] if graphs is None else [prompt_graphs(*reader, graphs.recorder, config) for reader in readers]
-    compile_and_capture(warming, prompts, graphs, report, crowd=count, length=min(USUAL_LENGTH, context))
+    start_up(readings, graphs, sampler, config, report)
     return runner
-
-
-def compile_and_capture(
-    warming: Sequence[Callable[[], None]],
-    prompts: Sequence["PromptGraphs"],
-    graphs: "DecodeGraphs | DraftGraphs | None",
-    report: Report,
-    *,
-    crowd: int,
-    length: int,
-) -> None:
-    """Everything once: compiled side by side, then run, then recorded. crowd: sequences of a step; length: theirs."""
-    from gradus.kernels.compiling import compiled_together
-
-    with compiled_together():
-        for warm in warming:
-            warm()
-        for short in prompts:
-            short.rehearse(crowd)
-        if graphs is not None:
-            graphs.rehearse()
-    for warm in warming:
-        warm()
-    for short in prompts:
-        short.capture()
-    if graphs is not None:
-        report(0, graphs.count)
-        graphs.capture(report, length=length)
-
-
-class Reader(Protocol):
-    """What reads prompts, by calling this in a model's place."""
-
-    run_model: RunModel
-
-
-def prompt_graphs(
-    reader: Reader, model: Model, attention: "GraphPagedAttention", recorder: "Recorder", config: EngineConfig
-) -> "PromptGraphs":
-    """Captured passes over short prompts, through which the reader runs its model from now on."""
-    from gradus.attention.graph_paged import MOST_PADDED
-    from gradus.execution.prompt_graphs import PromptGraphs
-
-    graphs = PromptGraphs(
-        model, attention, recorder,
-        longest=min(config.limits.context_length, model.config.context_length),
-        most=config.budget(model.device.type) or MOST_PADDED,
-    )  # fmt: skip
-    reader.run_model = graphs
-    return graphs
 
 
 def compiled_runner(

@@ -20,7 +20,7 @@ from gradus.kernels.draft_rows import DraftRows
 from gradus.kernels.new_token import MOST_NEW
 from gradus.models.config import ModelConfig
 
-MOST_PADDED = 512
+MOST_PADDED = 1024
 """Rows of a captured step with prompts at most."""
 
 

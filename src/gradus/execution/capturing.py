@@ -18,6 +18,8 @@ from gradus.engine.plan import Column
 
 log = logging.getLogger(__name__)
 
+Report = Callable[[int, int], None]
+"""Called with (done, total) as CUDA graphs are captured, first with 0."""
 Numbers = Column | Sequence[int]
 Result = TypeVar("Result")
 

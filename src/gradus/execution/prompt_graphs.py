@@ -24,7 +24,7 @@ from gradus.execution.warm_up import crowds, padding_batch
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 
-SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, MOST_PADDED)
+SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, MOST_PADDED)
 
 
 def prompt_sizes(tokens: int) -> tuple[int, ...]:

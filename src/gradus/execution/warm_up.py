@@ -12,22 +12,30 @@ import torch
 
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.execution.runner import RunModel
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 
 
 @torch.inference_mode()
 def warm_up(
-    model: Model, attention: GraphPagedAttention, sampler: KernelSampler, *, padding: int, most: int, crowd: int
+    model: Model,
+    run_model: RunModel,
+    attention: GraphPagedAttention,
+    sampler: KernelSampler,
+    *,
+    most: int,
+    crowd: int,
 ) -> None:
     """Run a prompt of each kind of length up to `most` tokens, and short ones side by side up to `crowd`.
 
-    All are in the slot `padding`, whose pages are page 0.
+    All are in padding's slot. run_model: runs the model; what it has captured takes less time.
     """
+    padding = attention.padding
     for counts in steps(attention.launches[-1].rows, most, crowd):
         batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
-        hidden = model(batch.token_ids, batch.positions, attention)
+        hidden = run_model(batch.token_ids, batch.positions, attention)
         slots = torch.full((len(counts),), padding, device=model.device)
         logits = model.logits(hidden[batch.logits_rows])
         for asked in (False, True):
