@@ -14,7 +14,7 @@ length 0.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
 from gradus.device.transfer import current
 from gradus.engine.plan import Decodes, Plan
-from gradus.execution.capturing import Captured, Inputs, Numbers, Recorder, ways
+from gradus.execution.capturing import Captured, Inputs, Numbers, Recorder, Report, ways
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.step import StepResult
 from gradus.kernels.decode_inputs import newest
@@ -125,7 +125,7 @@ class DecodeGraphs:
                     self._draw(size, hidden, early, asked)
 
     @torch.inference_mode()
-    def capture(self, report: Callable[[int, int], None] = lambda done, total: None, *, length: int) -> None:
+    def capture(self, report: Report = lambda done, total: None, *, length: int) -> None:
         """Record a graph for every size, largest first: the smaller ones then fit into the memory of the largest.
 
         report(done, total) is called after each. length: of the sequences that graphs are tried out with, positions
