@@ -205,9 +205,9 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def samplers() -> Iterator[tuple[str, Case]]:
-    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr", "best_ptr"), "*fp32")
+    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
     slots = {"slots_ptr": "*i32", "latest_ptr": "*i64", "out_ptr": "*i64", "tokens_ptr": "*i32", "blocks": "i32"}
-    slots |= {"seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
+    slots |= {"out_stride": "i32", "seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
     for name, kernel, constants, warps in (
         ("block best", block_best_kernel, {"BLOCK": 2048}, 4),
         ("row best", row_best_kernel, {"BLOCKS": 128}, 1),
