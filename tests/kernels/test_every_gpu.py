@@ -27,6 +27,7 @@ from gradus.kernels import (
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.draft_inputs import first_inputs_kernel, next_inputs_kernel
 from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.fuse_quantized import FUSED_ROWS
@@ -137,6 +138,16 @@ def drafts() -> Iterator[tuple[str, Case]]:
         yield name, Case(kernel, types, constants, {"num_warps": warps})
     types = {"slots_ptr": "*i32", "kept_ptr": "*i64", "rows_ptr": "*i64", "D": "i32:16", "hidden_stride": "i32:16"}
     yield "keep hidden", Case(keep_hidden_kernel, types, {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}, {"num_warps": 4})
+    types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride"), "i32:16")
+    types |= {"tokens_ptr": "*bf16", "places_ptr": "*bf16", "positions_ptr": "*i32"}
+    types |= {"scale": "fp32", "drafts_stride": "i32"}
+    first = {"COUNT": 3, "COUNTS": 4, "TOGETHER": 1, "BLOCK": 512}
+    for name, kernel, constants in (
+        ("first inputs", first_inputs_kernel, first),
+        ("next inputs", next_inputs_kernel, {"BLOCK": 512}),
+    ):
+        named = {each: kind for each, kind in types.items() if each in kernel.arg_names}
+        yield name, Case(kernel, named, constants, {"num_warps": 4})
 
 
 def products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -318,7 +329,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
-SAMPLE += ["keep hidden"]
+SAMPLE += ["keep hidden", "first inputs", "next inputs"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
