@@ -11,7 +11,6 @@ from gradus.kernels.draft_inputs import (
     next_inputs_reference,
 )
 from gradus.kernels.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
-from gradus.kernels.keep_hidden import keep_hidden, keep_hidden_reference
 from gradus.kernels.ngram import look_up_slots
 from gradus.kernels.ngram_reference import look_up
 from gradus.models import SHAPES, create_model, randomize
@@ -103,13 +102,13 @@ def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, size):
     arguments, generator = step(seed, drafts), torch.Generator().manual_seed(seed)
+    slots, _, _, history, known, *_ = arguments
     rows = draft_rows_reference(*arguments)
     drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=generator)
-    kept, origins = keep_standing_reference(arguments[0], rows, drawn, arguments[3], arguments[4])
     hidden = torch.randn(len(drawn), 2 * size, generator=generator)[:, :size]
     found, expected = (torch.full((SLOTS + 1, size), -7.0) for _ in range(2))
-    keep_hidden(arguments[0], kept, origins, hidden, found)
-    keep_hidden_reference(arguments[0], kept, origins, hidden, expected)
+    keep_standing(slots, rows, drawn, history.clone(), known.clone(), hidden, found)
+    keep_standing_reference(slots, rows, drawn, history, known, hidden, expected)
     assert torch.equal(found, expected)
     assert (found[1] == -7).all() and not (found[4] == -7).any()
 
