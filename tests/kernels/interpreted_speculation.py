@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from triton.runtime.interpreter import GridExecutor
 
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
@@ -189,3 +190,41 @@ def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
             found = kernels.propose(history, given[0], count, given[1])
             assert found.tolist() == plain.propose(history, given[0], count, given[1]).tolist()
             assert found.shape == (len(slots), count) and found.is_contiguous()
+
+
+def kind_of(argument) -> tuple:
+    """What Triton compiles a kernel anew for."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, tuple):
+        return tuple(map(kind_of, argument))
+    return (argument == 1, argument % 16 == 0) if isinstance(argument, int) else (argument,)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "medusa", "eagle"])
+def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
+    launch, launched = GridExecutor.__call__, set()
+
+    def noting(executor, *arguments, **options):
+        values = dict(zip(executor.arg_names, arguments, strict=False)) | options
+        found = {name: value if name in executor.constexprs else kind_of(value) for name, value in values.items()}
+        launched.add((executor.fn.__name__, frozenset(found.items())))
+        return launch(executor, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", noting)
+    model = small("tiny-llama")
+    if kind != "ngram":
+        heads_of(model, tmp_path, kind, vocabulary=160)
+    step = engine(
+        "tiny-llama", NgramDrafter(kernel=True) if kind == "ngram" else Reference(model, tmp_path)
+    ).runner.step
+    slots, limits = torch.tensor([[0, 1], [9, 9]], dtype=torch.int32)
+    shapes = [(size, drafts) for size in (1, 2) for drafts in range(DRAFTS + 1)]
+    for size, drafts in shapes:
+        step.rehearse(slots[:size], limits[:size], drafts, early=False)
+    rehearsed, _ = set(launched), launched.clear()
+    step.history.lengths.fill_(1)
+    for size, drafts in shapes:
+        for asked in (False, True):
+            step.run(slots[:size], limits[:size], drafts, asked=asked)
+    assert len(launched) > 20 and launched <= rehearsed
