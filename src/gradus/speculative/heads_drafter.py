@@ -26,8 +26,7 @@ Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class HeadsDrafter:
-    """head: from features to the logits of the first tokens, as `draft_head`
-    makes it."""
+    """head: from features to the logits of the first tokens, as `draft_head` makes it."""
 
     steady = True
 
@@ -38,10 +37,7 @@ class HeadsDrafter:
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         lengths, config = history.lengths[slots], self.model.config
-        # the newest token, then drafts
-        said = torch.empty(
-            len(slots), 1 + count, dtype=torch.int64, device=slots.device
-        )  # the newest token, then drafts
+        said = history.tokens.new_empty(len(slots), 1 + count, dtype=torch.int64)  # the newest token, then drafts
         said[:, 0] = history.tokens[slots, lengths - 1]
 
         def draw(features: Tensor, first: int) -> None:

@@ -19,8 +19,8 @@ from gradus.speculative.states import HiddenStates
 
 
 class KernelHeadsDrafter:
-    """heads: for one draft, for two, and so on: a product of all heads would leave gaps between the rows of a few.
-    head: as in `HeadsDrafter`. embedding: the model's."""
+    """heads: for one draft, for two, and so on, as `first_heads` makes them: of all heads' features the first few would
+    have to be copied. head: as in `HeadsDrafter`. embedding: the model's."""
 
     steady = True
 
@@ -43,8 +43,8 @@ class KernelHeadsDrafter:
         drafts = torch.empty(len(slots), count, dtype=torch.int64, device=slots.device)
 
         def draw(features: Tensor, first: int) -> None:
-            together = features.shape[1]
-            number, out = first // together, drafts[:, first : first + together].view(-1)
+            number = first // heads.together
+            out = drafts[:, first : first + heads.together].view(-1)  # never a copy
             logits = self.head(features.flatten(0, 1))
             self.sampler.guess_slots(logits, begun.slots[number], begun.positions[number], out)
 
