@@ -163,9 +163,8 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
     positions = torch.randint(0, 2**31, (rows,), device="cuda")
     for temperature in (0.0, 0.3, 1.0, 5.0):
         temperatures = torch.full((rows,), temperature, device="cuda")
-        tokens, best = sample(logits, seeds, positions, temperatures)
-        expected_tokens, expected_best = sample_reference(logits, seeds, positions, temperatures)
-        assert torch.equal(tokens, expected_tokens) and torch.equal(best, expected_best)
+        tokens = sample(logits, seeds, positions, temperatures)
+        assert torch.equal(tokens, sample_reference(logits, seeds, positions, temperatures))
 
 
 @pytest.mark.parametrize("rows", [1, 256])
@@ -184,8 +183,8 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
 
     logits, where = noise(rows, 50257), slots.long()
     seeds, temperatures = torch.arange(300, device="cuda"), torch.rand(300, device="cuda").round()
-    tokens, _ = sample(logits, seeds, lengths, temperatures, slots=slots, latest=latest)
-    assert torch.equal(tokens, sample_reference(logits, seeds[where], lengths.long(), temperatures[where])[0])
+    tokens = sample(logits, seeds, lengths, temperatures, slots=slots, latest=latest)
+    assert torch.equal(tokens, sample_reference(logits, seeds[where], lengths.long(), temperatures[where]))
     assert torch.equal(tokens, latest[where])
 
 
@@ -196,7 +195,7 @@ def test_noise_is_the_engines_bit_for_bit():
 
     rows = 4096
     seeds, positions = torch.arange(rows, device="cuda") * 2**40 - 7, torch.arange(rows, device="cuda")
-    tokens, _ = sample(torch.zeros(rows, 5000, device="cuda"), seeds, positions, torch.ones(rows, device="cuda"))
+    tokens = sample(torch.zeros(rows, 5000, device="cuda"), seeds, positions, torch.ones(rows, device="cuda"))
     assert torch.equal(tokens, exponential(seeds, positions, 5000).argmin(-1))
 
 
@@ -207,10 +206,9 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
     logits[1, 59999] = float("nan")
     logits[2, :] = float("-inf")
     temperatures = torch.tensor([0.0, 1.0, 1.0, 0.0], device="cuda")
-    tokens, best = sample(logits, torch.arange(4, device="cuda"), torch.arange(4, device="cuda"), temperatures)
-    assert best.isfinite().tolist() == [True, False, False, True]
-    assert tokens[[0, 3]].tolist() == logits[[0, 3]].argmax(-1).tolist()
-    assert ((tokens >= 0) & (tokens < 60000)).all()
+    tokens = sample(logits, torch.arange(4, device="cuda"), torch.arange(4, device="cuda"), temperatures)
+    likeliest = logits.argmax(-1)
+    assert tokens.tolist() == [int(likeliest[0]), -1, -1, int(likeliest[3])]
 
 
 def test_products_and_samples_replay_from_a_cuda_graph():
@@ -222,7 +220,7 @@ def test_products_and_samples_replay_from_a_cuda_graph():
 
     def step() -> tuple[Tensor, Tensor]:
         logits = skinny(x, weight, SkinnyLaunch(64, 64, 4, 3, 4))
-        return logits, sample(logits, which, which, which / 4)[0]
+        return logits, sample(logits, which, which, which / 4)
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -232,7 +230,7 @@ def test_products_and_samples_replay_from_a_cuda_graph():
         x.normal_()
         graph.replay()
         assert_close(logits, skinny_reference(x, weight))
-        assert torch.equal(tokens, sample(logits, which, which, which / 4)[0])
+        assert torch.equal(tokens, sample(logits, which, which, which / 4))
 
 
 def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
@@ -266,7 +264,7 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
             wide = gated_activation(skinny(y, up, split), "silu")
             skinny(wide, down, split, residual=x)
         logits = gemv(x, head, few, norm=norm)
-        return x, logits, *sample(logits, slots, slots, slots / 17)
+        return x, logits, sample(logits, slots, slots, slots / 17)
 
     with early_launches():
         step()

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
+from triton.runtime.interpreter import GridExecutor
 
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
@@ -9,6 +11,7 @@ from gradus.attention.storage import PagedStorage
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
+from gradus.engine.plan import Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
@@ -19,13 +22,15 @@ from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.heads import first_heads
 from gradus.speculative.heads_drafter import HeadsDrafter
 from gradus.speculative.history import History
+from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 from gradus.speculative.ngram import NgramDrafter
 from gradus.speculative.states import HiddenStates
 from tests.kernels.interpreted_fused_model import small
 from tests.phases.drive import run
-from tests.speculative.heads import Reference, heads_of
+from tests.speculative.heads import DRAFTS, Reference, heads_of
 
 LIMITS = ModelLimits(320, 64)
 SLOTS = 2
@@ -71,7 +76,7 @@ def requests() -> list[Request]:
 
 
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
-    """drafter: None is an engine in torch that does not speculate; a pair is heads, and the model's head for them."""
+    """drafter: None is an engine in torch that does not speculate; a `Reference` has heads that draft."""
     model = small(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
@@ -85,11 +90,16 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
         own.tables = attention.tables
         drafter = DraftPasses(fused(model), own, sampler)
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
-    if isinstance(drafter, tuple):
-        drafter = HeadsDrafter(*drafter, model, states, sampler.guess_slots)
+    if isinstance(drafter, Reference):
+        drafter = on_kernels(drafter, states, sampler)
     step = DraftStep(fused(model), attention, sampler, drafter, history, states)
     control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
     return Engine(Scheduler(cache, SLOTS, 6, drafting=control), DraftRunner(step), LIMITS, 1)
+
+
+def on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
+    parts = [view(first_heads(heads.heads, count)) for count in range(1, DRAFTS + 1)]
+    return KernelHeadsDrafter(parts, view(heads.head), heads.model.embedding_tables(), states, sampler)
 
 
 def answers(engine: Engine) -> tuple[dict, list]:
@@ -131,7 +141,7 @@ def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
     model = small("tiny-llama")
     heads_of(model, tmp_path, kind, vocabulary=160)
     reference = Reference(model, tmp_path)
-    speculating = engine("tiny-llama", (view(reference.heads), view(reference.head)))
+    speculating = engine("tiny-llama", reference)
     drafter = speculating.runner.step.drafter
     propose, heard = drafter.propose, []
 
@@ -151,3 +161,70 @@ def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
 
 def drafter_is_greedy(engine: Engine, slot: int) -> bool:
     return float(engine.runner.step.sampler.table.temperatures[slot]) == 0
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
+    """Any number of drafts for any slots, greedy or drawn: a lone sequence's heads draw by its own settings too."""
+    model, device = small(shape), torch.device("cpu")
+    heads_of(model, tmp_path, kind, vocabulary=160)
+    reference, sampler = Reference(model, tmp_path), KernelSampler(320, device, 4)
+    history, states = History(4, 64, device), HiddenStates(4, model.config.hidden_size, model.dtype, device)
+    history.tokens.copy_(torch.randint(0, 320, history.tokens.shape))
+    history.lengths.copy_(torch.tensor([1, 9, 30, 63, 1]))
+    states.values.copy_(torch.randn(states.values.shape))
+    params = [SamplingParams(temperature=1.5 * (slot % 2), seed=slot) for slot in range(4)]
+    asked = [Request.create("r", [1], each, LIMITS) for each in params]
+    sampler.admit([Admission(slot, request, 0, request.prompt) for slot, request in enumerate(asked)])
+
+    def guess(logits, slots, positions):
+        wide = F.pad(logits, (0, 160), value=float("-inf"))
+        return sampler.guess(wide, slots.numpy(), positions.numpy())
+
+    plain = HeadsDrafter(reference.heads, reference.head, model, states, guess)
+    kernels = on_kernels(reference, states, sampler)
+    for slots in ([1], [3], [3, 1, 0, 2, 4]):
+        given = torch.tensor(slots, dtype=torch.int32), torch.full((len(slots),), 64, dtype=torch.int32)
+        for count in range(1, DRAFTS + 1):
+            found = kernels.propose(history, given[0], count, given[1])
+            assert found.tolist() == plain.propose(history, given[0], count, given[1]).tolist()
+            assert found.shape == (len(slots), count) and found.is_contiguous()
+
+
+def kind_of(argument) -> tuple:
+    """What Triton compiles a kernel anew for."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, tuple):
+        return tuple(map(kind_of, argument))
+    return (argument == 1, argument % 16 == 0) if isinstance(argument, int) else (argument,)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "medusa", "eagle"])
+def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
+    launch, launched = GridExecutor.__call__, set()
+
+    def noting(executor, *arguments, **options):
+        values = dict(zip(executor.arg_names, arguments, strict=False)) | options
+        found = {name: value if name in executor.constexprs else kind_of(value) for name, value in values.items()}
+        launched.add((executor.fn.__name__, frozenset(found.items())))
+        return launch(executor, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", noting)
+    model = small("tiny-llama")
+    if kind != "ngram":
+        heads_of(model, tmp_path, kind, vocabulary=160)
+    step = engine(
+        "tiny-llama", NgramDrafter(kernel=True) if kind == "ngram" else Reference(model, tmp_path)
+    ).runner.step
+    slots, limits = torch.tensor([[0, 1], [9, 9]], dtype=torch.int32)
+    shapes = [(size, drafts) for size in (1, 2) for drafts in range(DRAFTS + 1)]
+    for size, drafts in shapes:
+        step.rehearse(slots[:size], limits[:size], drafts, early=False)
+    rehearsed, _ = set(launched), launched.clear()
+    step.history.lengths.fill_(1)
+    for size, drafts in shapes:
+        for asked in (False, True):
+            step.run(slots[:size], limits[:size], drafts, asked=asked)
+    assert len(launched) > 20 and launched <= rehearsed

@@ -24,7 +24,6 @@ from gradus.engine.plan import Column, Decodes, Plan, Sampled
 from gradus.execution.runner import RunModel, lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
-from gradus.kernels.keep_hidden import keep_hidden
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
@@ -62,7 +61,7 @@ class DraftStep:
         """slots, limits: int32 [B], the limits being the positions that each may store: 0 for padding."""
         rows = self.rows(slots, limits, drafts, early)
         draw, hidden = self.draw(slots, rows, drafts, early, asked)
-        return self.keep(slots, rows, draw, hidden)
+        return self.keep(slots, rows, draw, hidden, early)
 
     @torch.inference_mode()
     def rehearse(self, slots: Tensor, limits: Tensor, drafts: int, early: bool) -> None:
@@ -71,22 +70,19 @@ class DraftStep:
         nothing = torch.zeros_like(rows.tokens)
         for asked in (False, True):
             draw, hidden = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
-            kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
-            if self.states is not None:
-                keep_hidden(slots, kept, torch.zeros_like(origins), hidden, self.states.values)
+            self.keep_standing(slots, rows, draw.tokens, hidden, early)
 
     def rows(self, slots: Tensor, limits: Tensor, drafts: int, early: bool = False) -> DraftRows:
         history, attention = self.history, self.attention
-        if drafts:
-            with early_launches(early):
+        proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
+        with early_launches(early and drafts > 0):  # a step's first launch has none before it to start beside
+            if drafts:
                 proposed = self.drafter.propose(history, slots, drafts, limits)
-        else:
-            proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
-        # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
-        return draft_rows(
-            slots, limits, self.sampler.table.adjusts, history.tokens, history.lengths, proposed, attention.tables,
-            attention.storage.page_size,
-        )  # fmt: skip
+            # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
+            return draft_rows(
+                slots, limits, self.sampler.table.adjusts, history.tokens, history.lengths, proposed,
+                attention.tables, attention.storage.page_size,
+            )  # fmt: skip
 
     def draw(self, slots: Tensor, rows: DraftRows, drafts: int, early: bool, asked: bool) -> tuple[SlotDraw, Tensor]:
         """What the rows draw, and their hidden states, [R, D]."""
@@ -102,11 +98,16 @@ class DraftStep:
         with early_launches(early):
             return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked), hidden
 
-    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor) -> Verified:
-        kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
-        if self.states is not None:
-            keep_hidden(slots, kept, origins, hidden, self.states.values)
+    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor, early: bool = False) -> Verified:
+        kept, origins = self.keep_standing(slots, rows, draw.tokens, hidden, early)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
+
+    def keep_standing(
+        self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
+    ) -> tuple[Tensor, Tensor]:
+        history, states = self.history, None if self.states is None else self.states.values
+        with early_launches(early):
+            return keep_standing(slots, rows, drawn, history.tokens, history.lengths, hidden, states)
 
 
 class Replays(Protocol):
