@@ -27,6 +27,7 @@ from gradus.kernels import (
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.draft_passes import first_rows_kernel, next_rows_kernel
 from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.fuse_quantized import FUSED_ROWS
@@ -123,17 +124,26 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def drafts() -> Iterator[tuple[str, Case]]:
-    """What a step that verifies 8 drafts begins and ends with."""
+    """What a step that verifies 8 drafts begins and ends with, and the passes of a draft model."""
     of_32_bits = ("slots", "limits", "barred", "history", "owners", "ends", "query_start", "lengths")
     of_64_bits = ("known", "drafts", "tables", "tokens", "positions", "places", "inputs", "drawn", "kept", "rows")
     pointers = {f"{name}_ptr": "*i32" for name in of_32_bits} | {f"{name}_ptr": "*i64" for name in of_64_bits}
     numbers = dict.fromkeys(("spans", "rows", "history_stride", "group_stride", "slot_stride", "padding"), "i32")
+    numbers |= dict.fromkeys(("count", "number", "longest", "vocabulary"), "i32")
+    last = dict.fromkeys(("tokens_ptr", "positions_ptr", "owners_ptr", "lengths_ptr"))
     for name, kernel, constants, warps in (
         ("draft rows", draft_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
         ("keep standing", keep_standing_kernel, {"K": 8, "BLOCK": 32}, 1),
+        ("first rows", first_rows_kernel, {"PAGE": 16, "GROUPS": 1, "BLOCK": 128}, 4),
+        ("next rows", next_rows_kernel, {"BLOCK": 128}, 4),
+        ("keep draft", next_rows_kernel, {"BLOCK": 128} | last, 4),
         ("look up", look_up_kernel, {"COUNT": 8, "COUNTS": 8, "SHORTEST": 2, "LONGEST": 4, "BLOCK": 1024}, 4),
     ):
-        types = {each: kind for each, kind in (pointers | numbers).items() if each in kernel.arg_names}
+        types = {
+            each: kind
+            for each, kind in (pointers | numbers).items()
+            if each in kernel.arg_names and each not in constants
+        }
         yield name, Case(kernel, types, constants, {"num_warps": warps})
     types = {"slots_ptr": "*i32", "kept_ptr": "*i64", "rows_ptr": "*i64", "D": "i32:16", "hidden_stride": "i32:16"}
     yield "keep hidden", Case(keep_hidden_kernel, types, {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}, {"num_warps": 4})
@@ -318,7 +328,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "statistics", "asked block"]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
-SAMPLE += ["keep hidden"]
+SAMPLE += ["keep hidden", "first rows", "next rows", "keep draft"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
