@@ -20,6 +20,10 @@ from gradus.execution.runner import ModelRunner
 from gradus.kernels import overlap
 from gradus.kernels.fuse import fused
 from gradus.kernels.view import view
+from gradus.models import Model, create_model, randomize
+from gradus.models.layers import Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.mix import Mix, factory
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import DraftControl
@@ -76,7 +80,8 @@ def requests() -> list[Request]:
 
 
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
-    """drafter: None is an engine in torch that does not speculate; a pair is heads, and the model's head for them."""
+    """drafter: None is an engine in torch that does not speculate; a pair is heads, and the model's head for them; a
+    model drafts with pages of its own."""
     model = small(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
@@ -86,9 +91,11 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
     if drafter == "itself":
+        drafter = model
+    if isinstance(drafter, Model):
         own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
         own.tables = attention.tables
-        drafter = DraftPasses(fused(model), own, sampler)
+        drafter = DraftPasses(fused(drafter), own, sampler)
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
     if isinstance(drafter, tuple):
         drafter = HeadsDrafter(*drafter, model, states, sampler.guess_slots)
@@ -128,6 +135,18 @@ def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
     assert answers(speculating) == answers(engine("tiny-llama"))
     told = speculating.scheduler.drafting.stats()
     assert told.accepted == told.drafted and sum(told.accepted) > 3
+
+
+def test_a_quantized_draft_model_drafts_on_kernels():
+    """The model's own weights in 8 bits: most of what it drafts stands, and no token changes."""
+    model = small("tiny-llama")
+    narrow = create_model(model.config, linear=factory(Mix.of("int8"), model.config, Linear))
+    randomize(narrow, seed=0, std=0.1)
+    assert isinstance(narrow.layers[0].qkv, Int8Linear)
+    speculating = engine("tiny-llama", narrow)
+    assert answers(speculating) == answers(engine("tiny-llama"))
+    told = speculating.scheduler.drafting.stats()
+    assert 2 < sum(told.drafted) < 2 * sum(told.accepted)
 
 
 def passes(model, said: list[list[int]]) -> tuple[DraftPasses, History]:
