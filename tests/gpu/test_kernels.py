@@ -188,6 +188,32 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
     assert torch.equal(tokens, latest[where])
 
 
+@pytest.mark.parametrize("count", [1, 256])
+def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
+    from gradus.device.capability import capability
+    from gradus.kernels import draft_passes
+    from gradus.kernels.overlap import early_launches
+
+    known, history = torch.randint(1, 150, (301,)), torch.randint(0, 500, (301, 160), dtype=torch.int32)
+    slots = torch.randint(0, 301, (count,), dtype=torch.int32)
+    limits = (known[slots.long()] + torch.randint(-1, 5, (count,))).int()
+    spans, tables = draft_passes.Drafting(slots, limits, known, 140, 500), torch.randint(1, 2**31, (2, 301, 10))
+    there = draft_passes.Drafting(slots.cuda(), limits.cuda(), known.cuda(), 140, 500)
+    inputs = torch.zeros(2, 2 * count, dtype=torch.int64, device="cuda")
+    found = draft_passes.first_rows(there, inputs, history.cuda(), tables.cuda(), 16)
+    expected = draft_passes.first_rows_reference(spans, history, tables, 16)
+    assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(found, expected, strict=True))
+    drafts, kept = torch.empty(count, 4, dtype=torch.int64), torch.empty(count, 4, dtype=torch.int64, device="cuda")
+    with early_launches(capability(inputs.device).starts_early):
+        for number in range(4):
+            drawn = torch.randint(-1, 502, (count,))
+            rows = draft_passes.next_rows(there, inputs, drawn.cuda(), kept, number)
+            expected = draft_passes.next_rows_reference(spans, drawn, drafts, number)
+            assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(rows, expected, strict=True))
+        draft_passes.keep_draft(there, drawn.cuda(), kept, 3)
+    assert torch.equal(kept.cpu(), drafts)
+
+
 def test_noise_is_the_engines_bit_for_bit():
     """Flat logits: the winner of each row is the token with the least noise, so all of the noise decides."""
     from gradus.kernels.noise import exponential

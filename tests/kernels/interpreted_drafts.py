@@ -10,6 +10,15 @@ from gradus.kernels.draft_inputs import (
     next_inputs,
     next_inputs_reference,
 )
+from gradus.kernels.draft_passes import (
+    Drafting,
+    NextRows,
+    first_rows,
+    first_rows_reference,
+    keep_draft,
+    next_rows,
+    next_rows_reference,
+)
 from gradus.kernels.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
 from gradus.kernels.ngram import look_up_slots
 from gradus.kernels.ngram_reference import look_up
@@ -83,6 +92,66 @@ def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     assert (
         (found.slots[count:] == SLOTS).all() and not found.ends[count:].any() and (found.places[:, count:] < PAGE).all()
     )
+
+
+def drafting(seed: int, count: int, longest: int = CONTEXT) -> tuple[Drafting, torch.Tensor, torch.Tensor]:
+    """`count` sequences in any slots, with room for -1 to 4 more tokens than they have; history and block tables."""
+    generator = torch.Generator().manual_seed(seed)
+    history, known = state(seed)
+    known[1] = 1
+    slots = torch.randint(0, SLOTS + 1, (count,), generator=generator, dtype=torch.int32)
+    room = torch.randint(-1, 5, (count,), generator=generator)
+    limits = torch.where(slots == SLOTS, 0, known[slots.long()] + room).int()
+    tables = torch.randint(1, 50, (2, SLOTS + 1, CONTEXT // PAGE), generator=generator)
+    tables[:, SLOTS] = 0
+    return Drafting(slots, limits, known, longest, 11), history, tables
+
+
+@pytest.mark.parametrize("longest", [CONTEXT, 45])
+@pytest.mark.parametrize("count", [1, 5, 130])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_begins_with_the_two_newest_tokens_where_there_is_room(seed, count, longest):
+    spans, history, tables = drafting(seed, count, longest)
+    inputs = torch.full((2, 2 * count + 3), -7)
+    found = first_rows(spans, inputs, history, tables, PAGE)
+    expected = first_rows_reference(spans, history, tables, PAGE)
+    for name, mine, theirs in zip(found._fields, found, expected, strict=True):
+        assert torch.equal(mine, theirs), name
+    assert found.tokens.data_ptr() == inputs.data_ptr() and (inputs[:, 2 * count :] == -7).all()
+
+
+def test_the_rows_that_drafts_begin_with_by_hand():
+    """Slot 2 may store its newest token, slot 3 may not; slot 4 is padding's."""
+    history = torch.arange(1, 6, dtype=torch.int32).unsqueeze(1) * 100 + torch.arange(8, dtype=torch.int32)
+    known, tables = torch.tensor([8, 8, 5, 5, 1]), torch.arange(20).view(1, 5, 4) * 10
+    slots, limits = torch.tensor([2, 3, 4], dtype=torch.int32), torch.tensor([5, 4, 0], dtype=torch.int32)
+    rows = first_rows(Drafting(slots, limits, known, 8, 999), torch.zeros(2, 6, dtype=torch.int64), history, tables, 2)
+    assert rows.tokens.tolist() == [303, 304, 0, 0, 0, 0] and rows.positions.tolist() == [3, 4, 0, 0, 0, 0]
+    assert rows.slots.tolist() == [2, 2, 4, 4, 4, 4] and rows.ends.tolist() == [4, 5, 0, 0, 0, 0]
+    assert rows.lengths.tolist() == [5, 0, 0] and rows.query_start.tolist() == [0, 2, 4, 6]
+    assert rows.places.tolist() == [[90 * 2 + 1, 100 * 2, 160 * 2, 160 * 2, 160 * 2, 160 * 2]]
+
+
+@pytest.mark.parametrize("longest", [CONTEXT, 45])
+@pytest.mark.parametrize("count", [1, 5, 130])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_pass_runs_what_the_last_one_drew_as_long_as_there_is_room(seed, count, longest):
+    spans, _, _ = drafting(seed, count, longest)
+    inputs, generator = torch.full((2, count + 3), -7), torch.Generator().manual_seed(seed)
+    found, expected = (torch.full((count, 4), -7) for _ in range(2))
+    for number in range(4):
+        drawn = torch.randint(-1, 13, (count,), generator=generator)  # more than there are, either way
+        theirs = next_rows_reference(spans, drawn, expected, number)
+        if number == 3:
+            keep_draft(spans, drawn, found, number)
+            break
+        mine = next_rows(spans, inputs, drawn, found, number)
+        for name, one, other in zip(NextRows._fields, mine, theirs, strict=True):
+            assert torch.equal(one, other), name
+    assert torch.equal(found, expected)
+    gone = found == -1
+    assert (gone.long().diff(dim=1) >= 0).all() and gone[spans.slots == SLOTS].all()
+    assert count < 100 or (0 < int(gone.sum()) < gone.numel() and found.max() == 10)
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 4])

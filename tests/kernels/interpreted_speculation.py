@@ -1,5 +1,8 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: engines that speculate on a GPU's kernels."""
 
+import sys
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -8,6 +11,7 @@ from triton.runtime.interpreter import GridExecutor
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
+from gradus.attention.whole import WholeSequence
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
@@ -16,8 +20,13 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
 from gradus.execution.runner import ModelRunner
+from gradus.kernels import overlap
 from gradus.kernels.fuse import fused
 from gradus.kernels.view import view
+from gradus.models import Model, create_model, randomize
+from gradus.models.layers import Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.mix import Mix, factory
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import DraftControl
@@ -76,7 +85,8 @@ def requests() -> list[Request]:
 
 
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
-    """drafter: None is an engine in torch that does not speculate; a `Reference` has heads that draft."""
+    """drafter: None is an engine in torch that does not speculate; a `Reference` has heads that draft; a model drafts
+    with pages of its own."""
     model = small(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
@@ -86,9 +96,11 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
     if drafter == "itself":
+        drafter = model
+    if isinstance(drafter, Model):
         own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
         own.tables = attention.tables
-        drafter = DraftPasses(fused(model), own, sampler)
+        drafter = DraftPasses(fused(drafter), own, sampler)
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
     if isinstance(drafter, Reference):
         drafter = on_kernels(drafter, states, sampler)
@@ -133,6 +145,83 @@ def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
     assert answers(speculating) == answers(engine("tiny-llama"))
     told = speculating.scheduler.drafting.stats()
     assert told.accepted == told.drafted and sum(told.accepted) > 3
+
+
+def test_a_quantized_draft_model_drafts_on_kernels():
+    """The model's own weights in 8 bits: most of what it drafts stands, and no token changes."""
+    model = small("tiny-llama")
+    narrow = create_model(model.config, linear=factory(Mix.of("int8"), model.config, Linear))
+    randomize(narrow, seed=0, std=0.1)
+    assert isinstance(narrow.layers[0].qkv, Int8Linear)
+    speculating = engine("tiny-llama", narrow)
+    assert answers(speculating) == answers(engine("tiny-llama"))
+    told = speculating.scheduler.drafting.stats()
+    assert 2 < sum(told.drafted) < 2 * sum(told.accepted)
+
+
+def passes(model, said: list[list[int]]) -> tuple[DraftPasses, History]:
+    """Of a model that has stored all but the two newest tokens of these; the sampler is greedy."""
+    attention = GraphPagedAttention(model.config, PagedStorage(model.config, 64, 4, model.dtype, model.device), 4)
+    attention.tables[0, :3] = torch.randperm(64, generator=torch.Generator().manual_seed(2))[:48].view(3, 16) + 1
+    drafter = DraftPasses(fused(model), attention, KernelSampler(320, model.device, 3))
+    history = History(3, 64, model.device)
+    for slot, tokens in enumerate(said):
+        history.tokens[slot, : len(tokens)] = torch.tensor(tokens)
+        history.lengths[slot] = len(tokens)
+        drafter._run(history, slot, range(len(tokens) - 2))
+    return drafter, history
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-qwen3"])
+@torch.inference_mode()
+def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(shape):
+    """Room for two drafts and the newest token, for four, and for none; between them padding."""
+    model, said = small(shape), [[7, 8, 9, 7, 8, 9, 7], [(11 * i) % 300 for i in range(60)], [5, 6, 5, 6]]
+    drafter, history = passes(model, said)
+    slots = torch.tensor([0, 3, 1, 2], dtype=torch.int32)
+    kept = drafter.attention.storage.keys.clone()
+    for count in (1, 4):
+        limits = torch.tensor([9, 0, 64, 3], dtype=torch.int32)
+        drafts = drafter.propose(history, slots, count, limits)
+        expected = [following(model, said[0], 3), [], following(model, said[1], 4), []]
+        assert drafts.tolist() == [(each + [-1] * count)[:count] for each in expected]
+    changed = (drafter.attention.storage.keys != kept).any(-1).any(-1).any(0)
+    stored = {(int(page), int(place)) for page, place in changed.nonzero() if page}
+    tables = drafter.attention.tables[0].tolist()
+    wanted = [(0, range(5, 9)), (1, range(58, 63))]
+    assert stored == {(tables[slot][place // 4], place % 4) for slot, places in wanted for place in places}
+
+
+def following(model, said: list[int], count: int) -> list[int]:
+    """The likeliest tokens after a text, each from one forward pass over all of it."""
+    tokens = list(said)
+    for _ in range(count):
+        ids = torch.tensor(tokens)
+        hidden = model(ids, torch.arange(len(tokens)), WholeSequence(model.config))
+        tokens.append(int(model.logits(hidden[-1:]).argmax()))
+    return tokens[len(said) :]
+
+
+@torch.inference_mode()
+def test_passes_start_early_where_their_step_does(monkeypatch):
+    """What they ask for: attention, the norms and products around it, the draw, and what lies between two passes."""
+    drafter, history = passes(small("tiny-llama"), [[7, 8, 9, 7, 8, 9, 7]])
+    heard: dict[str, set[bool]] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("gradus.kernels.") and name != overlap.__name__ and hasattr(module, "starts_early"):
+            monkeypatch.setattr(module, "starts_early", partial(_listening, heard, name.rpartition(".")[2]))
+    step = DraftStep(drafter.model, drafter.attention, drafter.sampler, drafter, history)
+    slots, limits = torch.tensor([[0], [20]], dtype=torch.int32)
+    for early in (False, True):
+        heard.clear()
+        step.rows(slots, limits, 3, early)
+        assert heard.keys() >= {"norm", "activation", "paged_attention", "sampling", "draft_passes"}
+        assert all(each == {early} for each in heard.values())
+
+
+def _listening(heard: dict[str, set[bool]], kernel: str) -> bool:
+    heard.setdefault(kernel, set()).add(overlap.starts_early())
+    return False  # a launch on the CPU takes no such option
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])

@@ -28,6 +28,7 @@ from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
 from gradus.kernels.draft_inputs import first_inputs_kernel, next_inputs_kernel
+from gradus.kernels.draft_passes import first_rows_kernel, next_rows_kernel
 from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.fuse_quantized import FUSED_ROWS
@@ -123,16 +124,25 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def drafts() -> Iterator[tuple[str, Case]]:
-    """What a step that verifies 8 drafts begins and ends with."""
+    """What a step that verifies 8 drafts begins and ends with, and the passes of a draft model."""
     of_32_bits = ("slots", "limits", "barred", "history", "owners", "ends", "query_start", "lengths")
     of_64_bits = ("known", "drafts", "tables", "tokens", "positions", "places", "inputs", "drawn", "kept", "rows")
     pointers = {f"{name}_ptr": "*i32" for name in of_32_bits} | {f"{name}_ptr": "*i64" for name in of_64_bits}
     numbers = dict.fromkeys(("spans", "rows", "history_stride", "group_stride", "slot_stride", "padding"), "i32")
+    numbers |= dict.fromkeys(("count", "number", "longest", "vocabulary"), "i32")
+    last = dict.fromkeys(("tokens_ptr", "positions_ptr", "owners_ptr", "lengths_ptr"))
     for name, kernel, constants, warps in (
         ("draft rows", draft_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
+        ("first rows", first_rows_kernel, {"PAGE": 16, "GROUPS": 1, "BLOCK": 128}, 4),
+        ("next rows", next_rows_kernel, {"BLOCK": 128}, 4),
+        ("keep draft", next_rows_kernel, {"BLOCK": 128} | last, 4),
         ("look up", look_up_kernel, {"COUNT": 8, "COUNTS": 8, "SHORTEST": 2, "LONGEST": 4, "BLOCK": 1024}, 4),
     ):
-        types = {each: kind for each, kind in (pointers | numbers).items() if each in kernel.arg_names}
+        types = {
+            each: kind
+            for each, kind in (pointers | numbers).items()
+            if each in kernel.arg_names and each not in constants
+        }
         yield name, Case(kernel, types, constants, {"num_warps": warps})
     types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride"), "i32:16")
     types |= {"tokens_ptr": "*bf16", "places_ptr": "*bf16", "positions_ptr": "*i32"}
@@ -329,6 +339,7 @@ SAMPLE = ["norm", "gemv 4096 4096", "decode 128 bfloat16 16 2", "block best", "s
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
 SAMPLE += ["keep standing without states", "first inputs", "next inputs"]
+SAMPLE += ["first rows", "next rows", "keep draft"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)

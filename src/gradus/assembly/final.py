@@ -64,7 +64,8 @@ def build(
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
-    draft: the model that drafts, where `speculate` names one. Heads are read from the folder that it names.
+    draft: the model that drafts, where `speculate` names one, loaded as `draft_quantize` says. Heads are read from the
+    folder that it names.
 
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
     limits are as short. Raises ConfigError where no room is left for one, for a kv_dtype that the GPU cannot read, and

@@ -264,7 +264,10 @@ def memory_plan(
 
 
 def _draft(config: ModelConfig, precision: Precision) -> Model:
-    return create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    try:
+        return create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    except ConfigError as error:  # of a matrix, by a name that the model's have too
+        raise ConfigError(f"the draft model's {error}") from error
 
 
 def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> EngineConfig:
