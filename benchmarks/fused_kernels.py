@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import product
+from itertools import product, takewhile
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -27,14 +27,19 @@ from torch.nn import functional as F
 
 from gradus.bench.gpu import graph_microseconds
 from gradus.kernels import activation, norm, rope_store, sampling
+from gradus.kernels.few_rows_launch import DEPTH, FewRowsLaunch
 from gradus.kernels.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
-from gradus.kernels.launch_tables import Launch, launch_of
-from gradus.kernels.linear import choose_fused, linear
+from gradus.kernels.launch_tables import FusedLaunch, Launch, launch_of
+from gradus.kernels.linear import choose_fused, fused_linear, linear
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
 
-PRODUCTS = {"gemv": (1,), "few": (2, 4), "skinny": (8, 16, 32, 64)}  # parts that measure products, of so many rows
-ROWS = tuple(m for rows in PRODUCTS.values() for m in rows)
+PRODUCTS = {"gemv": (1,), "skinny": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
+FEW = (1, 2, 4, 8)  # the part "few" measures each product with what a model has around it
+ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
+# So much longer may `few_rows` take than what is fastest alone. Its weights are under way before the launch before it
+# has ended; in a chain of launches that is worth more (the part "chains").
+IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
 MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/measured"
 
@@ -46,12 +51,21 @@ MODELS = {
     "llama-3.1-8b": (128256, 4096, 32, 8, 128, 14336, 32, True),
     "gemma3-270m": (262144, 640, 4, 1, 256, 2048, 18, True),
     "smollm2-135m": (49152, 576, 9, 3, 64, 1536, 30, True),
+    "qwen2.5-coder-0.5b": (151936, 896, 14, 2, 64, 4864, 24, True),
+    "qwen2.5-coder-1.5b": (151936, 1536, 12, 2, 128, 8960, 28, True),
 }
+BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")  # in their qkv
+# (vocabulary, hidden, MLP width, drafts) of heads that draft: of the kinds in gradus.speculative.heads
+HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs
 
 
 def matrices(model: str) -> dict[str, tuple[int, int]]:
-    """[N, K] of a model's products, by name."""
+    """[N, K] of a model's products, by name; or of those of heads that draft, of either kind."""
+    if model in HEADS:
+        vocabulary, hidden, width, drafts = HEADS[model]
+        layer = {"fuse": (hidden, 2 * hidden), "up": (2 * width, hidden), "down": (hidden, width)}
+        return layer | {"out": (hidden, hidden), "blocks": (drafts * hidden, hidden), "head": (vocabulary, hidden)}
     vocabulary, hidden, heads, kv_heads, dim, width, _, gated = MODELS[model]
     return {
         "qkv": ((heads + 2 * kv_heads) * dim, hidden),
@@ -124,97 +138,247 @@ def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
         skinny(x, weight, SkinnyLaunch(*launch))
 
 
-def candidates(m: int, n: int, k: int, known: list[dict]) -> list[Launch]:
-    """Few rows have the tile that 16 have, so of `skinny` those launches that were fastest with 16."""
-    if m == 1:
-        return [*gemv_launches(m, k)]
-    if m > FEW_ROWS:
-        return [*skinny_launches(m, n, k)]
-    fastest = [entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (16, n, k)]
-    wide = [SkinnyLaunch(*launch) for launch, _ in fastest[0]] if fastest else skinny_launches(m, n, k)
-    return [*gemv_launches(m, k), *wide]
+def candidates(m: int, n: int, k: int) -> list[Launch]:
+    return [*gemv_launches(m, k)] if m == 1 else [*skinny_launches(m, n, k)]
 
 
-def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], known: list[dict], workers: int) -> None:
+def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], workers: int) -> None:
     tasks: set[tuple[str, tuple[int, ...], int, int]] = set()
     for (n, k), m in product(shapes, row_counts):
         odd = "-odd" if n % 16 else ""
-        for launch in candidates(m, n, k, known):
+        for launch in candidates(m, n, k):
             if isinstance(launch, GemvLaunch):
                 tasks.add(("gemv" + odd, tuple(launch), m, k))
-                continue
-            key = launch._replace(splits=min(launch.splits, 2))
-            inner = 2048 if k % launch.columns == 0 else 2048 + 64  # all that is compiled of K is whether it is even
-            tasks.add(("skinny" + odd, tuple(key), m, inner))
+            elif isinstance(launch, SkinnyLaunch):
+                key = launch._replace(splits=min(launch.splits, 2))
+                inner = 2048 if k % launch.columns == 0 else 2048 + 64  # of K, only whether it is even is compiled
+                tasks.add(("skinny" + odd, tuple(key), m, inner))
+    in_processes(compile_one, sorted(tasks), workers)
+
+
+def in_processes(compile: Callable[[Any], None], tasks: list[Any], workers: int) -> None:
     start = time.perf_counter()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_one, sorted(tasks), chunksize=8))
+        list(pool.map(compile, tasks, chunksize=8))
     print(f"{len(tasks)} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def measure_products(
-    shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float, known: list[dict]
-) -> Iterator[dict]:
+def measure_products(shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float) -> Iterator[dict]:
     for n, k in shapes:
         weights = [noise(n, k) for _ in range(copies(2 * n * k))]
         for m in row_counts:
             x = noise(m, k)
-            launches = candidates(m, n, k, known) if m <= ROWS[-1] else []
+            launches = candidates(m, n, k) if m <= ROWS[-1] else []
             # bound now, not when they run
             ours = {json.dumps(launch): (lambda w, launch=launch, x=x: run(x, w, launch)) for launch in launches}
-            contenders: dict[str, Callable[[Any], Any]] = {"cublas": lambda w, x=x: F.linear(x, w)} | ours
-            with early_launches(1 < m <= FEW_ROWS):  # as in the steps that have so few rows
-                times = race(contenders, weights)
-                cublas = times.pop("cublas")
-                best = sorted(times, key=times.__getitem__)
-                fused = measure_fused(x, weights, best, cublas, times) if 1 < m <= FEW_ROWS else {}
-            floor = 2 * (n * k + m * (n + k)) / rate * 1e6
+            times = race({"cublas": lambda w, x=x: F.linear(x, w)} | ours, weights)
+            cublas = times.pop("cublas")
+            best = sorted(times, key=times.__getitem__)
             yield {
-                "m": m, "n": n, "k": k, "cublas": cublas, "ours": times[best[0]] if best else None, "floor": floor,
-                "launches": [[json.loads(name), times[name]] for name in best[:3]],
-            } | fused  # fmt: skip
+                "m": m, "n": n, "k": k, "cublas": cublas, "ours": times[best[0]] if best else None,
+                "floor": floor_of(m, n, k, rate), "launches": [[json.loads(name), times[name]] for name in best[:3]],
+            }  # fmt: skip
 
 
-def measure_fused(
-    x: Tensor, weights: list[Tensor], best: list[str], cublas: float, times: dict[str, float]
-) -> dict[str, Any]:
-    """The three fastest launches of `gemv` with all that models have around this matrix, and the parts one by one."""
-    (n, k), around = weights[0].shape, around_matrices()
-    if (n, k) not in around:
-        return {}
-    centered, name, gated = around[n, k]
-    gain, shift = noise(k), noise(k) if centered else None
-
-    def apart(weight: Tensor) -> None:
-        y = norm.add_rms_norm(x, None, gain, 1e-5) if shift is None else norm.add_layer_norm(x, None, gain, shift, 1e-5)
-        out = F.linear(y, weight) if cublas <= times[best[0]] else run(y, weight, launch_of(json.loads(best[0])))
-        if name:
-            (activation.gated_activation if gated else activation.activation)(out, name)
-
-    def fused(launch: GemvLaunch) -> Callable[[Tensor], Tensor]:
-        halved = launch._replace(rows=max(1, launch.rows // 2)) if gated else launch
-        before = Norm(gain, shift, 1e-5)
-        return lambda weight: gemv(x, weight, halved, norm=before, activation=name, gated=gated)
-
-    few = [name for name in best if isinstance(launch_of(json.loads(name)), GemvLaunch)][:3]
-    found = race({"apart": apart} | {each: fused(GemvLaunch(*json.loads(each))) for each in few}, weights)
-    taken = found.pop("apart")
-    fastest = min(found, key=found.__getitem__)
-    return {"apart": taken, "fused": [json.loads(fastest), found[fastest]]}
-
-
-def around_matrices() -> dict[tuple[int, int], tuple[bool, str | None, bool]]:
-    """[N, K] of products that have a norm before them: whether it is a LayerNorm, and the activation, gated or not."""
-    found: dict[tuple[int, int], tuple[bool, str | None, bool]] = {}
-    for model, (*_, gated) in MODELS.items():
-        shapes = matrices(model)
-        found[shapes["qkv"]] = (not gated, None, False)
-        found[shapes["up"]] = (not gated, "silu" if gated else "gelu_tanh", gated)
-    return found
+def floor_of(m: int, n: int, k: int, rate: float) -> float:
+    return 2 * (n * k + m * (n + k)) / rate * 1e6
 
 
 def run(x: Tensor, weight: Tensor, launch: Launch) -> Tensor:
-    return gemv(x, weight, launch) if isinstance(launch, GemvLaunch) else skinny(x, weight, launch)
+    return skinny(x, weight, launch) if isinstance(launch, SkinnyLaunch) else fused_linear(x, weight, launch)
+
+
+# -- few rows, with what is around a product ---------------------------------------------------------------------------
+
+
+class Use(NamedTuple):
+    """n, k: of the matrix, [2 N, K] if gated. norm: "rms" or "layer". head: its launches do not start early."""
+
+    n: int
+    k: int
+    norm: str | None = None
+    activation: str | None = None
+    gated: bool = False
+    bias: bool = False
+    residual: bool = False
+    head: bool = False
+
+
+def uses(model: str) -> list[Use]:
+    shapes = matrices(model)
+    if model in HEADS:
+        return [
+            Use(*shapes["fuse"]),
+            Use(*shapes["up"], norm="rms", activation="silu", gated=True),
+            Use(*shapes["down"], residual=True),
+            Use(*shapes["out"], norm="rms"),
+            Use(*shapes["blocks"], norm="rms"),
+            Use(*shapes["head"], head=True),
+        ]
+    gated = MODELS[model][-1]
+    before, act = ("rms", "silu") if gated else ("layer", "gelu_tanh")
+    return [
+        Use(*shapes["qkv"], norm=before, bias=model in BIASED),
+        Use(*shapes["output"], residual=True),
+        Use(*shapes["up"], norm=before, activation=act, gated=gated),
+        Use(*shapes["down"], residual=True),
+        Use(*shapes["head"], head=True),
+    ]
+
+
+class Around(NamedTuple):
+    """What a use has beside its matrix, for M rows."""
+
+    x: Tensor
+    options: dict[str, Any]
+
+
+def around(use: Use, m: int) -> Around:
+    outputs = use.n // 2 if use.gated else use.n
+    gain = noise(use.k) if use.norm else None
+    shift = noise(use.k) if use.norm == "layer" else None
+    options = {
+        "norm": None if gain is None else Norm(gain, shift, 1e-5), "activation": use.activation, "gated": use.gated,
+        "bias": noise(use.n) if use.bias else None, "residual": noise(m, outputs) if use.residual else None,
+    }  # fmt: skip
+    return Around(noise(m, use.k), options)
+
+
+def few_rows_launches(use: Use) -> Iterator[FewRowsLaunch]:
+    """As many tiles in flight as there are registers for, or half of them."""
+    for (outputs, warps), sums in product(((16, 4), (16, 8), (16, 16), (32, 4), (32, 8)), (1, 2)):
+        tiles = math.ceil(use.k / (DEPTH * warps))
+        registers = outputs // 16 * 8 * (2 if use.gated else 1) + (4 if use.norm else 0)
+        most = max(2, min(112, 1024 // warps) // registers)
+        for ahead in sorted({min(tiles, most), min(tiles, max(2, most // 2))}):
+            yield FewRowsLaunch(outputs, warps, ahead, sums)
+
+
+def fused_candidates(use: Use, m: int) -> list[FusedLaunch]:
+    """One row is `gemv`'s, and more than FEW_ROWS are `few_rows`'."""
+    found: list[FusedLaunch] = []
+    if m <= FEW_ROWS:
+        found += dict.fromkeys(halved(launch) if use.gated else launch for launch in gemv_launches(m, use.k))
+    if m > 1 and use.norm != "layer":
+        found += few_rows_launches(use)
+    return found
+
+
+def halved(launch: GemvLaunch) -> GemvLaunch:
+    """With a gate a program has two rows of the matrix for an output."""
+    return launch._replace(rows=max(1, launch.rows // 2))
+
+
+def few_tasks(found_uses: list[Use]) -> Iterator[tuple[Use, int, tuple[int, ...]]]:
+    """One of each kernel: of the number of rows, `few_rows` is compiled for whether it is 1."""
+    for use, m in product(found_uses, FEW):
+        for launch in fused_candidates(use, m):
+            if isinstance(launch, GemvLaunch) or m == 2:
+                yield use, m, tuple(launch)
+
+
+def compile_use(task: tuple[Use, int, tuple[int, ...]]) -> None:
+    use, m, numbers = task
+    launch = launch_of(numbers)
+    assert not isinstance(launch, SkinnyLaunch)
+    given = around(use, m)
+    with early_launches(not use.head):
+        fused_linear(given.x, noise(use.n, use.k), launch, **given.options)
+
+
+def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterator[dict]:
+    """Against the parts one by one, as the device's table has them now; or where nothing is around a product, or the
+    residual alone, against cuBLAS and the fastest launches of the product alone with 8 rows, which take few as well.
+    """
+    for use in found_uses:
+        weights = [noise(use.n, use.k).mul_(use.k**-0.5) for _ in range(copies(2 * use.n * use.k))]
+        for m in FEW:
+            given = around(use, m)
+            names = [json.dumps(launch) for launch in fused_candidates(use, m)] + ["apart" if use.norm else "cublas"]
+            tops = [entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (8, *use[:2])]
+            if tops and m > 1 and use.norm is None:
+                names += [json.dumps(numbers) for numbers, _ in tops[0]]
+            with early_launches(not use.head):
+                times = race({name: by_name(name, given) for name in names}, weights)
+            yield {"m": m} | use._asdict() | {"floor": floor_of(m, use.n, use.k, rate), "times": shown(times)}
+
+
+def measure_chains(models: list[str], few: list[dict]) -> Iterator[dict]:
+    """A model's four products, layer behind layer as in a step, by what was fastest alone: of `gemv`, of `few_rows`, of
+    all; and with every part in a launch of its own. In microseconds per layer.
+    """
+    times_of = {(Use(*(entry[name] for name in Use._fields)), entry["m"]): entry["times"] for entry in few}
+    for model, m in product(models, FEW):
+        *layer, _ = uses(model)
+        if not all((use, m) in times_of for use in layer):
+            continue
+        weights = [[noise(use.n, use.k).mul_(use.k**-0.5) for use in layer] for _ in range(MODELS[model][6])]
+        given = [around(use, m) for use in layer]
+        contenders: dict[str, Callable[[Any], Any]] = {}
+        for kind, belongs in KINDS.items():
+            best = [fastest(times_of[use, m], belongs) for use in layer]
+            if all(best):
+                parts = [by_name(str(name), each) for name, each in zip(best, given, strict=True)]
+                contenders[kind] = partial(in_a_row, parts, weights)
+        with early_launches():
+            times = race(contenders, [None])
+        yield {"model": model, "m": m, "layer": {kind: taken / len(weights) for kind, taken in times.items()}}
+
+
+KINDS: dict[str, Callable[[str], bool]] = {
+    "gemv": lambda name: name.startswith("[") and isinstance(launch_of(json.loads(name)), GemvLaunch),
+    "few rows": lambda name: name.startswith("[") and isinstance(launch_of(json.loads(name)), FewRowsLaunch),
+    "apart": lambda name: name in ("apart", "cublas") or isinstance(launch_of(json.loads(name)), SkinnyLaunch),
+    "fastest": lambda name: True,
+}
+
+
+def fastest(times: dict[str, float], belongs: Callable[[str], bool]) -> str | None:
+    return min(filter(belongs, times), key=times.__getitem__, default=None)
+
+
+def by_name(name: str, given: Around) -> Callable[[Tensor], Any]:
+    """As `measure_few` calls a contender."""
+    if name in ("cublas", "apart"):
+        return partial(library if name == "cublas" else apart, given)
+    launch = launch_of(json.loads(name))
+    if isinstance(launch, SkinnyLaunch):
+        return partial(skinny, given.x, launch=launch, residual=given.options["residual"])
+    return partial(fused_linear, given.x, launch=launch, **given.options)
+
+
+def in_a_row(parts: list[Callable[[Tensor], Any]], weights: list[list[Tensor]], _: None) -> None:
+    for matrices in weights:
+        for part, matrix in zip(parts, matrices, strict=True):
+            part(matrix)
+
+
+def library(given: Around, weight: Tensor) -> Tensor:
+    residual = given.options["residual"]
+    return F.linear(given.x, weight) if residual is None else residual.addmm_(given.x, weight.t())
+
+
+def apart(given: Around, weight: Tensor) -> Tensor:
+    gain, shift, eps = given.options["norm"]
+    normed = add_normed(given.x, gain, shift, eps)
+    out, name = linear(normed, weight, given.options["bias"]), given.options["activation"]
+    if name is None:
+        return out
+    return (activation.gated_activation if given.options["gated"] else activation.activation)(out, name)
+
+
+def add_normed(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    if shift is None:
+        return norm.add_rms_norm(x, None, gain, eps)
+    return norm.add_layer_norm(x, None, gain, shift, eps)
+
+
+def shown(times: dict[str, float]) -> dict[str, float]:
+    """What is none of ours, and the fastest three of each kernel of ours."""
+    kinds: dict[type | None, list[str]] = {}
+    for name in sorted(times, key=times.__getitem__):
+        kinds.setdefault(type(launch_of(json.loads(name))) if name.startswith("[") else None, []).append(name)
+    return {name: times[name] for names in kinds.values() for name in names[:3]}
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -348,7 +512,9 @@ def measure_step(model: str, rows: int, rate: float) -> dict:
         """In one launch, if the table has one for it."""
         launch = choose_fused(rows, *weight.shape, gated, x.device)
         if launch is not None:
-            return gemv(x, weight, launch, norm=before, activation=activation, gated=gated)
+            if isinstance(launch, GemvLaunch) or shift is None:
+                return fused_linear(x, weight, launch, norm=before, activation=activation, gated=gated)
+            return fused_linear(normed(None), weight, launch, activation=activation, gated=gated)
         out = linear(normed(None), weight)
         return out if activation is None else activate(out, activation)
 
@@ -393,8 +559,8 @@ def measure_step(model: str, rows: int, rate: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--parts", default="rows,sampling,heads,gemv,few,skinny,steps")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,few,chains,steps")
+    parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
@@ -404,34 +570,43 @@ def main() -> None:
         file_of(found["device"]).write_text(table(found))
         return
     rate = options.bandwidth
-    shapes = list(dict.fromkeys(shape for model in options.models.split(",") for shape in matrices(model).values()))
-    shapes += [PADDED_HEAD]
+    models = options.models.split(",")
+    shapes = list(dict.fromkeys(shape for model in models for shape in matrices(model).values()))
+    shapes += [PADDED_HEAD] if "gpt2-124m" in models else []
+    found_uses = list(dict.fromkeys(use for model in models for use in uses(model)))
     found: dict[str, Any] = {
         "device": torch.cuda.get_device_name(), "capability": torch.cuda.get_device_capability(),
         "torch": torch.__version__, "triton": triton.__version__, "bandwidth": rate,
-        "products": [], "rows": [], "sampling": [], "heads": [], "steps": [],
+        "products": [], "few": [], "chains": [], "rows": [], "sampling": [], "heads": [], "steps": [],
     }  # fmt: skip
     parts: dict[str, tuple[str, Callable[[], Iterator[dict]]]] = {
         "rows": ("rows", lambda: measure_rows(rate)),
         "sampling": ("sampling", lambda: measure_sampling(rate)),
-        "heads": ("heads", lambda: measure_products([(50257, 768), PADDED_HEAD, (151936, 1024)], (128, 256), rate, [])),
+        "heads": ("heads", lambda: measure_products([(50257, 768), PADDED_HEAD, (151936, 1024)], (128, 256), rate)),
         "steps": ("steps", lambda: measure_steps(rate)),
+        "few": ("few", lambda: measure_few(found_uses, rate, found["products"])),
+        "chains": ("chains", lambda: measure_chains([model for model in models if model in MODELS], found["few"])),
     }
     for part, rows in PRODUCTS.items():
-        parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate, known)
+        parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate)
     if options.out.exists():  # other parts, measured before
         found |= {key: entries for key, entries in json.loads(options.out.read_text()).items() if entries}
-    known = [*found["products"]]
     wanted = options.parts.split(",")
     rows_now = [m for part in wanted for m in PRODUCTS.get(part, ())]
 
-    def measured_now(entry: dict[str, Any]) -> bool:
-        return entry["m"] in rows_now and (entry["n"], entry["k"]) in shapes
+    def measured_before(key: str, entry: dict[str, Any]) -> bool:
+        if key == "chains":
+            return entry["model"] not in models
+        if key == "few":
+            return (entry["n"], entry["k"], entry["norm"]) not in {(use.n, use.k, use.norm) for use in found_uses}
+        return key == "products" and not (entry["m"] in rows_now and (entry["n"], entry["k"]) in shapes)
 
     for key in {parts[part][0] for part in wanted}:
-        found[key] = [entry for entry in found[key] if key == "products" and not measured_now(entry)]
+        found[key] = [entry for entry in found[key] if measured_before(key, entry)]
     if rows_now:
-        compile_all(shapes, rows_now, known, options.workers)
+        compile_all(shapes, rows_now, options.workers)
+    if "few" in wanted:
+        in_processes(compile_use, [*few_tasks(found_uses)], options.workers)
     for part in wanted:
         start, (key, measure) = time.perf_counter(), parts[part]
         for entry in measure():
@@ -444,25 +619,48 @@ def main() -> None:
 
 def table(found: dict[str, Any]) -> str:
     """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time; and for few
-    rows what took no longer with something fused in than its parts one by one.
+    rows what took no longer with something fused in than its parts one by one, or hardly longer.
     """
     launches: dict[tuple[int, int], dict[int, list[int] | None]] = {}
-    fused: dict[tuple[int, int], list[list[int] | None]] = {}
-    for entry in sorted(found["products"], key=lambda entry: entry["m"]):
+    fused: dict[tuple[int, int], dict[int, list[int] | None]] = {}
+    for entry in found["products"]:
         m, shape, best = entry["m"], (entry["n"], entry["k"]), entry["launches"][0][0]
         launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
         if m == 1:
-            fused[shape] = [best]
-        elif "fused" in entry:
-            launch, taken = entry["fused"]
-            fused[shape].append(launch if taken <= entry["apart"] else None)
+            fused[shape] = {1: best}
+    for entry in found["few"]:
+        shape, best = (entry["n"], entry["k"]), chosen(entry)
+        if entry["norm"] is None:
+            launches.setdefault(shape, {})[entry["m"]] = best
+        else:
+            fused.setdefault(shape, {})[entry["m"]] = best
     lines = [
-        json.dumps({"n": n, "k": k, "launches": [chosen[m] for m in ROWS], "fused": fused[n, k]})
-        for (n, k), chosen in sorted(launches.items())
+        json.dumps({"n": n, "k": k, "launches": first(launches.get((n, k), {})), "fused": first(fused.get((n, k), {}))})
+        for n, k in sorted({*launches, *fused})
     ]
     told = {key: found[key] for key in ("device", "capability", "torch", "triton")} | {"rows": ROWS}
     head = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in told.items())
     return "{\n" + head + '  "matrices": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n"
+
+
+def chosen(entry: dict[str, Any]) -> list[int] | None:
+    """The numbers of the launch for few rows. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
+    times, kind = entry["times"], KINDS["few rows"]
+    ours = {name: taken for name, taken in times.items() if name.startswith("[")}
+    best, few = fastest(ours, KINDS["fastest"]), fastest(ours, kind)
+    if few and not entry["head"] and ours[few] <= IN_A_CHAIN * min(times.values()):
+        return list(json.loads(few))
+    if best is None or ours[best] > min(0.97 * times.get("cublas", math.inf), times.get("apart", math.inf)):
+        return None
+    launch = launch_of(json.loads(best))
+    if entry["gated"] and isinstance(launch, GemvLaunch):
+        launch = launch._replace(rows=2 * launch.rows)
+    return [*launch]
+
+
+def first(chosen: dict[int, list[int] | None]) -> list[list[int] | None]:
+    """For each of ROWS, up to the first that was not measured."""
+    return [chosen[m] for m in takewhile(chosen.__contains__, ROWS)]
 
 
 def file_of(device: str) -> Path:

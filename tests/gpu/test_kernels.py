@@ -117,6 +117,35 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
         assert_close(gemv(x, weight, GemvLaunch(*tile), **options), gemv_reference(x, weight, **expected))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 576), (1001, 1000), (5, 24), (37, 1111)])
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("launch", [(16, 4, 5, 2), (16, 8, 14, 1), (32, 16, 2, 2)])
+def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
+    from gradus.kernels.few_rows import few_rows
+    from gradus.kernels.few_rows_launch import FewRowsLaunch
+    from gradus.kernels.gemv import Norm, gemv_reference
+
+    x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
+    gain = noise(k).to(dtype)
+    around = [
+        {},
+        {"norm": Norm(gain, None, 1e-5), "activation": "silu", "gated": True},
+        {"norm": Norm(gain, None, 1e-5), "activation": "gelu_tanh"},
+    ]
+    for options in around:
+        weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
+        options["bias"] = noise(weight.shape[0]).to(dtype)
+        out = few_rows(x, weight, launch, **options)
+        assert_close(out, gemv_reference(x, weight, **options))
+        assert torch.equal(out[-1:], few_rows(x[-1:], weight, launch, **options))
+    stream = noise(rows + 1, n, dtype=dtype)
+    before = stream.clone()
+    few_rows(x, weight, launch, residual=stream[:rows])
+    assert_close(stream[:rows], gemv_reference(x, weight, residual=before[:rows].clone()))
+    assert torch.equal(stream[rows], before[rows]), "nothing is written behind the rows"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)]

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.kernels import activation, norm
+from gradus.kernels import activation, few_rows, norm
 from gradus.kernels import rope_store as rope_store_module
 from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
 from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
+from gradus.kernels.few_rows_launch import MOST_ROWS, FewRowsLaunch
 from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
 from gradus.kernels.noise import exponential
 from gradus.kernels.rope_store import heads_together, rope_store, rope_store_reference
@@ -23,6 +24,7 @@ from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
 from gradus.kernels.splits import counters
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
+from tests.kernels.interpreted_gluon import interpret
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +151,27 @@ def test_a_few_rows_through_a_matrix_with_everything_around_it_are_each_as_if_al
         together = gemv(x, weight, GemvLaunch(2, 128, 4), **options)
         assert_close(together, gemv_reference(x, weight, **options))
         alone = [gemv(row, weight, GemvLaunch(2, 128, 4), **options) for row in x.split(1)]
+        assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("name", [None, "silu", "gelu_tanh"])
+@pytest.mark.parametrize("rows", [1, 3, MOST_ROWS])
+def test_a_few_rows_on_the_matrix_units_are_each_as_if_alone(rows, name, monkeypatch):
+    """Of 140 columns: all tiles at once (4 warps), or in rounds of 4 (one warp). 19 outputs: the last program has 3."""
+    interpret(few_rows, monkeypatch)
+    n, k, gated = 19, 140, name == "silu"
+    x, weight = torch.randn(rows, k).half(), (torch.randn(n * (1 + gated), k) * k**-0.5).half()
+    bias = torch.randn(n * (1 + gated)).half()
+    for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
+        options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
+        stream = torch.randn(rows + 1, n).half()
+        expected, behind = gemv_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
+        out = few_rows.few_rows(x, weight, FewRowsLaunch(16, 4, 3, 2), residual=stream[:rows], **options)
+        assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[rows], behind)
+        assert_close(out, expected)
+        together = few_rows.few_rows(x, weight, FewRowsLaunch(32, 1, 4, 1), **options)
+        assert_close(together, gemv_reference(x, weight, **options))
+        alone = [few_rows.few_rows(row, weight, FewRowsLaunch(32, 1, 4, 1), **options) for row in x.split(1)]
         assert torch.equal(together, torch.cat(alone))
 
 

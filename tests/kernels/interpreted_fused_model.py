@@ -16,7 +16,7 @@ from gradus.device.capability import Capability
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.runner import ModelRunner
-from gradus.kernels import linear
+from gradus.kernels import few_rows, linear
 from gradus.kernels.fuse import fused
 from gradus.kernels.launch_tables import matching
 from gradus.kernels.view import Twin
@@ -24,6 +24,7 @@ from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Embedding
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler
+from tests.kernels.interpreted_gluon import interpret
 from tests.phases.conftest import FAMILIES
 from tests.phases.drive import run
 
@@ -32,8 +33,9 @@ LIMITS = ModelLimits(320, 64)
 
 @pytest.fixture(autouse=True, scope="module")
 def _as_on_an_h200():
-    """So that few rows take `skinny`, which no device takes that was never measured."""
+    """So that few rows take `skinny` and `few_rows`, which no device takes that was never measured."""
     with pytest.MonkeyPatch.context() as patch:
+        interpret(few_rows, patch)
         patch.setattr(linear, "table_of", lambda device: matching("NVIDIA H200", Capability(9, 0)))
         yield
 
@@ -97,11 +99,11 @@ def test_with_a_cache_in_8_bits_a_fused_model_gives_the_models_tokens(shape):
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen3", "tiny-gemma3"])  # every twin in two widths
 @torch.inference_mode()
 def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
-    """float16, so that `gemv` and `skinny` have their turn; one row, then three."""
+    """float16, so that `gemv`, `few_rows` and `skinny` have their turn, with one row, three and nine."""
     model, exact = small(shape, torch.float16, layers=1), small(shape, layers=1)
     for mine, theirs in zip(exact.parameters(), model.parameters(), strict=True):
         mine.copy_(theirs)
-    for rows in (1, 3):
+    for rows in (1, 3, 9):
         ids = torch.arange(rows)
         expected = exact(ids, ids, OneSequence(exact))
         found = fused(model)(ids, ids, OneSequence(model))

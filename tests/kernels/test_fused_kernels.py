@@ -10,6 +10,7 @@ import pytest
 
 from gradus.kernels.activation import activation_kernel
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.few_rows import few_rows_kernel
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.launch_tables import matching
 from gradus.kernels.norm import norm_kernel, warps_of
@@ -95,6 +96,31 @@ def test_weights_are_under_way_before_a_dependent_launch_waits():
     code = compiled(gemv_kernel, constants, NUMBERS, num_warps=4).assembly
     start, wait = code.index("griddepcontrol.launch_dependents"), code.index("griddepcontrol.wait")
     assert start < code.index("ld.global") < wait < code.rindex("ld.global") < code.index("st.global")
+
+
+# The matrix, and the launch that was fastest of all for SmolLM2's qkv, gate and up, and down.
+@pytest.mark.parametrize(
+    ("k", "around", "launch", "registers"),
+    [
+        (576, PLAIN, (16, 4, 5, 2), 88),
+        (576, GATED, (16, 8, 3, 2), 96),
+        (1536, PLAIN, (16, 4, 12, 2), 160),
+        (8960, PLAIN, (16, 16, 7, 1), 128),
+    ],
+)
+def test_a_few_rows_on_the_matrix_units_pass_no_shared_memory_on_their_way_there(k, around, launch, registers):
+    outputs, warps, ahead, sums = launch
+    constants = {name: value for name, value in around.items() if name != "shift_ptr"}
+    constants |= {"K": k, "ROWS": 8, "BLOCK_N": outputs, "WARPS": warps, "AHEAD": ahead, "SUMS": sums, "PDL": True}
+    used = compiled(few_rows_kernel, constants, NUMBERS, num_warps=warps)
+    assert_within(used, registers)
+    products = used.assembly.count("mma.sync.aligned.m16n8k16")
+    assert products == ahead * 2 * (2 if around is GATED else 1)
+    code = used.assembly
+    wait, product = code.index("griddepcontrol.wait"), code.rindex("mma.sync")
+    assert code.index("ld.global") < wait, "weights are under way before a dependent launch waits"
+    assert not re.search(r"(ld|st)\.shared|matrix|bar\.sync", code[:product])
+    assert code[product:].count("bar.sync") == 1
 
 
 @pytest.mark.parametrize(

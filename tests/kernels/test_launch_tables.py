@@ -11,6 +11,8 @@ import torch
 from benchmarks import fused_kernels
 from gradus.device.capability import Capability
 from gradus.kernels import linear
+from gradus.kernels.few_rows_launch import MOST_ROWS as FEW_ROWS
+from gradus.kernels.few_rows_launch import FewRowsLaunch
 from gradus.kernels.gemv import GemvLaunch
 from gradus.kernels.launch_tables import Unmeasured, matching, stored_tables, table_of
 from gradus.kernels.skinny import MOST_ROWS, SkinnyLaunch
@@ -25,11 +27,11 @@ H200 = matching("NVIDIA H200", HOPPER)
     [
         (1, 768, 3072, GemvLaunch(1, 4096, 8)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
-        (8, 576, 1536, SkinnyLaunch(32, 128, 4, 5, 4)),
-        (2, 576, 1536, GemvLaunch(1, 512, 2)),
+        (16, 576, 1536, SkinnyLaunch(32, 128, 4, 5, 4)),
+        (2, 576, 1536, FewRowsLaunch(16, 4, 12, 2)),
         (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
         (64, 151936, 1024, None),
-        (8, 576, 576, None),
+        (16, 576, 576, None),
     ],
 )
 def test_an_h200_takes_what_was_measured_on_one(m, n, k, launch):
@@ -73,13 +75,34 @@ def test_a_fused_product_takes_gemv_even_where_cublas_wins_and_half_the_rows_wit
     try:
         assert linear.choose_fused(1, 576, 576, False, device) == GemvLaunch(2, 256, 1)
         assert linear.choose_fused(1, 576, 576, True, device) == GemvLaunch(1, 256, 1)
-        assert linear.choose_fused(4, 3072, 576, True, device) == GemvLaunch(1, 256, 1)
-        assert linear.choose_fused(4, 960, 576, False, device) is None, "slower than its parts"
-        assert linear.choose_fused(5, 3072, 576, True, device) is None, "more rows than the kernel takes"
-        assert linear.choose(8, 576, 576, device) is None
+        assert linear.choose_fused(4, 3072, 768, True, device) == GemvLaunch(1, 256, 1)
+        assert linear.choose_fused(4, 3072, 2048, False, device) is None, "slower than its parts"
+        assert linear.choose_fused(8, 3072, 576, True, device) == FewRowsLaunch(16, 8, 3, 2), "it takes pairs of rows"
+        assert linear.choose_fused(9, 3072, 576, True, device) is None, "more rows than a kernel takes"
+        assert linear.choose(16, 576, 576, device) is None
     finally:
         linear.choose.cache_clear()
         linear.choose_fused.cache_clear()
+
+
+def test_without_gluon_no_launch_is_one_of_a_kernel_in_gluon(monkeypatch):
+    monkeypatch.setattr(linear, "table_of", lambda device: H200)
+    monkeypatch.setattr(linear, "few_rows", None)
+    choose, choose_fused = linear.choose.__wrapped__, linear.choose_fused.__wrapped__
+    device = torch.device("meta")
+    assert choose(4, 576, 1536, device) is None and choose_fused(4, 3072, 576, True, device) is None
+    assert choose(1, 576, 1536, device) == GemvLaunch(2, 512, 2)
+
+
+def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
+    assert isinstance(H200.choose(8, 1536, 1536), FewRowsLaunch)
+    assert H200.choose(16, 1536, 1536) == H200.choose(16, 2048, 2048)
+
+
+def test_a_matrix_measured_with_something_fused_in_is_never_taken_for_its_neighbor():
+    assert isinstance(H200.fused(8, 3000, 600), FewRowsLaunch), "as the nearest"
+    assert H200.fused(4, 3072, 768) is not None
+    assert H200.fused(8, 3072, 768) is None, "not measured with 8 rows"
 
 
 def test_where_triton_interprets_nothing_was_measured():
@@ -116,3 +139,6 @@ def test_every_file_says_what_it_was_measured_with_and_goes_into_the_wheel():
 def test_no_measured_launch_takes_more_rows_than_its_kernel():
     for table in stored_tables():
         assert table.rows[-1] <= MOST_ROWS
+        for launches in [*table.launches.values(), *table.with_more.values()]:
+            of_rows = zip(table.rows, launches, strict=False)
+            assert all(rows <= FEW_ROWS for rows, launch in of_rows if isinstance(launch, FewRowsLaunch))

@@ -4,7 +4,8 @@ They are imported only by the parts that launch them: without a GPU, Triton need
 
     norm.py, activation.py                one pass over rows
     overlap.py                            launches that start while the ones before them drain
-    gemv.py, splits.py, skinny.py         products of few rows;  linear.py: which one, by launch_tables.py (measured/)
+    gemv.py, splits.py, skinny.py         products of few rows;  few_rows_launch.py, few_rows.py: of 2 to 8, in Gluon
+    linear.py                             which one, by launch_tables.py (measured/)
     tile.py, int4.py, quantize.py, eight_bits.py   products of quantized matrices, whose tiles tile_tables.py chooses
     hopper_launch.py, hopper_product.py   the same for prompts in int8 on Hopper, in Gluon
     rope_store.py, new_token.py           rotation, and the new keys and values on their pages;  e4m3.py: in 8 bits

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from gradus.kernels import fuse_quantized  # names the twins of quantized matrices, too
 from gradus.kernels.activation import activation, gated_activation
-from gradus.kernels.gemv import Norm, gemv
-from gradus.kernels.linear import choose_fused, linear
+from gradus.kernels.gemv import GemvLaunch, Norm
+from gradus.kernels.linear import choose_fused, fused_linear, linear
 from gradus.kernels.new_token import Turning
 from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.overlap import early_launches
@@ -75,7 +75,7 @@ def twin_of_linear(part: Linear) -> "FusedLinear":
 
 
 class FusedLinear(Twin, Linear):
-    """Few rows through `gemv` or `skinny`, with norm, activation and sum inside where they pay; many through cuBLAS."""
+    """Few rows through kernels of ours, with norm, activation and sum inside where they pay; many through cuBLAS."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -85,12 +85,12 @@ class FusedLinear(Twin, Linear):
         launch = choose_fused(x.shape[0], *self.weight.shape, gated, x.device) if x.element_size() == 2 else None
         if launch is None:
             return super().after(norm, x, then)
-        inside = None
-        if self.in_features <= NORM_WITHIN:
+        inside, centered = None, isinstance(norm, nn.LayerNorm)
+        if self.in_features <= NORM_WITHIN and (isinstance(launch, GemvLaunch) or not centered):
             inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
         elif then is None:
             return self(norm(x))
-        return gemv(
+        return fused_linear(
             x if inside else norm(x), self.weight, launch, bias=self.bias, norm=inside,
             activation=then.name if then else None, gated=gated,
         )  # fmt: skip

@@ -22,7 +22,7 @@ def in_gluon(load: Callable[[], Kernel]) -> Kernel | None:
     try:
         return load()
     except (ImportError, AttributeError, TypeError) as error:
-        log.info("prompts take the kernel of every GPU: Triton %s has another Gluon (%s)", triton.__version__, error)
+        log.info("a faster kernel is left out: Triton %s has another Gluon (%s)", triton.__version__, error)
         return None
 
 

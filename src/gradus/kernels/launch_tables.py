@@ -1,10 +1,11 @@
 """Which launch is fastest for a product: measured, one JSON file per device in `measured/`, read when first asked for.
 
 A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
-of ours, or null where cuBLAS was as fast. For few rows it also holds the `gemv` of products with something fused in,
-which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured takes
-the choice of the nearest one: time depends on how many programs N gives and how long each runs over K, and both change
-it by ratios, so near means a small log-ratio.
+of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused in,
+which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured with
+so many rows takes the choice of the nearest one that was (with something fused in only if it was never measured so):
+time depends on how many programs N gives and how long each runs over K, and both change it by ratios, so near means a
+small log-ratio.
 
 A device that was never measured takes the file of another with its compute capability, whose tiles fit it. Without one,
 a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
@@ -14,19 +15,22 @@ Choices depend on the device's name and the product's shape alone, so all ranks 
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 
 from gradus.device.capability import Capability, capability
+from gradus.kernels.few_rows_launch import FewRowsLaunch
 from gradus.kernels.gemv import GemvLaunch
 from gradus.kernels.skinny import SkinnyLaunch
 
-Launch = GemvLaunch | SkinnyLaunch
+FusedLaunch = GemvLaunch | FewRowsLaunch  # of kernels with a norm, an activation and a sum in them
+Launch = FusedLaunch | SkinnyLaunch
 
 
 class OfDevice(Protocol):
@@ -40,17 +44,16 @@ class OfDevice(Protocol):
 
 
 Stored = TypeVar("Stored", bound=OfDevice)
-Chosen = TypeVar("Chosen", bound=Launch)
 
 
 class LaunchTable(Protocol):
     """Chooses how one kind of device multiplies."""
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
-        """A launch of `gemv` or `skinny` for [m, k] by a 16-bit matrix [n, k], or None for cuBLAS."""
+        """A launch for [m, k] by a 16-bit matrix [n, k], or None for cuBLAS."""
 
-    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
-        """The launch of `gemv` for such a product with something fused in; None where apart is faster."""
+    def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
+        """The launch of such a product with something fused in; None where apart is faster."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class Measured:
     device: str
     capability: Capability
     rows: tuple[int, ...]
-    launches: dict[tuple[int, int], tuple[Launch | None, ...]]  # one for each of `rows`
-    gemv: dict[tuple[int, int], tuple[GemvLaunch | None, ...]]  # for each of the first ones
+    launches: dict[tuple[int, int], tuple[Launch | None, ...]]  # one for each of `rows`, or of the first ones
+    with_more: dict[tuple[int, int], tuple[FusedLaunch | None, ...]]  # fused; for each of the first ones
 
     @classmethod
     def read(cls, text: str) -> "Measured":
@@ -76,20 +79,21 @@ class Measured:
                 for shape, matrix in matrices.items()
             },
             {
-                shape: tuple(each and GemvLaunch(*each) for each in matrix["fused"])
+                shape: tuple(each and cast(FusedLaunch, launch_of(each)) for each in matrix["fused"])
                 for shape, matrix in matrices.items()
             },
         )
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
-        return self._of_rows(m, self.launches[nearest(self.launches, n, k)])
+        place = bisect_left(self.rows, m)
+        shapes = [shape for shape, launches in self.launches.items() if m > 0 and place < len(launches)]
+        return self.launches[nearest(shapes, n, k)][place] if shapes else None
 
-    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
-        return self._of_rows(m, self.gemv[nearest(self.gemv, n, k)])
-
-    def _of_rows(self, m: int, launches: tuple[Chosen | None, ...]) -> Chosen | None:
-        found = (launch for rows, launch in zip(self.rows, launches, strict=False) if 0 < m <= rows)
-        return next(found, None)
+    def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
+        place = bisect_left(self.rows, m)
+        measured = [(n, k)] if self.with_more.get((n, k)) else [*self.with_more]  # its parts may be faster with more
+        shapes = [shape for shape in measured if m > 0 and place < len(self.with_more[shape])]
+        return self.with_more[nearest(shapes, n, k)][place] if shapes else None
 
 
 def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int]:
@@ -98,8 +102,10 @@ def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int
 
 
 def launch_of(numbers: Sequence[int]) -> Launch:
-    """The two kinds have as many numbers as fields."""
-    return GemvLaunch(*numbers) if len(numbers) == len(GemvLaunch._fields) else SkinnyLaunch(*numbers)
+    """Each kind has as many numbers as fields, and no two have as many."""
+    return next(
+        kind(*numbers) for kind in (GemvLaunch, FewRowsLaunch, SkinnyLaunch) if len(kind._fields) == len(numbers)
+    )
 
 
 class Unmeasured:
@@ -108,7 +114,7 @@ class Unmeasured:
     def choose(self, m: int, n: int, k: int) -> Launch | None:
         return self.fused(m, n, k)
 
-    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
+    def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
         if m != 1:
             return None
         if k < 1024:

@@ -1,28 +1,64 @@
 """Which kernel takes a product: this project's for few rows, cuBLAS for many, as the device's `launch_tables` say."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.kernels.gemv import GemvLaunch, gemv
-from gradus.kernels.launch_tables import Launch, table_of
+from gradus.kernels.few_rows_launch import FewRowsLaunch
+from gradus.kernels.gemv import GemvLaunch, Norm, gemv
+from gradus.kernels.hopper_launch import in_gluon
+from gradus.kernels.launch_tables import FusedLaunch, Launch, table_of
 from gradus.kernels.skinny import SkinnyLaunch, skinny
+
+
+def _few_rows() -> Callable[..., Tensor]:
+    from gradus.kernels.few_rows import few_rows
+
+    return few_rows
+
+
+few_rows = in_gluon(_few_rows)
 
 
 @cache
 def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
-    """How to multiply [m, k] by a 16-bit matrix [n, k]: a launch of `gemv` or `skinny`, or None for cuBLAS."""
-    return table_of(device).choose(m, n, k)
+    """How to multiply [m, k] by a 16-bit matrix [n, k]: a launch of one of this project's kernels; None for cuBLAS."""
+    launch = table_of(device).choose(m, n, k)
+    return None if isinstance(launch, FewRowsLaunch) and few_rows is None else launch
 
 
 @cache
-def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> GemvLaunch | None:
+def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> FusedLaunch | None:
     """How to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None where apart is faster."""
     launch = table_of(device).fused(m, n, k)
+    if isinstance(launch, FewRowsLaunch):
+        return launch if few_rows is not None else None
     # with a gate, a program reads two rows of weights for an output
     return launch._replace(rows=max(1, launch.rows // 2)) if launch and gated else launch
+
+
+def fused_linear(
+    x: Tensor,
+    weight: Tensor,
+    launch: FusedLaunch,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """In one launch: residual + activation(norm(x) weightᵀ + bias), by the kernel that the launch is of, as `gemv`
+    says. Only `gemv` has a LayerNorm.
+    """
+    around = {"bias": bias, "norm": norm, "activation": activation, "gated": gated, "residual": residual}
+    if isinstance(launch, GemvLaunch):
+        return gemv(x, weight, launch, **around)  # type: ignore[arg-type]
+    assert few_rows is not None
+    return few_rows(x, weight, launch, **around)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -31,10 +67,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
     x: [M, K]; weight: [N, K]; bias: [N]. Returns [M, N].
     """
     launch = choose(x.shape[0], *weight.shape, x.device) if weight.element_size() == 2 else None
-    if isinstance(launch, GemvLaunch):
-        return gemv(x, weight, launch, bias=bias, residual=residual)
     if isinstance(launch, SkinnyLaunch):
         return skinny(x, weight, launch, bias=bias, residual=residual)
+    if launch is not None:
+        return fused_linear(x, weight, launch, bias=bias, residual=residual)
     if residual is None:
         return F.linear(x, weight, bias)
     if bias is not None:  # cuBLAS adds one thing on its way out: the bias, since torch is slow to add one row to many
