@@ -9,6 +9,7 @@ All engines serve the same prompts greedily, from benchmarks/prompts: texts to b
 they were chosen), chat requests, functions to be completed, and open questions. They take turns: a round runs all of
 them, the next one the other way round. So what drifts, drifts for all, and every rate is compared with that of the
 engine without drafts in the same round. The number of drafts is chosen by each engine itself, unless --drafts says it.
+`--draft MODEL` drafts with a smaller model, and with `--draft-quantize int8` another engine has it in 8 bits.
 
 For every drafter it also works out how often it would be right on the very texts that came out, place by place: what
 acceptance should be. With `--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open
@@ -37,11 +38,11 @@ from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint, hardware_name
 from gradus.bench.peers import build_model
 from gradus.bench.results import Cell, Entry, Run
-from gradus.bench.speculation_report import DRAFT_MODEL, NAME, NONE, TABLES, VLLM, VLLM_NGRAM
+from gradus.bench.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM, draft_model
 from gradus.bench.statistics import distribution, significant
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
-from gradus.errors import GradusError
+from gradus.errors import ConfigError, GradusError
 from gradus.garbage import spare_what_stays
 from gradus.kernels.ngram_reference import look_up
 from gradus.loading import load_model, open_checkpoint
@@ -112,6 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--heads", action="append", default=[], help="a folder of trained heads; may be repeated")
     parser.add_argument("--draft", help="a draft model")
+    parser.add_argument(
+        "--draft-quantize", action="append", default=[], metavar="SCHEME",
+        help="the same draft model in fewer bits as well, as int8 or int4; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--drafts", type=int, help="how many, always; by default each engine chooses")
     parser.add_argument("--texts", action="append", choices=[*TABLES], help="only these; may be repeated")
     parser.add_argument("--rounds", type=int)
@@ -173,15 +178,18 @@ class Bench:
         self.folders = {read_config(Path(folder)).shape.kind: Path(folder) for folder in asked.heads}
         speculate = {NONE: None, "ngram": "ngram"}
         speculate |= {kind: f"{HEADS}{folder}" for kind, folder in self.folders.items()}
+        schemes = {draft_model(scheme): scheme for scheme in (None, *asked.draft_quantize)}
         if asked.draft:
-            speculate[DRAFT_MODEL] = f"draft:{asked.draft}"
+            speculate |= dict.fromkeys(schemes, f"draft:{asked.draft}")
+        elif asked.draft_quantize:
+            raise ConfigError("--draft-quantize does nothing without --draft: name a draft model, or leave it out")
         most = max(size.batch for size in self.sizes)
         longest = LONGEST[asked.quick]
         self.llms = {
             name: LLM(
                 checkpoint, device=asked.device, dtype=asked.dtype, speculate=how,
-                drafts=asked.drafts if how else None, max_sequences=most, context_length=longest,
-                cache_tokens=most * longest, switch_off=("prefix_cache",),
+                drafts=asked.drafts if how else None, draft_quantize=schemes.get(name), max_sequences=most,
+                context_length=longest, cache_tokens=most * longest, switch_off=("prefix_cache",),
             )
             for name, how in speculate.items()
         }  # fmt: skip
@@ -205,6 +213,7 @@ class Bench:
                 "sampling": "greedy, end-of-sequence ignored",
                 "precision": first.precision.reason,
                 "heads": ", ".join(self.folders) or "none",
+                "draft model": asked.draft or "none",
             },
             profiles=[{"heads": kind, **read_config(folder).trained} for kind, folder in self.folders.items()],
         )

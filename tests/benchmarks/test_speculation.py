@@ -23,15 +23,19 @@ def test_a_quick_run_measures_every_cell_and_writes_the_report(tmp_path, monkeyp
     heads = [heads_of(random_model, tmp_path / kind, kind).removeprefix("heads:") for kind in ("medusa", "eagle")]
     asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--dtype", "float32", "--rounds", "1"]
     asked += ["--heads", heads[0], "--heads", heads[1], "--draft", "random:tiny-llama", "--out", str(tmp_path / "r")]
+    asked += ["--draft-quantize", "int8", "--draft-quantize", "int4"]
     assert speculation.main(asked) == 0, capsys.readouterr().err
     folder = tmp_path / "r" / "cpu" / "speculation"
     (run,) = results.read(folder / "results.json").runs
     assert [(cell.table, cell.batch) for cell in run.cells] == [(s.table, s.batch) for s in speculation.QUICK]
     for cell in run.cells:
-        assert [entry.contender for entry in cell.entries] == [NONE, "ngram", "medusa", "eagle", "draft model"]
+        assert [entry.contender for entry in cell.entries] == [
+            NONE, "ngram", "medusa", "eagle", "draft model", "draft model, int8", "draft model, int4",
+        ]  # fmt: skip
         assert all(len(entry.samples) == 1 and entry.samples[0]["same"] == 1 for entry in cell.entries)
         assert all("stands" in cell.entry(name).prediction for name in ("ngram", "medusa", "eagle"))
     text = (folder / "report.md").read_text()
+    assert "--draft MODEL --draft-quantize int4 --draft-quantize int8" in text and "| draft model, int8 |" in text
     assert "not to be quoted" in text and "Where it loses" in text and "| 2 | medusa |" in text
     assert {file.name for file in folder.iterdir()} == {"report.md", "results.json"}, "one size makes no curve"
     assert command.report(tmp_path / "r", check=True) == 0
@@ -77,6 +81,14 @@ def test_vllm_gets_the_same_prompts_and_weights_and_has_a_table(tmp_path, monkey
     results.update(tmp_path / "r", "cpu", speculation.NAME, run)
     command.report(tmp_path / "r")
     assert "the same prompts in the run of commit 0123456, " in (folder / "report.md").read_text()
+
+
+def test_a_scheme_without_a_draft_model_is_one_line(tmp_path, capsys):
+    asked = ["--quick", "--model", "random:tiny-llama", "--device", "cpu", "--out", str(tmp_path)]
+    assert speculation.main([*asked, "--draft-quantize", "int8"]) == 2
+    assert capsys.readouterr().err == (
+        "speculation: --draft-quantize does nothing without --draft: name a draft model, or leave it out\n"
+    )
 
 
 def test_heads_of_another_model_are_one_line(tmp_path, random_model, capsys):

@@ -78,6 +78,17 @@ def test_a_dry_run_without_a_phase_plans_the_final_engine(gradus):
     assert memory["left_bytes"] == memory["usable_bytes"] - spent and memory["fits"]
 
 
+def test_a_dry_run_tells_of_the_draft_as_it_would_be_loaded(gradus):
+    asked = ["--speculate", "draft:random:tiny-llama", "--cache-tokens", "160"]
+    alone, both, narrow = (plan(gradus, *arguments) for arguments in ([], asked, [*asked, "--draft-quantize", "int8"]))
+    assert alone["draft"] is None and both["draft"] == {"name": "random:tiny-llama", "dtype": "float32"}
+    assert narrow["draft"] == {"name": "random:tiny-llama", "dtype": "int8 weights, float32"}
+    model, wide, less = (each["memory"]["weight_bytes"] for each in (alone, both, narrow))
+    assert wide == 2 * model and model < less < 1.6 * model
+    done = gradus("serve", *TINY, "--dry-run", *asked, "--draft-quantize", "int8")
+    assert "draft               random:tiny-llama, int8 weights, float32\n" in done.out
+
+
 def test_a_dry_run_says_where_memory_would_go(gradus):
     done = gradus("serve", *TINY, "--dry-run", "--cache-tokens", "160")
     for line in ("engine", "weights", "largest step", "CUDA graphs", "sampling", "pages", "in all"):
@@ -171,6 +182,7 @@ def test_switches_in_a_file_are_a_list_which_the_options_replace(gradus, tmp_pat
         ["--log-level", "loud"],
         ["--memory-fraction", "1.5"],
         ["--switch-off", "brakes"],
+        ["--draft-quantize", "int9", "--speculate", "draft:random:tiny-llama"],
     ],
 )
 def test_a_dry_run_refuses_what_serving_would(gradus, arguments):
@@ -220,6 +232,7 @@ def test_it_serves_until_it_is_told_to_stop(process):
         "policy": "priority",
         "kv_dtype": "auto",
         "speculate": "ngram",
+        "draft_quantize": None,
         "drafts": 3,
         "token_budget": 32,
         "memory_fraction": 0.5,

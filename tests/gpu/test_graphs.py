@@ -73,6 +73,41 @@ def test_heads_change_no_token_and_say_on_a_gpu_what_they_say_on_a_cpu(kind, dra
             assert sum(told.drafted) > 0, switches
 
 
+# -- short prompts -----------------------------------------------------------------------------------------------------
+
+LENGTHS = (1, 15, 16, 17, 40, 70, 3, 33)
+
+
+def prompts_of(shape: str, lengths: tuple[int, ...] = LENGTHS) -> list[Request]:
+    generator, limits = torch.Generator().manual_seed(2), limits_of(shape)
+    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    prompts = [torch.randint(0, limits.vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    return [Request.create(f"p{number}", prompt, params, limits) for number, prompt in enumerate(prompts)]
+
+
+def expected_of(shape: str) -> dict[tuple[str, int], Ending]:
+    options = EngineOptions(limits_of(shape), max_sequences=4)
+    return run(phases.load("p01").build(model_on("cpu", shape, torch.float32), options), prompts_of(shape))
+
+
+@pytest.mark.parametrize("speculate", [None, "ngram", "draft:itself"])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
+def test_short_prompts_are_replayed_alone_and_beside_decodes(shape, speculate, monkeypatch):
+    """Whole, in chunks, and behind a prefix: the tokens are the CPU's, in steps of several sizes."""
+    expected, model = expected_of(shape), model_on("cuda", shape, torch.float32)
+    if speculate == "draft:itself" and shape == "tiny-gemma3":
+        pytest.skip("a draft without windows is asked for")
+    for budget in (128, 20):
+        config = EngineConfig(limits_of(shape), max_sequences=4, speculate=speculate, token_budget=budget, page_size=4)
+        engine = build(model, config, draft=model if speculate == "draft:itself" else None)
+        graphs = (engine.runner if speculate else engine.runner.eager).run_model
+        replayed: list[int] = []
+        monkeypatch.setattr(graphs, "captured", Recorded(graphs.captured, replayed))
+        for _ in range(2):
+            assert run(engine, prompts_of(shape)) == expected
+        assert len(replayed) >= 4 and len(set(replayed)) >= 2, (budget, replayed)
+
+
 class RoundedAttention(NaiveAttention):
     """Over keys and values as 8 bits keep them."""
 

@@ -3,10 +3,26 @@
 import pytest
 import torch
 
+from gradus.kernels import draft_inputs
+from gradus.kernels.draft_inputs import (
+    first_inputs,
+    first_inputs_reference,
+    next_inputs,
+    next_inputs_reference,
+)
+from gradus.kernels.draft_passes import (
+    Drafting,
+    NextRows,
+    first_rows,
+    first_rows_reference,
+    keep_draft,
+    next_rows,
+    next_rows_reference,
+)
 from gradus.kernels.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
-from gradus.kernels.keep_hidden import keep_hidden, keep_hidden_reference
 from gradus.kernels.ngram import look_up_slots
 from gradus.kernels.ngram_reference import look_up
+from gradus.models import SHAPES, create_model, randomize
 
 SLOTS, CONTEXT, PAGE = 6, 64, 4
 
@@ -78,6 +94,66 @@ def test_rows_are_packed_to_the_front_and_the_rest_is_padding(seed, drafts):
     )
 
 
+def drafting(seed: int, count: int, longest: int = CONTEXT) -> tuple[Drafting, torch.Tensor, torch.Tensor]:
+    """`count` sequences in any slots, with room for -1 to 4 more tokens than they have; history and block tables."""
+    generator = torch.Generator().manual_seed(seed)
+    history, known = state(seed)
+    known[1] = 1
+    slots = torch.randint(0, SLOTS + 1, (count,), generator=generator, dtype=torch.int32)
+    room = torch.randint(-1, 5, (count,), generator=generator)
+    limits = torch.where(slots == SLOTS, 0, known[slots.long()] + room).int()
+    tables = torch.randint(1, 50, (2, SLOTS + 1, CONTEXT // PAGE), generator=generator)
+    tables[:, SLOTS] = 0
+    return Drafting(slots, limits, known, longest, 11), history, tables
+
+
+@pytest.mark.parametrize("longest", [CONTEXT, 45])
+@pytest.mark.parametrize("count", [1, 5, 130])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_draft_begins_with_the_two_newest_tokens_where_there_is_room(seed, count, longest):
+    spans, history, tables = drafting(seed, count, longest)
+    inputs = torch.full((2, 2 * count + 3), -7)
+    found = first_rows(spans, inputs, history, tables, PAGE)
+    expected = first_rows_reference(spans, history, tables, PAGE)
+    for name, mine, theirs in zip(found._fields, found, expected, strict=True):
+        assert torch.equal(mine, theirs), name
+    assert found.tokens.data_ptr() == inputs.data_ptr() and (inputs[:, 2 * count :] == -7).all()
+
+
+def test_the_rows_that_drafts_begin_with_by_hand():
+    """Slot 2 may store its newest token, slot 3 may not; slot 4 is padding's."""
+    history = torch.arange(1, 6, dtype=torch.int32).unsqueeze(1) * 100 + torch.arange(8, dtype=torch.int32)
+    known, tables = torch.tensor([8, 8, 5, 5, 1]), torch.arange(20).view(1, 5, 4) * 10
+    slots, limits = torch.tensor([2, 3, 4], dtype=torch.int32), torch.tensor([5, 4, 0], dtype=torch.int32)
+    rows = first_rows(Drafting(slots, limits, known, 8, 999), torch.zeros(2, 6, dtype=torch.int64), history, tables, 2)
+    assert rows.tokens.tolist() == [303, 304, 0, 0, 0, 0] and rows.positions.tolist() == [3, 4, 0, 0, 0, 0]
+    assert rows.slots.tolist() == [2, 2, 4, 4, 4, 4] and rows.ends.tolist() == [4, 5, 0, 0, 0, 0]
+    assert rows.lengths.tolist() == [5, 0, 0] and rows.query_start.tolist() == [0, 2, 4, 6]
+    assert rows.places.tolist() == [[90 * 2 + 1, 100 * 2, 160 * 2, 160 * 2, 160 * 2, 160 * 2]]
+
+
+@pytest.mark.parametrize("longest", [CONTEXT, 45])
+@pytest.mark.parametrize("count", [1, 5, 130])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_pass_runs_what_the_last_one_drew_as_long_as_there_is_room(seed, count, longest):
+    spans, _, _ = drafting(seed, count, longest)
+    inputs, generator = torch.full((2, count + 3), -7), torch.Generator().manual_seed(seed)
+    found, expected = (torch.full((count, 4), -7) for _ in range(2))
+    for number in range(4):
+        drawn = torch.randint(-1, 13, (count,), generator=generator)  # more than there are, either way
+        theirs = next_rows_reference(spans, drawn, expected, number)
+        if number == 3:
+            keep_draft(spans, drawn, found, number)
+            break
+        mine = next_rows(spans, inputs, drawn, found, number)
+        for name, one, other in zip(NextRows._fields, mine, theirs, strict=True):
+            assert torch.equal(one, other), name
+    assert torch.equal(found, expected)
+    gone = found == -1
+    assert (gone.long().diff(dim=1) >= 0).all() and gone[spans.slots == SLOTS].all()
+    assert count < 100 or (0 < int(gone.sum()) < gone.numel() and found.max() == 10)
+
+
 @pytest.mark.parametrize("drafts", [0, 1, 4])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts):
@@ -95,12 +171,48 @@ def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slot_is_left_with_the_state_of_its_last_row_that_stood(seed, drafts, size):
     arguments, generator = step(seed, drafts), torch.Generator().manual_seed(seed)
+    slots, _, _, history, known, *_ = arguments
     rows = draft_rows_reference(*arguments)
     drawn = torch.randint(-1, 3, (5 * (1 + drafts),), generator=generator)
-    kept, origins = keep_standing_reference(arguments[0], rows, drawn, arguments[3], arguments[4])
     hidden = torch.randn(len(drawn), 2 * size, generator=generator)[:, :size]
     found, expected = (torch.full((SLOTS + 1, size), -7.0) for _ in range(2))
-    keep_hidden(arguments[0], kept, origins, hidden, found)
-    keep_hidden_reference(arguments[0], kept, origins, hidden, expected)
+    keep_standing(slots, rows, drawn, history.clone(), known.clone(), hidden, found)
+    keep_standing_reference(slots, rows, drawn, history, known, hidden, expected)
     assert torch.equal(found, expected)
     assert (found[1] == -7).all() and not (found[4] == -7).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-gemma3"])
+def test_heads_read_states_beside_what_the_model_embeds(shape, dtype, monkeypatch):
+    """Some tokens are none, some positions behind the last that is learned; a table may be wider than activations."""
+    monkeypatch.setattr(draft_inputs, "BLOCK", 32)  # so that a row is not one program's
+    model = create_model(SHAPES[shape], dtype=dtype)
+    randomize(model, seed=0, std=0.1)
+    tables, size = model.embedding_tables(), model.config.hidden_size
+    longest = model.config.context_length
+    for states in (torch.randn(5, size, dtype=dtype), torch.randn(5, size)):
+        drafts = torch.tensor([[7, 0], [-1, 0], [319, 0], [5, 0], [5, 0]])
+        positions = torch.tensor([0, 3, longest - 1, longest, longest + 5], dtype=torch.int32)
+        found = next_inputs(states, drafts[:, 0], positions, tables)
+        assert torch.equal(found, next_inputs_reference(states, drafts[:, 0], positions, tables))
+        if states.dtype == dtype:
+            embedded = model.embed(drafts[:, 0].clamp(min=0), positions.long().clamp(max=longest - 1))
+            assert torch.equal(found, torch.cat([states, embedded], dim=1))
+
+
+@pytest.mark.parametrize(("count", "together"), [(1, 1), (3, 1), (3, 3), (4, 4)])
+@pytest.mark.parametrize("slots", [[2], [4, 0, SLOTS, 5]])
+def test_drafts_begin_with_the_newest_token_and_are_drawn_where_they_stand(slots, count, together):
+    history, known = state(3, 300)
+    model = create_model(SHAPES["tiny-gpt2"])
+    randomize(model, seed=0, std=0.1)
+    states = torch.randn(SLOTS + 1, model.config.hidden_size)
+    arguments = torch.tensor(slots, dtype=torch.int32), history, known, states, model.embedding_tables()
+    found = first_inputs(*arguments, count=count, together=together)
+    expected = first_inputs_reference(*arguments, count=count, together=together)
+    for name, mine, theirs in zip(found._fields, found, expected, strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), name
+    newest = known[slots[0]] - 1
+    assert torch.equal(found.joined[0, model.config.hidden_size :], model.embed(history[slots[0], newest], newest))
+    assert found.positions[-1, -1] == known[slots[-1]] + count - 1 and found.slots[-1, -1] == slots[-1]

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from gradus.attention.fp8_storage import Fp8Storage
+from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
 from gradus.execution.runner import lay_out
+from gradus.execution.warm_up import padding_batch
 from gradus.kernels import paged_attention
 from gradus.kernels.attention_launch import Launch
 from gradus.models.shapes import SHAPES
@@ -128,9 +130,11 @@ def test_the_backend_attends_as_the_torch_backend_does(storage):
         Plan([Span(None, 0, 11, (0,), 1, None), Span(None, 2, 10, (0,), 1, None)]),
     ]
     backends = [
-        kind(config, storage(config, 12, 4, torch.float32, torch.device("cpu")), slots=3)
-        for kind in (PagedAttention, TritonPagedAttention)
+        kind(config, storage(config, 12, 4, torch.float32, torch.device("cpu")), slots=4)
+        for kind in (PagedAttention, TritonPagedAttention, GraphPagedAttention)
     ]
+    padding = backends[2]
+    padding.sizes = (8, 16)
     layers = [group.layers[0] for group in backends[0].storage.groups[:2]]
     generator = torch.Generator().manual_seed(0)
     for plan in steps:
@@ -142,5 +146,29 @@ def test_the_backend_attends_as_the_torch_backend_does(storage):
                 (len(batch.positions), n, config.head_dim) for n in (config.num_heads, *[config.num_kv_heads] * 2)
             ]
             q, k, v = (torch.randn(shape, generator=generator) for shape in shapes)
-            expected, found = (backend.attend(layer, q, k, v) for backend in backends)
+            expected, found = (backend.attend(layer, q, k, v) for backend in backends[:2])
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            assert padding.padded >= len(q)
+            wide = [torch.cat([each, torch.ones(padding.padded - len(q), *each.shape[1:])]) for each in (q, k, v)]
+            found = padding.attend(layer, *wide)
+            torch.testing.assert_close(found[: len(q)], expected, rtol=1e-4, atol=1e-5)
+            assert not found[len(q) :].any(), "padding sees nothing"
+
+
+SPANS = [[32], [1] * 32, [1] * 9 + [23], [5, 5, 5, 5, 5], [4, 1, 3, 2, 6, 1], [7]]
+
+
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+def test_a_padded_step_has_room_for_whatever_spans_it_has(shape):
+    """Launches are those of the size alone, and each row is in exactly one tile of one of them."""
+    config, device = SHAPES[shape], torch.device("cpu")
+    backend = GraphPagedAttention(config, PagedStorage(config, 64, 4, torch.float32, device), slots=33)
+    backend.sizes, launched = (32,), set()
+    for counts in SPANS:
+        backend.prepare(padding_batch(counts, 0, device))
+        for works in backend.works.values():
+            launched.add(tuple((work.launch, work.longest, work.items.data_ptr()) for work in works))
+            items = torch.cat([work.items for work in works])
+            rows = [row for item in items[items[:, 6] == 0].tolist() for row in range(item[0], item[0] + item[1])]
+            assert sorted(rows) == list(range(32)), counts
+    assert len(launched) == len(backend.works)

@@ -1,31 +1,45 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: engines that speculate on a GPU's kernels."""
 
+import sys
+from functools import partial
+
 import pytest
 import torch
+from torch.nn import functional as F
+from triton.runtime.interpreter import GridExecutor
 
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
+from gradus.attention.whole import WholeSequence
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
+from gradus.engine.plan import Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
 from gradus.execution.runner import ModelRunner
+from gradus.kernels import overlap
 from gradus.kernels.fuse import fused
 from gradus.kernels.view import view
+from gradus.models import Model, create_model, randomize
+from gradus.models.layers import Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.mix import Mix, factory
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.drafting import DraftControl
 from gradus.scheduling.scheduler import Scheduler
+from gradus.speculative.heads import first_heads
 from gradus.speculative.heads_drafter import HeadsDrafter
 from gradus.speculative.history import History
+from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 from gradus.speculative.ngram import NgramDrafter
 from gradus.speculative.states import HiddenStates
 from tests.kernels.interpreted_fused_model import small
 from tests.phases.drive import run
-from tests.speculative.heads import Reference, heads_of
+from tests.speculative.heads import DRAFTS, Reference, heads_of
 
 LIMITS = ModelLimits(320, 64)
 SLOTS = 2
@@ -71,7 +85,8 @@ def requests() -> list[Request]:
 
 
 def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
-    """drafter: None is an engine in torch that does not speculate; a pair is heads, and the model's head for them."""
+    """drafter: None is an engine in torch that does not speculate; a `Reference` has heads that draft; a model drafts
+    with pages of its own."""
     model = small(shape)
     storage = PagedStorage(model.config, 24, 4, model.dtype, model.device)
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
@@ -81,15 +96,22 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
     if drafter == "itself":
+        drafter = model
+    if isinstance(drafter, Model):
         own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
         own.tables = attention.tables
-        drafter = DraftPasses(fused(model), own, sampler)
+        drafter = DraftPasses(fused(drafter), own, sampler)
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
-    if isinstance(drafter, tuple):
-        drafter = HeadsDrafter(*drafter, model, states, sampler.guess_slots)
+    if isinstance(drafter, Reference):
+        drafter = on_kernels(drafter, states, sampler)
     step = DraftStep(fused(model), attention, sampler, drafter, history, states)
     control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
     return Engine(Scheduler(cache, SLOTS, 6, drafting=control), DraftRunner(step), LIMITS, 1)
+
+
+def on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
+    parts = [view(first_heads(heads.heads, count)) for count in range(1, DRAFTS + 1)]
+    return KernelHeadsDrafter(parts, view(heads.head), heads.model.embedding_tables(), states, sampler)
 
 
 def answers(engine: Engine) -> tuple[dict, list]:
@@ -125,13 +147,90 @@ def test_a_model_that_drafts_for_itself_is_right_wherever_it_may_draft():
     assert told.accepted == told.drafted and sum(told.accepted) > 3
 
 
+def test_a_quantized_draft_model_drafts_on_kernels():
+    """The model's own weights in 8 bits: most of what it drafts stands, and no token changes."""
+    model = small("tiny-llama")
+    narrow = create_model(model.config, linear=factory(Mix.of("int8"), model.config, Linear))
+    randomize(narrow, seed=0, std=0.1)
+    assert isinstance(narrow.layers[0].qkv, Int8Linear)
+    speculating = engine("tiny-llama", narrow)
+    assert answers(speculating) == answers(engine("tiny-llama"))
+    told = speculating.scheduler.drafting.stats()
+    assert 2 < sum(told.drafted) < 2 * sum(told.accepted)
+
+
+def passes(model, said: list[list[int]]) -> tuple[DraftPasses, History]:
+    """Of a model that has stored all but the two newest tokens of these; the sampler is greedy."""
+    attention = GraphPagedAttention(model.config, PagedStorage(model.config, 64, 4, model.dtype, model.device), 4)
+    attention.tables[0, :3] = torch.randperm(64, generator=torch.Generator().manual_seed(2))[:48].view(3, 16) + 1
+    drafter = DraftPasses(fused(model), attention, KernelSampler(320, model.device, 3))
+    history = History(3, 64, model.device)
+    for slot, tokens in enumerate(said):
+        history.tokens[slot, : len(tokens)] = torch.tensor(tokens)
+        history.lengths[slot] = len(tokens)
+        drafter._run(history, slot, range(len(tokens) - 2))
+    return drafter, history
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama", "tiny-gpt2", "tiny-qwen3"])
+@torch.inference_mode()
+def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(shape):
+    """Room for two drafts and the newest token, for four, and for none; between them padding."""
+    model, said = small(shape), [[7, 8, 9, 7, 8, 9, 7], [(11 * i) % 300 for i in range(60)], [5, 6, 5, 6]]
+    drafter, history = passes(model, said)
+    slots = torch.tensor([0, 3, 1, 2], dtype=torch.int32)
+    kept = drafter.attention.storage.keys.clone()
+    for count in (1, 4):
+        limits = torch.tensor([9, 0, 64, 3], dtype=torch.int32)
+        drafts = drafter.propose(history, slots, count, limits)
+        expected = [following(model, said[0], 3), [], following(model, said[1], 4), []]
+        assert drafts.tolist() == [(each + [-1] * count)[:count] for each in expected]
+    changed = (drafter.attention.storage.keys != kept).any(-1).any(-1).any(0)
+    stored = {(int(page), int(place)) for page, place in changed.nonzero() if page}
+    tables = drafter.attention.tables[0].tolist()
+    wanted = [(0, range(5, 9)), (1, range(58, 63))]
+    assert stored == {(tables[slot][place // 4], place % 4) for slot, places in wanted for place in places}
+
+
+def following(model, said: list[int], count: int) -> list[int]:
+    """The likeliest tokens after a text, each from one forward pass over all of it."""
+    tokens = list(said)
+    for _ in range(count):
+        ids = torch.tensor(tokens)
+        hidden = model(ids, torch.arange(len(tokens)), WholeSequence(model.config))
+        tokens.append(int(model.logits(hidden[-1:]).argmax()))
+    return tokens[len(said) :]
+
+
+@torch.inference_mode()
+def test_passes_start_early_where_their_step_does(monkeypatch):
+    """What they ask for: attention, the norms and products around it, the draw, and what lies between two passes."""
+    drafter, history = passes(small("tiny-llama"), [[7, 8, 9, 7, 8, 9, 7]])
+    heard: dict[str, set[bool]] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("gradus.kernels.") and name != overlap.__name__ and hasattr(module, "starts_early"):
+            monkeypatch.setattr(module, "starts_early", partial(_listening, heard, name.rpartition(".")[2]))
+    step = DraftStep(drafter.model, drafter.attention, drafter.sampler, drafter, history)
+    slots, limits = torch.tensor([[0], [20]], dtype=torch.int32)
+    for early in (False, True):
+        heard.clear()
+        step.rows(slots, limits, 3, early)
+        assert heard.keys() >= {"norm", "activation", "paged_attention", "sampling", "draft_passes"}
+        assert all(each == {early} for each in heard.values())
+
+
+def _listening(heard: dict[str, set[bool]], kernel: str) -> bool:
+    heard.setdefault(kernel, set()).add(overlap.starts_early())
+    return False  # a launch on the CPU takes no such option
+
+
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
 def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
     """On kernels as in torch; greedy requests of which one has its logits adjusted, so that its drafts wait."""
     model = small("tiny-llama")
     heads_of(model, tmp_path, kind, vocabulary=160)
     reference = Reference(model, tmp_path)
-    speculating = engine("tiny-llama", (view(reference.heads), view(reference.head)))
+    speculating = engine("tiny-llama", reference)
     drafter = speculating.runner.step.drafter
     propose, heard = drafter.propose, []
 
@@ -151,3 +250,70 @@ def test_heads_draft_what_they_say_of_the_whole_text(kind, tmp_path):
 
 def drafter_is_greedy(engine: Engine, slot: int) -> bool:
     return float(engine.runner.step.sampler.table.temperatures[slot]) == 0
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+def test_heads_on_kernels_draft_what_they_draft_in_torch(shape, kind, tmp_path):
+    """Any number of drafts for any slots, greedy or drawn: a lone sequence's heads draw by its own settings too."""
+    model, device = small(shape), torch.device("cpu")
+    heads_of(model, tmp_path, kind, vocabulary=160)
+    reference, sampler = Reference(model, tmp_path), KernelSampler(320, device, 4)
+    history, states = History(4, 64, device), HiddenStates(4, model.config.hidden_size, model.dtype, device)
+    history.tokens.copy_(torch.randint(0, 320, history.tokens.shape))
+    history.lengths.copy_(torch.tensor([1, 9, 30, 63, 1]))
+    states.values.copy_(torch.randn(states.values.shape))
+    params = [SamplingParams(temperature=1.5 * (slot % 2), seed=slot) for slot in range(4)]
+    asked = [Request.create("r", [1], each, LIMITS) for each in params]
+    sampler.admit([Admission(slot, request, 0, request.prompt) for slot, request in enumerate(asked)])
+
+    def guess(logits, slots, positions):
+        wide = F.pad(logits, (0, 160), value=float("-inf"))
+        return sampler.guess(wide, slots.numpy(), positions.numpy())
+
+    plain = HeadsDrafter(reference.heads, reference.head, model, states, guess)
+    kernels = on_kernels(reference, states, sampler)
+    for slots in ([1], [3], [3, 1, 0, 2, 4]):
+        given = torch.tensor(slots, dtype=torch.int32), torch.full((len(slots),), 64, dtype=torch.int32)
+        for count in range(1, DRAFTS + 1):
+            found = kernels.propose(history, given[0], count, given[1])
+            assert found.tolist() == plain.propose(history, given[0], count, given[1]).tolist()
+            assert found.shape == (len(slots), count) and found.is_contiguous()
+
+
+def kind_of(argument) -> tuple:
+    """What Triton compiles a kernel anew for."""
+    if isinstance(argument, torch.Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, tuple):
+        return tuple(map(kind_of, argument))
+    return (argument == 1, argument % 16 == 0) if isinstance(argument, int) else (argument,)
+
+
+@pytest.mark.parametrize("kind", ["ngram", "medusa", "eagle"])
+def test_every_launch_of_a_step_is_rehearsed(kind, tmp_path, monkeypatch):
+    launch, launched = GridExecutor.__call__, set()
+
+    def noting(executor, *arguments, **options):
+        values = dict(zip(executor.arg_names, arguments, strict=False)) | options
+        found = {name: value if name in executor.constexprs else kind_of(value) for name, value in values.items()}
+        launched.add((executor.fn.__name__, frozenset(found.items())))
+        return launch(executor, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", noting)
+    model = small("tiny-llama")
+    if kind != "ngram":
+        heads_of(model, tmp_path, kind, vocabulary=160)
+    step = engine(
+        "tiny-llama", NgramDrafter(kernel=True) if kind == "ngram" else Reference(model, tmp_path)
+    ).runner.step
+    slots, limits = torch.tensor([[0, 1], [9, 9]], dtype=torch.int32)
+    shapes = [(size, drafts) for size in (1, 2) for drafts in range(DRAFTS + 1)]
+    for size, drafts in shapes:
+        step.rehearse(slots[:size], limits[:size], drafts, early=False)
+    rehearsed, _ = set(launched), launched.clear()
+    step.history.lengths.fill_(1)
+    for size, drafts in shapes:
+        for asked in (False, True):
+            step.run(slots[:size], limits[:size], drafts, asked=asked)
+    assert len(launched) > 20 and launched <= rehearsed

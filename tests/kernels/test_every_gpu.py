@@ -27,6 +27,8 @@ from gradus.kernels import (
 from gradus.kernels.activation import BLOCK, activation_kernel
 from gradus.kernels.attention_launch import bytes_needed, fitted, launches
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.draft_inputs import first_inputs_kernel, next_inputs_kernel
+from gradus.kernels.draft_passes import first_rows_kernel, next_rows_kernel
 from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.few_rows import few_rows_kernel
@@ -34,7 +36,6 @@ from gradus.kernels.few_rows_launch import MOST_ROWS
 from gradus.kernels.fuse_quantized import FUSED_ROWS
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
-from gradus.kernels.keep_hidden import keep_hidden_kernel
 from gradus.kernels.launch_tables import Measured, matching
 from gradus.kernels.narrowing import Statistics
 from gradus.kernels.new_token import MOST_NEW
@@ -125,20 +126,39 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def drafts() -> Iterator[tuple[str, Case]]:
-    """What a step that verifies 8 drafts begins and ends with."""
+    """What a step that verifies 8 drafts begins and ends with, and the passes of a draft model."""
     of_32_bits = ("slots", "limits", "barred", "history", "owners", "ends", "query_start", "lengths")
     of_64_bits = ("known", "drafts", "tables", "tokens", "positions", "places", "inputs", "drawn", "kept", "rows")
     pointers = {f"{name}_ptr": "*i32" for name in of_32_bits} | {f"{name}_ptr": "*i64" for name in of_64_bits}
     numbers = dict.fromkeys(("spans", "rows", "history_stride", "group_stride", "slot_stride", "padding"), "i32")
+    numbers |= dict.fromkeys(("count", "number", "longest", "vocabulary"), "i32")
+    last = dict.fromkeys(("tokens_ptr", "positions_ptr", "owners_ptr", "lengths_ptr"))
     for name, kernel, constants, warps in (
         ("draft rows", draft_rows_kernel, {"K": 8, "PAGE": 16, "GROUPS": 2, "SPANS": 256, "BLOCK": 32}, 4),
-        ("keep standing", keep_standing_kernel, {"K": 8, "BLOCK": 32}, 1),
+        ("first rows", first_rows_kernel, {"PAGE": 16, "GROUPS": 1, "BLOCK": 128}, 4),
+        ("next rows", next_rows_kernel, {"BLOCK": 128}, 4),
+        ("keep draft", next_rows_kernel, {"BLOCK": 128} | last, 4),
         ("look up", look_up_kernel, {"COUNT": 8, "COUNTS": 8, "SHORTEST": 2, "LONGEST": 4, "BLOCK": 1024}, 4),
     ):
-        types = {each: kind for each, kind in (pointers | numbers).items() if each in kernel.arg_names}
+        types = {
+            each: kind
+            for each, kind in (pointers | numbers).items()
+            if each in kernel.arg_names and each not in constants
+        }
         yield name, Case(kernel, types, constants, {"num_warps": warps})
-    types = {"slots_ptr": "*i32", "kept_ptr": "*i64", "rows_ptr": "*i64", "D": "i32:16", "hidden_stride": "i32:16"}
-    yield "keep hidden", Case(keep_hidden_kernel, types, {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}, {"num_warps": 4})
+    types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride"), "i32:16")
+    types |= {"tokens_ptr": "*bf16", "places_ptr": "*bf16", "positions_ptr": "*i32"}
+    types |= {"scale": "fp32", "drafts_stride": "i32", "hidden_stride": "i32:16"}
+    first = {"COUNT": 3, "COUNTS": 4, "TOGETHER": 1, "BLOCK": 512}
+    width = {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}
+    for name, kernel, constants in (
+        ("keep standing", keep_standing_kernel, width),
+        ("keep standing without states", keep_standing_kernel, width | {"states_ptr": None}),
+        ("first inputs", first_inputs_kernel, first),
+        ("next inputs", next_inputs_kernel, {"BLOCK": 512}),
+    ):
+        named = {each: kind for each, kind in types.items() if each in kernel.arg_names}
+        yield name, Case(kernel, named, constants, {"num_warps": 4})
 
 
 def products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -212,9 +232,9 @@ def beside_quantized(able: Capability) -> Iterator[tuple[str, Case]]:
 
 
 def samplers() -> Iterator[tuple[str, Case]]:
-    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr", "best_ptr"), "*fp32")
+    floats = dict.fromkeys(("temperatures_ptr", "maxima_ptr", "times_ptr"), "*fp32")
     slots = {"slots_ptr": "*i32", "latest_ptr": "*i64", "out_ptr": "*i64", "tokens_ptr": "*i32", "blocks": "i32"}
-    slots |= {"seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
+    slots |= {"out_stride": "i32", "seeds_ptr": "*i64", "positions_ptr": "*i64", "V": "i32", "row_stride": "i32:16"}
     for name, kernel, constants, warps in (
         ("block best", block_best_kernel, {"BLOCK": 2048}, 4),
         ("row best", row_best_kernel, {"BLOCKS": 128}, 1),
@@ -333,7 +353,8 @@ SAMPLE = [
 ]
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
-SAMPLE += ["keep hidden"]
+SAMPLE += ["keep standing without states", "first inputs", "next inputs"]
+SAMPLE += ["first rows", "next rows", "keep draft"]
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)

@@ -101,7 +101,7 @@ def test_few_tiles_are_split_less_than_many_are():
 
 def test_planning_a_step_compiles_for_an_h200_without_spilling():
     tensors = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
-    numbers = ("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step")
+    numbers = ("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole")
     found = compile_for(
         H200,
         attention_work._lay_out,

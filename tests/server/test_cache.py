@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from gradus.server.engine_loop import EngineLoop
 from tests.server.conftest import eventually
 
 PROMPT = "The same forty characters for everybody."  # 40 tokens: 4 pages are hit, for one token is always left
@@ -58,6 +59,18 @@ def test_a_salt_separates_what_is_cached(server):
     assert [cached(server.generate(**body, cache_salt=salt)) for salt in ("ann", "bob", "ann", "bob")] == [0, 0, 32, 32]
     assert cached(server.generate(**body)) == 0  # nor with those who give none
     assert cached(server.generate(**body, cache_salt="eve")) == 0
+
+
+def test_stats_show_the_cache_before_the_engine_has_reported_anything(serving, monkeypatch):
+    """From "ready" on: the loop's first report may come later."""
+    loops, run = threading.Event(), EngineLoop.run
+    monkeypatch.setattr(EngineLoop, "run", lambda self: (loops.wait(20), run(self)))
+    try:
+        server = serving(paged)
+        assert server.health() == 200 and server.stats()["cache"]["free"] == 8 * 512 // 8
+    finally:
+        loops.set()
+    assert eventually(server.idle)
 
 
 def test_stats_show_the_cache(server):

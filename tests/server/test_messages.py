@@ -51,7 +51,10 @@ REPORT = Report(
         Submit(REQUEST),
         Cancel("r", "stop", 1),
         Stop(),
-        Loaded(ModelInfo("m", "final", None, "cpu", "float32", LIMITS, {"max_sequences": 8, "switches": {"x": True}})),
+        Loaded(
+            ModelInfo("m", "final", None, "cpu", "float32", LIMITS, {"max_sequences": 8, "switches": {"x": True}}),
+            Metrics(waiting=2),
+        ),
         LoadFailed(Failure.of(ConfigError("no"))),
         REPORT,
         SelfChecked(True),

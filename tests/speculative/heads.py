@@ -40,17 +40,18 @@ class Reference:
 
     @torch.no_grad()
     def drafts(self, said: list[int], count: int) -> list[int]:
-        tokens, drafts = torch.tensor(said), []
-        hidden = self.hidden(said)[-2:-1]
+        hidden, known = self.hidden(said)[-2:-1], list(said)
 
         def draw(features, first):
-            return self.head(features).argmax(-1)
+            known.extend(self.head(features).argmax(-1)[0].tolist())
 
-        def embed(tokens, after):
-            return self.model.embed(tokens, torch.tensor([len(said) - 1 + after]))
+        def join(states, after):
+            place = len(said) - 1 + after
+            embedded = self.model.embed(torch.tensor(known[place : place + 1]), torch.tensor([place]))
+            return torch.cat([states, embedded], dim=-1)
 
-        drafts = self.heads.draft(hidden, tokens[-1:], count, draw, embed)
-        return drafts[0].tolist()
+        self.heads.draft(join(hidden, 0), count, draw, join)
+        return known[len(said) :]
 
     def hidden(self, said: list[int]) -> torch.Tensor:
         tokens = torch.tensor(said)

@@ -4,16 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from gradus import LLM, SamplingParams
+from gradus.assembly.checkpoint import draft_precision
 from gradus.config.settings import Settings
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import memory_plan
+from gradus.loading import open_checkpoint
+from gradus.models.layers import Linear
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
-from tests.loading.builders import write_folder
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.int8_groups import Int8GroupLinear
+from gradus.quantization.precision import resolve
+from tests.loading.builders import CONFIGS, tensors_of, write_folder, write_gguf
 from tests.loading.quantized_builders import quantize_folder
 
 TEXT = "one two three four five six seven. one two three four five six"
@@ -91,6 +99,81 @@ def test_a_draft_may_come_quantized(form, tmp_path):
     speculating = LLM(str(tmp_path / "model"), speculate=f"draft:{tmp_path / 'draft'}", drafts=3, **settings)
     assert [one.token_ids for one in speculating.generate(prompts, params)] == [one.token_ids for one in plain]
     assert sum(speculating.metrics().speculation.drafted) > 0
+
+
+@pytest.mark.parametrize(
+    ("quantize", "drafts", "kinds"),
+    [
+        (None, "int8", (Linear, Int8Linear)),
+        ("int8", "int4-g32", (Int8Linear, Int4Linear)),
+        ("int8", None, (Int8Linear, Linear)),
+    ],
+)
+def test_the_model_and_its_draft_are_quantized_each_as_asked(quantize, drafts, kinds):
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    plain = tiny(quantize=quantize)
+    speculating = tiny(
+        quantize=quantize, speculate="draft:random:tiny-llama", drafts=3, draft_quantize=drafts, max_sequences=2
+    )
+    runner = speculating.engine.runner
+    assert tuple(type(each.runner.model.layers[0].qkv) for each in (runner, runner.drafter)) == kinds
+    assert speculating.settings["draft_quantize"] == drafts
+    found = [one.token_ids for one in speculating.generate([TEXT, "a"], params)]
+    assert found == [one.token_ids for one in plain.generate([TEXT, "a"], params)]
+    told = speculating.metrics().speculation
+    assert sum(told.accepted) > 0.2 * sum(told.drafted) > 0, "the same weights, rounded otherwise"
+
+
+@pytest.mark.parametrize("drafts", [None, "int8"])
+def test_a_draft_has_the_type_that_was_asked_for_beside_a_quantized_model_too(drafts):
+    checkpoint, cpu = open_checkpoint("random:tiny-llama"), torch.device("cpu")
+    model = resolve("float16", "int4", cpu, checkpoint.config)
+    found = draft_precision(checkpoint, cpu, model, drafts)
+    assert (found.weights, found.activations, found.scheme) == (torch.float16, torch.float16, drafts)
+
+
+def test_a_gguf_draft_may_stay_packed(tmp_path):
+    model = str(write_folder(tmp_path / "model"))
+    names = [name for name in tensors_of(CONFIGS["llama"]) if name.endswith("_proj.weight")]
+    draft = write_gguf(tmp_path / "draft.gguf", quantize=dict.fromkeys(names, GGMLQuantizationType.Q8_0))
+    settings = {"device": "cpu", "dtype": "float32", "max_sequences": 2, "cache_tokens": 256}
+    speculating = LLM(model, speculate=f"draft:{draft}", draft_quantize="stored", drafts=3, **settings)
+    assert isinstance(speculating.engine.runner.drafter.runner.model.layers[0].output, Int8GroupLinear)
+    prompts, params = [[5, 6, 7], [9] * 20], SamplingParams(max_tokens=20, ignore_eos=True)
+    plain = LLM(model, **settings).generate(prompts, params)
+    assert [one.token_ids for one in speculating.generate(prompts, params)] == [one.token_ids for one in plain]
+    assert sum(speculating.metrics().speculation.accepted) > 0
+
+
+@pytest.mark.parametrize(
+    ("quantize", "message"),
+    [
+        ("int9", "draft_quantize must be int8, fp8, .* or stored .* got 'int9'"),
+        (
+            "stored",
+            "draft_quantize stored: random:tiny-llama has no matrix that is stored as .*: leave draft_quantize out",
+        ),
+        ("no.yaml", "draft_quantize no.yaml: cannot be read"),
+        (
+            "int4-g128",
+            "the draft model's model.layers.0.self_attn.q_proj: int4: groups of 128 do not divide rows of 64",
+        ),
+    ],
+)
+def test_a_draft_that_cannot_be_quantized_so_is_one_line(quantize, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        tiny(speculate="draft:random:tiny-llama", draft_quantize=quantize)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_pattern_that_matches_nothing_of_the_draft_and_a_draft_quantized_twice_are_one_line(tmp_path):
+    (tmp_path / "mix.yaml").write_text('"*.nothing": int8\n')
+    with pytest.raises(ConfigError, match=r"draft_quantize mix-.*: pattern '\*.nothing' matches no matrix"):
+        tiny(speculate="draft:random:tiny-llama", draft_quantize=str(tmp_path / "mix.yaml"))
+    model, draft = write_folder(tmp_path / "model"), tmp_path / "draft"
+    quantize_folder(draft, "awq")
+    with pytest.raises(ConfigError, match=r"draft_quantize int8: these weights are quantized already .* leave draft_q"):
+        LLM(str(model), device="cpu", dtype="float32", speculate=f"draft:{draft}", draft_quantize="int8")
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,14 @@ def test_all_places_at_once_are_what_is_drafted_at_each(kind):
     for place in range(len(features)):
         seen = []
 
-        def draw(found, first, place=place, seen=seen):
+        def draw(found, first, seen=seen):
             seen.append(found[0])
-            return tokens[None, place + 2 + first : place + 2 + first + found.shape[1]]  # what the text says
 
-        def embed(newest, after):
-            return model.embed(newest, newest)
+        def join(states, after, place=place):
+            newest = tokens[place + 1 + after : place + 2 + after]  # what the text says
+            return torch.cat([states, model.embed(newest, newest)], dim=-1)
 
-        heads.draft(hidden[0, place : place + 1], tokens[place + 1 : place + 2], K, draw, embed)
+        heads.draft(join(hidden[0, place : place + 1], 0), K, draw, join)
         torch.testing.assert_close(features[place], torch.cat(seen))
 
 

@@ -16,12 +16,14 @@ from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
 from gradus.execution.memory_plan import memory_plan
 from gradus.exercises import solution
-from gradus.loading import Checkpoint, Progress, Tokenizer, load_model, open_checkpoint
+from gradus.loading import Checkpoint, Progress, Tokenizer, as_asked, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision
-from gradus.quantization.precision import quantized_as
+from gradus.quantization.precision import quantized
 
 log = logging.getLogger(__name__)
+
+DRAFT_QUANTIZE = "draft_quantize"  # the setting
 
 
 def assemble(
@@ -81,11 +83,12 @@ def open_draft(
 ) -> tuple[Checkpoint, Precision] | None:
     """The checkpoint that `speculate` names, if it names one, and what to load it with.
 
-    precision: the model's. Raises ConfigError for a draft of another vocabulary.
+    precision: the model's. Raises ConfigError for a draft of another vocabulary, and for one that cannot be quantized
+    as `draft_quantize` says.
     """
     if options.draft_model is None:
         return None
-    draft = open_checkpoint(options.draft_model)
+    draft = as_asked(open_checkpoint(options.draft_model), options.draft_quantize, DRAFT_QUANTIZE)
     check_draft(checkpoint.config, draft.config)
     ours, theirs = checkpoint.tokenizer, draft.tokenizer
     if ours is not None and theirs is not None and _vocabulary(ours) != _vocabulary(theirs):
@@ -98,7 +101,7 @@ def open_draft(
             "%s drafts up to position %d, the end of its context; the rest of a longer sequence is not drafted",
             draft.name, draft.config.context_length,
         )  # fmt: skip
-    return draft, draft_precision(draft, device, precision)
+    return draft, draft_precision(draft, device, precision, options.draft_quantize)
 
 
 def _vocabulary(tokenizer: Tokenizer) -> list[bytes]:
@@ -106,10 +109,14 @@ def _vocabulary(tokenizer: Tokenizer) -> list[bytes]:
     return [tokenizer.token_bytes(token) for token in range(0, tokenizer.vocab_size, 101)]
 
 
-def draft_precision(draft: Checkpoint, device: torch.device, precision: Precision) -> Precision:
-    """Its matrices as they are stored where they are quantized, else as the model's, or as what suits the device."""
-    own = precision if precision.scheme is None else resolve_precision("auto", device, draft.config)
-    return own if draft.quantized is None else quantized_as(draft.quantized, own, device, draft.config)
+def draft_precision(draft: Checkpoint, device: torch.device, precision: Precision, quantize: str | None) -> Precision:
+    """Its matrices as they are stored where they are quantized, or as `quantize` says; the rest as what the model does
+    not quantize. Raises ConfigError as `gradus.quantization.precision.resolve` does."""
+    own = precision
+    if precision.scheme is not None:
+        kinds = {str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations)}
+        own = resolve_precision(kinds.pop() if len(kinds) == 1 else "auto", device, draft.config)
+    return quantized(own, quantize, device, draft.config, draft.quantized, setting=DRAFT_QUANTIZE)
 
 
 @contextmanager

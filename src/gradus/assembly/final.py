@@ -7,9 +7,7 @@ measured in the final engine, by leaving it out alone.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +33,7 @@ from gradus.device.transfer import current
 from gradus.engine.engine import Engine, Runner
 from gradus.engine.time_limits import TimeLimits
 from gradus.errors import ConfigError
+from gradus.execution.capturing import Report
 from gradus.execution.draft_model import DraftModel
 from gradus.execution.memory_plan import sized
 from gradus.execution.runner import LatestTokens, ModelRunner
@@ -59,18 +58,14 @@ __all__ = ["EngineConfig", "build"]
 
 log = logging.getLogger(__name__)
 
-USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
-
-Report = Callable[[int, int], None]
-"""Called with (done, total) as CUDA graphs are captured, first with 0."""
-
 
 def build(
     model: Model, config: EngineConfig, report: Report = lambda done, total: None, draft: Model | None = None
 ) -> Engine:
     """Compose the engine. On a GPU with `graphs`, this captures them: seconds, in which nothing else may run there.
 
-    draft: the model that drafts, where `speculate` names one. Heads are read from the folder that it names.
+    draft: the model that drafts, where `speculate` names one, loaded as `draft_quantize` says. Heads are read from the
+    folder that it names.
 
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
     limits are as short. Raises ConfigError where no room is left for one, for a kv_dtype that the GPU cannot read, and
@@ -147,11 +142,10 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
 
 def draft_passes(
     draft: Model, attention: "GraphPagedAttention", sampler: "KernelSampler", config: EngineConfig
-) -> tuple["DraftPasses", Callable[[], None]]:
-    """The same on a GPU's kernels, and what warms them up."""
+) -> "DraftPasses":
+    """The same on a GPU's kernels."""
     from gradus.attention.graph_paged import GraphPagedAttention
-    from gradus.execution.draft_passes import CHUNK, DraftPasses
-    from gradus.execution.warm_up import warm_up
+    from gradus.execution.draft_passes import DraftPasses
     from gradus.kernels.fuse import fused
 
     storage, count = attention.storage, config.max_sequences
@@ -159,10 +153,7 @@ def draft_passes(
     own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
     own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
     own.tables = attention.tables[:1]
-    view = fused(draft)
-    most = min(CHUNK, draft.config.context_length, config.limits.context_length)
-    warm = partial(warm_up, view, own, sampler, padding=count, most=most, crowd=count)
-    return DraftPasses(view, own, sampler), warm
+    return DraftPasses(fused(draft), own, sampler)
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
@@ -201,12 +192,12 @@ def kernel_runner(
     trained: HeadsConfig | None = None,
 ) -> Runner:
     """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
+    from gradus.assembly.start_up import Reading, start_up
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
     from gradus.execution.draft_graphs import DraftGraphs
+    from gradus.execution.draft_passes import CHUNK
     from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
-    from gradus.execution.warm_up import warm_up
-    from gradus.kernels.compiling import compiled_together
     from gradus.kernels.fuse import fused
     from gradus.sampling.kernel_sampler import KernelSampler
 
@@ -215,40 +206,30 @@ def kernel_runner(
     sampler = KernelSampler(model.config.vocab_size, model.device, count)
     view = fused(model)
     context = config.limits.context_length
-    warm = partial(
-        warm_up, view, attention, sampler,
-        padding=count, most=min(config.budget(model.device.type) or context, context), crowd=count,
-    )  # fmt: skip
     graphs: DecodeGraphs | DraftGraphs | None = None
-    warming: list[Callable[[], None]] = [warm]
+    readings: list[Reading] = []
     if config.speculate:
         drafter: Drafter = NgramDrafter(kernel=True)
         if draft is not None:
-            drafter, warm_draft = draft_passes(draft, attention, sampler, config)
-            warming.append(warm_draft)
+            drafter = passes = draft_passes(draft, attention, sampler, config)
+            longest = min(CHUNK, draft.config.context_length, context)
+            readings.append(Reading(passes, passes.model, passes.attention, longest))
         states = None if trained is None else hidden_states(config, model)
         if trained is not None and states is not None:
             drafter = heads_on_kernels(trained, config, model, states, sampler)
         step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
         most, adaptive = most_drafts(config, trained), config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
-        runner: Runner = DraftRunner(step, graphs)
+        runner: Runner = (drafting := DraftRunner(step, graphs))
+        readings.append(Reading(drafting, view, attention, context))
     else:
         eager = ModelRunner(view, attention, sampler, latest)
         runner = eager
+        readings.append(Reading(eager, view, attention, context))
         if config.graphs and latest is not None:
             graphs = DecodeGraphs(view, attention, sampler, latest, count)
             runner = GraphRunner(eager, graphs)
-    with compiled_together():
-        for each in warming:
-            each()
-        if graphs is not None:
-            graphs.rehearse()
-    for each in warming:
-        each()
-    if graphs is not None:
-        report(0, graphs.count)
-        graphs.capture(report, length=min(USUAL_LENGTH, context))
+    start_up(readings, graphs, sampler, config, report)
     return runner
 
 

@@ -11,7 +11,7 @@ from gradus.config.options import EngineConfig
 from gradus.models import Model
 from gradus.models.config import ModelConfig
 from gradus.sampling.sampler import Sampler
-from gradus.speculative.heads import EagleHeads, MedusaHeads
+from gradus.speculative.heads import DraftHeads, first_heads
 from gradus.speculative.heads_drafter import HeadsDrafter, draft_head
 from gradus.speculative.heads_folder import (
     HeadsConfig,
@@ -25,6 +25,7 @@ from gradus.speculative.states import HiddenStates
 
 if TYPE_CHECKING:
     from gradus.sampling.kernel_sampler import KernelSampler
+    from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 
 
 def trained_heads(config: EngineConfig, model: ModelConfig) -> HeadsConfig | None:
@@ -69,10 +70,12 @@ def heads_drafter(
 
 def heads_on_kernels(
     trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: "KernelSampler"
-) -> HeadsDrafter:
+) -> "KernelHeadsDrafter":
     """The same on a GPU's kernels. model: as it was loaded."""
-    from gradus.kernels.view import view
+    from gradus.kernels.view import view  # here: Triton is not everywhere
+    from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 
     heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
     head = view(draft_head(model, trained.shape.vocabulary))
-    return HeadsDrafter(cast(MedusaHeads | EagleHeads, view(heads)), head, model, states, sampler.guess_slots)
+    ours = [view(first_heads(heads, count)) for count in range(1, trained.shape.drafts + 1)]
+    return KernelHeadsDrafter(cast(list[DraftHeads], ours), head, model.embedding_tables(), states, sampler)

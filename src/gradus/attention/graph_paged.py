@@ -1,6 +1,8 @@
-"""Paged attention whose steps of decodes are set up on the device alone, from slots and lengths.
+"""Paged attention whose steps may be part of a CUDA graph.
 
-So all of such a step may be part of a CUDA graph.
+A step of decodes is set up on the device alone, from slots and lengths: all of it may be captured. One with prompts is
+set up by the host, since what it launches depends on how long they are. Padded to one of a few numbers of rows, its
+launches depend on nothing else: then what each layer does may be captured, and setting up fills in what it reads.
 """
 
 from collections.abc import Sequence
@@ -18,13 +20,26 @@ from gradus.kernels.draft_rows import DraftRows
 from gradus.kernels.new_token import MOST_NEW
 from gradus.models.config import ModelConfig
 
+MOST_PADDED = 1024
+"""Rows of a captured step with prompts at most."""
+
 
 class GraphPagedAttention(TritonPagedAttention):
-    """slots: one more than run at once. The last belongs to no sequence: its block table is all 0, for padding rows."""
+    """slots: one more than run at once. The last belongs to no sequence: its block table is all 0, for padding rows.
+
+    sizes: rows of the steps with prompts that have been captured, smallest first. padded: of the step that `prepare` or
+    `prepare_beside` has set up last, the one of these that it was padded to; 0 if it has more rows.
+    """
+
+    sizes: Sequence[int] = ()
+    padded: int = 0
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
+        self.padding = slots - 1
         self._counting = torch.arange(slots + 1, dtype=torch.int32, device=self.device)
+        self._places = torch.zeros(len(storage.groups), MOST_PADDED, dtype=torch.int64, device=self.device)
+        self._nowhere = torch.zeros(MOST_PADDED, dtype=torch.int64, device=self.device)  # padding's, in page 0
 
     def wipe(self, pages: Sequence[int]) -> None:
         """Fill pages with zeros."""
@@ -57,13 +72,56 @@ class GraphPagedAttention(TritonPagedAttention):
         if not self.turns:
             self.new_rows = list(rows.places)
 
+    # -- steps with prompts --------------------------------------------------------------------------------------------
+
+    def prepare(self, batch: Batch) -> None:
+        self._begin(batch)
+        self._set_up(batch)
+
     def prepare_beside(self, rows: DraftRows, prompts: Batch) -> None:
         """The rows of decodes, one each, and after them those of prompts, whose pages are up to date."""
-        count = len(rows.slots)
         self._place_new(prompts)
         self.new_rows = [torch.cat(each) for each in zip(rows.places, self.new_rows, strict=True)]
+        self._set_up(prompts, rows)
+
+    def _set_up(self, prompts: Batch, decodes: DraftRows | None = None) -> None:
+        """Divide the attention of rows that have places by now: of decodes, and after them of prompts."""
+        count = 0 if decodes is None else len(decodes.slots)
         starts = [count + start for start in prompts.query_start]
-        parts = prompts.slots, prompts.lengths, [*range(count), *starts, starts[-1] + prompts.counts[-1]]
-        slots, lengths, query_start = upload_parts(parts, torch.int32, self.device)
-        slots, lengths = torch.cat([rows.slots, slots]), torch.cat([rows.ends, lengths])
-        self.plan(slots, query_start, lengths, [1] * count + prompts.counts)
+        rows = starts[-1] + prompts.counts[-1]
+        owners, ends, query_start = prompts.slots, prompts.lengths, [*range(count), *starts, rows]
+        self.padded = next((size for size in self.sizes if size >= rows), 0)
+        if self.padded:  # one span more, which sees nothing
+            owners, ends, query_start = [*owners, self.padding], [*ends, 0], [*query_start, self.padded]
+            self.new_rows = self._padded_places(self.new_rows)
+        slots, lengths, begins = upload_parts([owners, ends, query_start], torch.int32, self.device)
+        if decodes is not None:
+            slots, lengths = torch.cat([decodes.slots, slots]), torch.cat([decodes.ends, lengths])
+        if self.padded:
+            self._plan_padded(slots, begins, lengths)
+        else:
+            self.plan(slots, begins, lengths, [1] * count + prompts.counts)
+
+    def _padded_places(self, new_rows: list[Tensor]) -> list[Tensor]:
+        """The same where captured steps read them, and places in page 0 for padding."""
+        for place, rows in zip(self._places, new_rows, strict=True):
+            torch.cat([rows, self._nowhere[: self.padded - len(rows)]], out=place[: self.padded])
+        return [place[: self.padded] for place in self._places]
+
+    def _plan_padded(self, slots: Tensor, query_start: Tensor, lengths: Tensor) -> None:
+        """As `plan`, with launches that depend on the padded number of rows alone.
+
+        Spans of few tokens, as decodes are, have the smallest tiles, and longer ones those that hold the whole step, or
+        else the tallest. How many tiles each launch has at most follows from the rows that there are.
+        """
+        self.turns = False
+        size, tokens = self.padded, [launch.rows // self.group for launch in self.launches]
+        number = next((number for number, each in enumerate(tokens) if each >= size), len(tokens) - 1)
+        short = tokens[0] if number else size
+        self.works = {group.window: [] for group in self.storage.groups}
+        self._plan_spans(self.launches[0], slots, query_start, lengths, fewest=1, most=short, tiles=size)
+        if number:
+            tiles = size // (short + 1) + size // tokens[number]  # a span's last one is not full
+            self._plan_spans(
+                self.launches[number], slots, query_start, lengths, fewest=short + 1, most=size, tiles=tiles
+            )

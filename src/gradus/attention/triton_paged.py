@@ -85,11 +85,17 @@ class TritonPagedAttention(PagedAttention):
             if mine:
                 chosen = self._of_prompts(mine) if launch is self.launches[-1] else launch
                 tiles = sum(triton.cdiv(count, chosen.rows // self.group) for count in mine)
-                for window, works in self.works.items():
-                    work = self._work(chosen, window, triton.next_power_of_2(tiles))
-                    work.lay_out(slots, query_start, lengths, fewest=fewest, most=max(mine))
-                    works.append(work)
+                self._plan_spans(chosen, slots, query_start, lengths, fewest=fewest, most=max(mine), tiles=tiles)
             fewest = tokens + 1
+
+    def _plan_spans(
+        self, launch: Launch, slots: Tensor, query_start: Tensor, lengths: Tensor, *, fewest: int, most: int, tiles: int
+    ) -> None:
+        """Those of `fewest` to `most` new tokens, in so many tiles at most."""
+        for window, works in self.works.items():
+            work = self._work(launch, window, triton.next_power_of_2(tiles))
+            work.lay_out(slots, query_start, lengths, fewest=fewest, most=most)
+            works.append(work)
 
     def _of_prompts(self, counts: Sequence[int]) -> Launch:
         """The shape for the longest spans, of so many new tokens. Kernels differ in the order of sums only."""

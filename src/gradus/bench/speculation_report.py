@@ -54,6 +54,11 @@ HOW_TO_READ = (
 )
 
 
+def draft_model(scheme: str | None) -> str:
+    """What an engine with a draft model is called, by the draft's `draft_quantize`."""
+    return DRAFT_MODEL if scheme is None else f"{DRAFT_MODEL}, {scheme}"
+
+
 # -- numbers -----------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +259,8 @@ def command(run: Run, device: str) -> str:
     parts += [f"--texts {table}" for table in texts] if len(texts) < len(TABLES) else []
     parts += ["--heads DIR" for _ in run.profiles]
     parts += ["--draft MODEL"] if DRAFT_MODEL in contenders else []
+    quantized = sorted(name for name in contenders if name.startswith(draft_model("")))
+    parts += [f"--draft-quantize {name.removeprefix(draft_model(''))}" for name in quantized]
     parts += ["--vllm DIR"] if VLLM in contenders else []
     return " ".join(parts)
 

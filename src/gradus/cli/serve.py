@@ -62,22 +62,25 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     if settings.impl is not None and settings.phase is not None:
         terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
     checkpoint = open_checkpoint(settings.model)
-    memory = _memory(settings, checkpoint)
+    memory, draft = _memory(settings, checkpoint)
     if json:
         model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
         names = {"engine": settings.phase or FINAL, "phase": settings.phase}
-        terminal.print_json({"settings": asdict(settings), "model": model, **names, "memory": memory.as_dict()})
+        told = {"settings": asdict(settings), "model": model, "draft": draft, **names, "memory": memory.as_dict()}
+        terminal.print_json(told)
         return
     engine = f"phase {settings.phase}" if settings.phase else FINAL
     terminal.print_text(
         f"{'model':<20}{checkpoint.name} ({checkpoint.config.family}), license {checkpoint.license}\n"
-        f"{'engine':<20}{engine}\n"
+        + (f"{'draft':<20}{draft['name']}, {draft['dtype']}\n" if draft else "")
+        + f"{'engine':<20}{engine}\n"
         f"{memory.render()}\n"
         f"{'would listen at':<20}http://{settings.host}:{settings.port}\n"
     )
 
 
-def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "MemoryPlan":
+def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
+    """The plan, and which model drafts, if one does."""
     from gradus.assembly.checkpoint import open_draft
     from gradus.config.options import EngineConfig, resolve_context
     from gradus.engine.request import ModelLimits
@@ -93,4 +96,5 @@ def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "MemoryPlan":
     precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
     draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
     drafting = None if draft is None else (draft[0].config, draft[1])
-    return memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)
+    plan = memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)
+    return plan, None if draft is None else {"name": draft[0].name, "dtype": draft[1].name}

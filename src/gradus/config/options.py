@@ -127,6 +127,13 @@ class EngineConfig(EngineOptions):
         heeded="final",
         panel=_CACHE,
     )
+    draft_quantize: str | None = setting(
+        None,
+        "Keep the draft model's matrices in fewer bits, as quantize, which is for the model alone, does the model's.",
+        unset="none: as the draft is stored, or as dtype says",
+        heeded="final",
+        panel=_CACHE,
+    )
     drafts: int | None = setting(
         None,
         "How many tokens are drafted per step, with speculate.",
@@ -145,7 +152,7 @@ class EngineConfig(EngineOptions):
     )
     graphs: bool = setting(
         True,
-        "Decode steps are replayed from CUDA graphs; needs `kernels`.",
+        "Decode steps, and passes over short prompts, are replayed from CUDA graphs; needs `kernels`.",
         suits={"cpu": False},
         heeded="final",
     )
@@ -157,6 +164,11 @@ class EngineConfig(EngineOptions):
             raise ConfigError("graphs need kernels: switch both on, or graphs off")
         if self.speculate not in (None, NGRAM) and not (self.draft_model or self.heads):
             raise ConfigError(f"speculate must be {NGRAM}, {DRAFT}MODEL or {HEADS}FOLDER, got {self.speculate!r}")
+        if self.draft_quantize is not None and self.draft_model is None:
+            raise ConfigError(
+                f"draft_quantize does nothing without a draft model: set speculate to {DRAFT}MODEL, or leave "
+                "draft_quantize out"
+            )
         if self.drafts is not None and self.speculate is None:
             raise ConfigError("drafts does nothing without speculate: set speculate, or leave drafts out")
 

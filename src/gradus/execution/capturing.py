@@ -18,6 +18,8 @@ from gradus.engine.plan import Column
 
 log = logging.getLogger(__name__)
 
+Report = Callable[[int, int], None]
+"""Called with (done, total) as CUDA graphs are captured, first with 0."""
 Numbers = Column | Sequence[int]
 Result = TypeVar("Result")
 
@@ -71,15 +73,19 @@ class Recorder:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Tell the log how many graphs were recorded, and how much memory they took. Nothing else may run meanwhile."""
-        before = torch.cuda.memory_reserved(self.device)
+        before, recorded = torch.cuda.memory_reserved(self.device), self.recorded
         yield
         taken = torch.cuda.memory_reserved(self.device) - before
-        log.info("captured %d CUDA graphs in %d MiB", self.recorded, taken >> 20)
+        log.info("captured %d CUDA graphs in %d MiB", self.recorded - recorded, taken >> 20)
 
     def both(self, rows: int, step: Callable[[bool, bool], Result]) -> tuple[Captured[Result], Captured[Result]]:
         """Two graphs: of a step that is not asked for more, and of one that is. Early where that is faster."""
-        plain = fastest([self._record(rows, step, early, asked=False) for early in ways(rows, self.device)])
+        plain = self.fastest(rows, step)
         return plain, self._record(rows, step, plain.early, asked=True)
+
+    def fastest(self, rows: int, step: Callable[[bool, bool], Result]) -> Captured[Result]:
+        """A graph of a step that is not asked for more, with launches that start early where that is faster."""
+        return fastest([self._record(rows, step, early, asked=False) for early in ways(rows, self.device)])
 
     def _record(self, rows: int, step: Callable[[bool, bool], Result], early: bool, asked: bool) -> Captured[Result]:
         step(early, asked)  # compiles kernels and sets them up, none of which a graph could record
@@ -104,13 +110,14 @@ def fastest(candidates: Sequence[Captured[Result]]) -> Captured[Result]:
     """
     if len(candidates) == 1:
         return candidates[0]
-    times = [[_replay_ms(captured.graph) for captured in candidates] for _ in range(ROUNDS)]
+    times = [[replay_ms(captured.graph) for captured in candidates] for _ in range(ROUNDS)]
     best = [min(column) for column in zip(*times, strict=True)]
     log.debug("%d rows: %.3f ms, with early launches %.3f", candidates[0].rows, *best)
     return candidates[best.index(min(best))]
 
 
-def _replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+def replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    """Of one of a few replays in a row."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(REPLAYS):

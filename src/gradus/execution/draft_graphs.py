@@ -5,13 +5,13 @@ the next captured size, and a number of drafts that was not captured becomes the
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from gradus.engine.plan import Decodes
-from gradus.execution.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, ways
+from gradus.execution.capturing import REPLAYS, ROUNDS, Captured, Inputs, Numbers, Recorder, Report, ways
 from gradus.execution.draft_steps import DraftStep, Verified
 from gradus.execution.graphs import batch_sizes
 from gradus.scheduling.drafting import MOST_ROWS
@@ -65,7 +65,7 @@ class DraftGraphs:
                 self.step.rehearse(slots, limits, drafts, early)
 
     @torch.inference_mode()
-    def capture(self, report: Callable[[int, int], None] = lambda done, total: None, *, length: int) -> None:
+    def capture(self, report: Report = lambda done, total: None, *, length: int) -> None:
         """Record two graphs for every shape, largest first: the smaller ones then fit into the memory of the largest.
 
         report(done, total) is called after each. length: of the sequences that graphs are tried out with, which the

@@ -15,8 +15,8 @@ from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.engine.plan import Decodes
-from gradus.kernels.draft_rows import draft_rows
-from gradus.kernels.ngram_reference import NO_DRAFT
+from gradus.execution.runner import RunModel
+from gradus.kernels.draft_passes import Drafting, first_rows, keep_draft, next_rows
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.history import History
@@ -30,8 +30,11 @@ class DraftPasses:
 
     def __init__(self, model: Model, attention: GraphPagedAttention, sampler: KernelSampler) -> None:
         self.model, self.attention, self.sampler = model, attention, sampler
+        self.run_model: RunModel = model
         self.padding = attention.tables.shape[1] - 1
-        self._verifies = torch.zeros(self.padding + 1, dtype=torch.int32, device=model.device)  # no slot is barred
+        # tokens and positions of a pass: kept, since kernels are compiled in passes that compute nothing, and there too
+        # the model looks its tokens up
+        self._inputs = torch.zeros(2, 2 * (self.padding + 1), dtype=torch.int64, device=model.device)
         self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has for certain
         self._current: set[int] = set()  # slots of which it has run all that the last step did
@@ -39,40 +42,32 @@ class DraftPasses:
     # -- inside the graph ----------------------------------------------------------------------------------------------
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
-        lengths, longest = history.lengths[slots], self.model.config.context_length
-        ends = limits.clamp(max=longest)
-        token = self._first(history, slots, lengths, ends)
-        drafts = [torch.where(lengths <= longest, token, NO_DRAFT)]
-        for number in range(1, count):
-            positions = lengths - 1 + number
-            live = (positions < ends) & (drafts[-1] >= 0)
-            rows = torch.where(live, slots, self.padding), torch.where(live, positions + 1, 0).int()
-            self.attention.prepare_decodes(*rows)
-            token = self._draw(token, torch.where(live, positions, 0), *rows)
-            drafts.append(torch.where(live, token, NO_DRAFT))
-        return torch.stack(drafts, dim=1)
-
-    def _first(self, history: History, slots: Tensor, lengths: Tensor, ends: Tensor) -> Tensor:
-        """The token after the newest of each slot, int64 [B]."""
-        newest = history.tokens[slots, lengths - 1].long().unsqueeze(1)
-        before = (history.lengths - 1).clamp(min=1)  # as if the newest token were the draft of the one before it
-        rows = draft_rows(
-            slots, ends, self._verifies, history.tokens, before, newest, self.attention.tables,
-            self.attention.storage.page_size,
-        )  # fmt: skip
-        self.attention.prepare_drafts(slots, rows, 2)
-        last = (rows.query_start[1:] - 1).clamp(min=0, max=len(rows.tokens) - 1)
-        return self._draw(rows.tokens, rows.positions, slots, lengths.int(), last)
-
-    def _draw(
-        self, tokens: Tensor, positions: Tensor, slots: Tensor, ends: Tensor, picked: Tensor | None = None
-    ) -> Tensor:
-        """Run rows, and draw for these slots and positions. A token that is none, or was not computed, is any other."""
         config = self.model.config
-        tokens, positions = tokens.clamp(0, config.vocab_size - 1), positions.clamp(0, config.context_length - 1)
-        hidden = self.model(tokens, positions, self.attention)
-        logits = self.model.logits(hidden if picked is None else hidden[picked.long()])
-        return self.sampler.draw_slots(logits, slots, ends, asked=False).tokens
+        spans = Drafting(slots, limits, history.lengths, config.context_length, config.vocab_size)
+        drafts = torch.empty(len(slots), count, dtype=torch.int64, device=slots.device)
+        drawn = self._first(history, spans)
+        for number in range(1, count):
+            rows = next_rows(spans, self._inputs, drawn, drafts, number - 1)
+            self.attention.prepare_decodes(rows.slots, rows.lengths)
+            hidden = self.model(rows.tokens, rows.positions, self.attention)
+            drawn = self._draw(hidden, rows.slots, rows.lengths)
+        keep_draft(spans, drawn, drafts, count - 1)
+        return drafts
+
+    def _first(self, history: History, spans: Drafting) -> Tensor:
+        """The token after the newest of each slot, int64 [B]."""
+        attention = self.attention
+        rows = first_rows(spans, self._inputs, history.tokens, attention.tables, attention.storage.page_size)
+        attention.prepare_drafts(spans.slots, rows, 2)
+        hidden = self.model(rows.tokens, rows.positions, attention)
+        return self._draw(hidden[1::2].contiguous(), spans.slots, rows.lengths)
+
+    def _draw(self, hidden: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Any token of the vocabulary where no logit is finite: what is drafted is verified."""
+        model = self.model
+        # the kernel widens each logit as it reads it: no second matrix of them
+        logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
+        return self.sampler.guess_slots(logits, slots, positions)
 
     # -- before a step -------------------------------------------------------------------------------------------------
 
@@ -114,4 +109,4 @@ class DraftPasses:
             row_spans=[],
         )
         self.attention.prepare(batch)
-        self.model(batch.token_ids, batch.positions, self.attention)
+        self.run_model(batch.token_ids, batch.positions, self.attention)

@@ -5,8 +5,8 @@ decodes has as many rows as its drafts could take, and those that there are not 
 a CUDA graph, one for each number of sequences and of drafts; and the next step sees what was accepted before the host
 does.
 
-A step with prompts beside decodes is launched eagerly, and verifies no drafts: the prompts' tokens use what the GPU can
-compute anyway.
+A step with prompts beside decodes is launched by the host, but for the model's pass where that is short, and verifies
+no drafts: the prompts' tokens use what the GPU can compute anyway.
 """
 
 import time
@@ -21,10 +21,9 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import Arrival, current, to_host, upload_parts
 from gradus.engine.plan import Column, Decodes, Plan, Sampled
-from gradus.execution.runner import lay_out, sampled_rows
+from gradus.execution.runner import RunModel, lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
-from gradus.kernels.keep_hidden import keep_hidden
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
@@ -62,7 +61,7 @@ class DraftStep:
         """slots, limits: int32 [B], the limits being the positions that each may store: 0 for padding."""
         rows = self.rows(slots, limits, drafts, early)
         draw, hidden = self.draw(slots, rows, drafts, early, asked)
-        return self.keep(slots, rows, draw, hidden)
+        return self.keep(slots, rows, draw, hidden, early)
 
     @torch.inference_mode()
     def rehearse(self, slots: Tensor, limits: Tensor, drafts: int, early: bool) -> None:
@@ -71,22 +70,19 @@ class DraftStep:
         nothing = torch.zeros_like(rows.tokens)
         for asked in (False, True):
             draw, hidden = self.draw(slots, rows._replace(tokens=nothing, positions=nothing), drafts, early, asked)
-            kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
-            if self.states is not None:
-                keep_hidden(slots, kept, torch.zeros_like(origins), hidden, self.states.values)
+            self.keep_standing(slots, rows, draw.tokens, hidden, early)
 
     def rows(self, slots: Tensor, limits: Tensor, drafts: int, early: bool = False) -> DraftRows:
         history, attention = self.history, self.attention
-        if drafts:
-            with early_launches(early):
+        proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
+        with early_launches(early and drafts > 0):  # a step's first launch has none before it to start beside
+            if drafts:
                 proposed = self.drafter.propose(history, slots, drafts, limits)
-        else:
-            proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
-        # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
-        return draft_rows(
-            slots, limits, self.sampler.table.adjusts, history.tokens, history.lengths, proposed, attention.tables,
-            attention.storage.page_size,
-        )  # fmt: skip
+            # a slot that adjusts its logits counts what it has said, which a draft has not been yet: it verifies none
+            return draft_rows(
+                slots, limits, self.sampler.table.adjusts, history.tokens, history.lengths, proposed,
+                attention.tables, attention.storage.page_size,
+            )  # fmt: skip
 
     def draw(self, slots: Tensor, rows: DraftRows, drafts: int, early: bool, asked: bool) -> tuple[SlotDraw, Tensor]:
         """What the rows draw, and their hidden states, [R, D]."""
@@ -102,11 +98,16 @@ class DraftStep:
         with early_launches(early):
             return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked), hidden
 
-    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor) -> Verified:
-        kept, origins = keep_standing(slots, rows, draw.tokens, self.history.tokens, self.history.lengths)
-        if self.states is not None:
-            keep_hidden(slots, kept, origins, hidden, self.states.values)
+    def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor, early: bool = False) -> Verified:
+        kept, origins = self.keep_standing(slots, rows, draw.tokens, hidden, early)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
+
+    def keep_standing(
+        self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
+    ) -> tuple[Tensor, Tensor]:
+        history, states = self.history, None if self.states is None else self.states.values
+        with early_launches(early):
+            return keep_standing(slots, rows, drawn, history.tokens, history.lengths, hidden, states)
 
 
 class Replays(Protocol):
@@ -116,10 +117,12 @@ class Replays(Protocol):
 
 
 class DraftRunner:
-    """Runs plans of an engine that speculates. graphs: of `step`, where there are some."""
+    """Runs plans of an engine that speculates. graphs: of `step`, where there are some. run_model: runs the model where
+    prompts are read."""
 
     def __init__(self, step: DraftStep, graphs: Replays | None = None) -> None:
         self.step, self.graphs = step, graphs
+        self.run_model: RunModel = step.model
         self.device = step.model.device
         self.arrived: float | None = 0.0  # when the host saw the newest step; None if prompts were in it
 
@@ -191,7 +194,8 @@ class DraftRunner:
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
         owners = np.concatenate([decodes.slots, wanted.slots])
         asked = step.sampler.asked(owners)
-        hidden = step.model(token_ids, positions, step.attention)[picked]
+        computed = self.run_model(token_ids, positions, step.attention)
+        hidden = computed[picked]
         draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
         history.record(slots[count:].long(), ends[count:].long(), draw.tokens[count:])
         if step.states is not None:
@@ -202,7 +206,7 @@ class DraftRunner:
             verified = step.keep(mine, rows, decoded, hidden[:count])
         told = None if draw.pairs is None else draw.pairs[count:]
         reports = self.reports(owners) if asked else None
-        return self.result(plan, len(token_ids), verified, reports, (draw.tokens[count:], told))
+        return self.result(plan, len(computed), verified, reports, (draw.tokens[count:], told))
 
     def result(
         self,

@@ -14,7 +14,7 @@ length 0.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from gradus.attention.backend import AttentionBackend
 from gradus.cache import TableChange
 from gradus.device.transfer import current
 from gradus.engine.plan import Decodes, Plan
-from gradus.execution.capturing import Captured, Inputs, Numbers, Recorder, ways
+from gradus.execution.capturing import Captured, Inputs, Numbers, Recorder, Report, ways
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.execution.step import StepResult
 from gradus.kernels.decode_inputs import newest
@@ -35,7 +35,12 @@ from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
 
 
 class GraphAttention(AttentionBackend, Protocol):
-    """An attention backend whose step can be set up on the device alone."""
+    """An attention backend whose step can be set up on the device alone.
+
+    padded: rows that a step set up by the host was padded to; 0 for none.
+    """
+
+    padded: int
 
     def update_tables(self, slots: Sequence[int], changes: Sequence[TableChange | None]) -> None:
         """Before a replay: what has changed in block tables, as in `Batch`."""
@@ -51,9 +56,9 @@ class GraphAttention(AttentionBackend, Protocol):
 
 
 class GraphRunner:
-    """Replays steps of decodes; steps with a prompt run eagerly.
+    """Replays steps of decodes; of steps with a prompt, at most the model's pass (`prompt_graphs.py`).
 
-    eager: runs the rest; its sampler, latest tokens and attention are the graphs' as well.
+    eager: runs those; its sampler, latest tokens and attention are the graphs' as well.
     """
 
     def __init__(self, eager: ModelRunner, graphs: "DecodeGraphs") -> None:
@@ -61,13 +66,15 @@ class GraphRunner:
         self.graphs = graphs
 
     @property
-    def attention(self) -> AttentionBackend:
-        return self.eager.attention
+    def attention(self) -> GraphAttention:
+        return self.graphs.attention
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         if plan.spans or not self.graphs.fit(plan.decodes):
-            return self.eager.run(plan)
+            result = self.eager.run(plan)
+            result.rows = self.attention.padded or result.rows
+            return result
         with current(self.graphs.device):
             self.graphs.sampler.admit(plan.admissions)
             draw = self.graphs.replay(plan.decodes, plan.wiped)
@@ -118,7 +125,7 @@ class DecodeGraphs:
                     self._draw(size, hidden, early, asked)
 
     @torch.inference_mode()
-    def capture(self, report: Callable[[int, int], None] = lambda done, total: None, *, length: int) -> None:
+    def capture(self, report: Report = lambda done, total: None, *, length: int) -> None:
         """Record a graph for every size, largest first: the smaller ones then fit into the memory of the largest.
 
         report(done, total) is called after each. length: of the sequences that graphs are tried out with, positions

@@ -264,7 +264,10 @@ def memory_plan(
 
 
 def _draft(config: ModelConfig, precision: Precision) -> Model:
-    return create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    try:
+        return create_model(config, dtype=precision.activations, device="meta", linear=precision.linear)
+    except ConfigError as error:  # of a matrix, by a name that the model's have too
+        raise ConfigError(f"the draft model's {error}") from error
 
 
 def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> EngineConfig:
@@ -303,7 +306,7 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
     kernels = options.kernels and not missing(kind)
     rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # of decodes, with their drafts
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
-    graphs = graph_bytes(config, options, rows, itemsize) + at.scratch(rows, rows) if options.graphs and kernels else 0
+    graphs = graph_bytes(at, options, rows) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
     if options.speculate:
         tables += history_bytes(count, wanted)
@@ -433,16 +436,23 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
 
 
-def graph_bytes(config: ModelConfig, options: EngineConfig, rows: int, itemsize: int) -> int:
-    """What captured decodes keep at most: the memory of the largest one, which all share, and each graph's own."""
+def graph_bytes(at: "_At", options: EngineConfig, sampled: int) -> int:
+    """What captured steps keep at most: the memory of the largest one, which all share, and each graph's own.
+
+    sampled: rows of the largest step of decodes.
+    """
     from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
     from gradus.execution.graphs import batch_sizes
+    from gradus.execution.prompt_graphs import SIZES
 
+    config, itemsize = at.config, at.itemsize
     slots, most = options.max_sequences, options.most_drafts
     sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
-    logits = rows * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
-    own = 2 * len(sizes) * GRAPH_BYTES  # two graphs per size
-    return step_bytes(config, rows, 0, itemsize) + logits + own
+    logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
+    own = (2 * len(sizes) + len(SIZES)) * GRAPH_BYTES  # of a step of decodes two graphs
+    left = sum(SIZES) * config.hidden_size * itemsize  # hidden states of short prompts
+    rows = max(sampled, *SIZES)
+    return step_bytes(config, rows, 0, itemsize) + logits + left + own + at.scratch(rows, sampled)
 
 
 def _name(dtype: torch.dtype) -> str:

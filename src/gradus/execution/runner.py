@@ -1,5 +1,6 @@
 """From a plan to tokens: lay it out flat, run the model once, sample the rows that were asked for."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 
@@ -16,6 +17,9 @@ from gradus.models import Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
 from gradus.scheduling.drafting import MOST_ROWS
 
+RunModel = Callable[[Tensor, Tensor, AttentionBackend], Tensor]
+"""(token ids [N], positions [N], attention) → hidden states, [N or more, D]: a `Model`, or what runs one."""
+
 
 class ModelRunner:
     """One model on one device, run eagerly. Knows no policy: the plan says what to run.
@@ -24,6 +28,7 @@ class ModelRunner:
     quick_rows: beyond so many rows, a step of decodes takes a slower way.
     verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and the
     scheduler compares that with the drafts of its plan.
+    run_model: runs the model on a batch that attention is prepared for. It may compute more rows than the batch has.
     keeps_hidden: whether `hidden` is wanted, the hidden states of the newest step's rows with logits, [R, D].
     """
 
@@ -36,6 +41,7 @@ class ModelRunner:
         self, model: Model, attention: AttentionBackend, sampler: Sampler, latest: "LatestTokens | None" = None
     ) -> None:
         self.model = model
+        self.run_model: RunModel = model
         self.attention = attention
         self.sampler = sampler
         self.latest = latest
@@ -84,7 +90,7 @@ class ModelRunner:
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""
         self.attention.prepare(batch)
-        hidden = self.model(batch.token_ids, batch.positions, self.attention)[batch.logits_rows]
+        hidden = self.run_model(batch.token_ids, batch.positions, self.attention)[batch.logits_rows]
         if self.keeps_hidden:
             self.hidden = hidden
         return self.model.logits(hidden)

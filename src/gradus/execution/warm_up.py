@@ -12,22 +12,30 @@ import torch
 
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
+from gradus.execution.runner import RunModel
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 
 
 @torch.inference_mode()
 def warm_up(
-    model: Model, attention: GraphPagedAttention, sampler: KernelSampler, *, padding: int, most: int, crowd: int
+    model: Model,
+    run_model: RunModel,
+    attention: GraphPagedAttention,
+    sampler: KernelSampler,
+    *,
+    most: int,
+    crowd: int,
 ) -> None:
     """Run a prompt of each kind of length up to `most` tokens, and short ones side by side up to `crowd`.
 
-    All are in the slot `padding`, whose pages are page 0.
+    All are in padding's slot. run_model: runs the model; what it has captured takes less time.
     """
+    padding = attention.padding
     for counts in steps(attention.launches[-1].rows, most, crowd):
-        batch = _batch(counts, padding, model.device)
+        batch = padding_batch(counts, padding, model.device)
         attention.prepare(batch)
-        hidden = model(batch.token_ids, batch.positions, attention)
+        hidden = run_model(batch.token_ids, batch.positions, attention)
         slots = torch.full((len(counts),), padding, device=model.device)
         logits = model.logits(hidden[batch.logits_rows])
         for asked in (False, True):
@@ -39,11 +47,17 @@ def steps(largest: int, most: int, crowd: int) -> Iterator[list[int]]:
     """The new tokens of each span, per step. largest: rows of the tallest tile; no tile has more tokens than rows."""
     lengths = {1 << power for power in range(1, largest.bit_length())} | {2 * largest, most}
     yield from ([length] for length in sorted(lengths) if length <= most)
-    for spans in {1 << power for power in range(1, crowd.bit_length())} | {crowd}:
+    for spans in crowds(crowd):
         yield [2] * spans
 
 
-def _batch(counts: list[int], slot: int, device: torch.device) -> Batch:
+def crowds(crowd: int) -> set[int]:
+    """Numbers of spans, up to `crowd`, that meet every kind of launch."""
+    return {1 << power for power in range(1, crowd.bit_length())} | {crowd}
+
+
+def padding_batch(counts: list[int], slot: int, device: torch.device) -> Batch:
+    """Prompts of so many tokens each, all of them in one slot."""
     ends = torch.tensor(counts).cumsum(0)
     return Batch(
         token_ids=torch.zeros(sum(counts), dtype=torch.int64, device=device),

@@ -13,7 +13,9 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     hopper_attention.py                   the same for long prompts on Hopper, in Gluon
     attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
     noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
-    draft_rows.py, ngram.py, ngram_reference.py, keep_hidden.py   how a step that verifies drafts begins and ends
+    draft_rows.py                         how a step that verifies drafts begins and ends
+    ngram.py, ngram_reference.py, draft_inputs.py   how drafts begin: those from the text, and those of heads
+    draft_passes.py                       how each pass of a draft model begins
     seen_words.py, slot_settings.py, narrowing.py, likeliest.py, asked_sampling.py   the draw of rows that ask for more
     view.py, fuse.py, fuse_quantized.py   the kernels under a model
     compiling.py, compilers.py            all compiled side by side

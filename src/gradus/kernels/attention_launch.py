@@ -10,6 +10,9 @@ from gradus.device.capability import KIB
 
 H200_PROCESSORS, H200_SHARED = 132, 227 * KIB
 SMALLEST_TILE = 16  # rows: what the matrix units want at least
+# Keys that one program of narrow heads gets through sooner than two add up: two steps of its loop. With heads of 128,
+# whose steps are half as long, splitting won from the second step on (`benchmarks/attention_splits.json`).
+WHOLE = 256
 
 Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
 
@@ -20,7 +23,8 @@ class Launch:
 
     rows: of a tile; a token takes as many as query heads share a key head. keys: of a step of the loop.
     warps, stages: of a program, and of its pipeline. programs: about how many the splitting aims at. alone: how many it
-    aims at per tile, as long as none of those gets too many keys (`attention_work`).
+    aims at per tile, as long as none of those gets too many keys (`attention_work`). whole: keys up to which a tile is
+    not split at all.
     """
 
     rows: int
@@ -29,6 +33,7 @@ class Launch:
     stages: int
     programs: int
     alone: int
+    whole: int = 0
 
     def aim(self, kv_heads: int) -> int:
         """Items that the splitting aims at, over all sequences: each is one program for each key head."""
@@ -95,10 +100,14 @@ def launches(
         shapes.append((256, 64, 16, 3) if wide > 128 else (128, 64, 4, 3))
     cut = [fitted(shape, group, wide, dtype.itemsize, shared_memory) for shape in shapes if shape[0] >= group]
     by_rows = {shape[0]: shape for shape in cut}  # a tall tile may have been cut to the size of a small one
+    narrow = wide <= 128 and group > 1 and not eight_bits
     return tuple(
-        Launch(*shape, programs=(4 if shape[0] == SMALLEST_TILE else 1) * processors, alone=processors)
+        Launch(
+            *shape, programs=(4 if shape[0] == SMALLEST_TILE else 1) * processors, alone=processors,
+            whole=WHOLE if narrow and shape[0] == SMALLEST_TILE else 0,
+        )
         for shape in by_rows.values()
-    )
+    )  # fmt: skip
 
 
 def fitted(shape: Shape, group: int, wide: int, itemsize: int, shared_memory: int) -> Shape:

@@ -11,7 +11,7 @@ And the lengths are read where they are, on the GPU: the host never waits for th
 number of splits, keep one long sequence among short ones from running alone at the end.
 
 Where tiles are few, a chunk is longer than that: every split leaves a partial result that must be added up, so a lone
-tile is split among fewer programs until each of them has LONG keys.
+tile is split among fewer programs until each of them has LONG keys. And a tile of at most `whole` keys is never split.
 
 An item is nine numbers, so that a program knows its work after one read: (row, tokens, position, slot, low, high,
 split, splits, partial). Its queries are `tokens` rows of the flat batch from `row` on, the first one at `position`; it
@@ -59,7 +59,7 @@ class Work:
         spans, self.longest = lengths.shape[0], min(most, self.tile_tokens)
         _lay_out[(triton.cdiv(len(self.items), ENTRIES.value),)](
             self.items, slots, query_start, lengths, spans, fewest, most, len(self.items), self.aim, self.few,
-            self.tile_tokens, self.launch.keys,
+            self.tile_tokens, self.launch.keys, self.launch.whole,
             WINDOW=self.window or 0, SPANS=triton.next_power_of_2(spans), num_warps=8,
         )  # fmt: skip
 
@@ -72,11 +72,17 @@ def _shape(count: tensor, length: tensor, fewest: int, most: int, tile_tokens: i
     return tiles, keys
 
 
-@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step"])
+@triton.jit
+def _splits(keys: tensor, chunk: tensor, whole: int) -> tensor:
+    """Of tiles that see so many keys."""
+    return tl.where(keys <= whole, 1, tl.maximum(tl.cdiv(keys, chunk), 1))
+
+
+@triton.jit(do_not_specialize=["spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"])
 def _lay_out(
     items: tensor, slots: tensor, query_start: tensor, lengths: tensor,
     spans: int, fewest: int, most: int, entries: int, aim: int, few: int, tile_tokens: int, step: int,
-    WINDOW: constexpr, SPANS: constexpr,
+    whole: int, WINDOW: constexpr, SPANS: constexpr,
 ) -> None:  # fmt: skip
     """Program p writes the items 16 p … 16 p + 15; each one adds all the spans up for itself."""
     span = tl.arange(0, SPANS)
@@ -87,7 +93,7 @@ def _lay_out(
     total = tl.sum(tiles * keys)
     chunk = tl.maximum(tl.cdiv(total, aim), tl.minimum(tl.cdiv(total, few), LONG))
     chunk = tl.cdiv(tl.maximum(chunk, 1), step) * step
-    splits = tl.maximum(tl.cdiv(keys, chunk), 1)
+    splits = _splits(keys, chunk, whole)
     parted = tl.where(splits > 1, tiles, 0)  # tiles that take more than one item
     ends, partial_ends = tl.cumsum(tiles * splits), tl.cumsum(parted * splits)
 
@@ -104,7 +110,7 @@ def _lay_out(
     length = tl.load(lengths + mine, mask=live, other=0)
     slot = tl.load(slots + mine, mask=live, other=0)
     tiles, keys = _shape(count, length, fewest, most, tile_tokens, WINDOW)
-    splits = tl.maximum(tl.cdiv(keys, chunk), 1)
+    splits = _splits(keys, chunk, whole)
     tile, split = number // splits, number % splits
     # a span's last tiles see the most keys: they go first, and the short ones fill the gaps at the end
     token = (tiles - 1 - tile) * tile_tokens

@@ -3,9 +3,11 @@
 Idea: only the device knows how long sequences are and what was drafted, and a CUDA graph has a fixed number of rows. So
 `draft_rows` packs the rows that there are to the front (a sequence's newest token and its drafts, as far as they may be
 stored) and leaves the rest to padding; a span is as long as its drafts. `keep_standing` compares each draft with what
-the row before it drew, and appends what stands to the history. As torch operations these are some forty launches.
+the row before it drew, and appends what stands to the history; where drafts are made from hidden states, it also keeps
+that of the last row that stood. As torch operations these are some fifty launches.
 
-Bytes: a few numbers per row. A program takes BLOCK rows, or BLOCK spans.
+Bytes: a few numbers per row, and a hidden state per span. A program of `draft_rows` takes BLOCK rows; one of
+`keep_standing` a span, and COLUMNS of its state.
 """
 
 from itertools import pairwise
@@ -18,8 +20,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine import plan
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
-BLOCK = 32
+BLOCK, COLUMNS = 32, 512
 REJECTED, UNDRAFTED = constexpr(plan.REJECTED), constexpr(plan.UNDRAFTED)
 
 
@@ -47,8 +50,10 @@ def draft_rows_kernel(
     drafts_ptr: tensor, tables_ptr: tensor, tokens_ptr: tensor, positions_ptr: tensor, owners_ptr: tensor,
     ends_ptr: tensor, places_ptr: tensor, query_start_ptr: tensor, lengths_ptr: tensor, spans: int, rows: int,
     history_stride: int, group_stride: int, slot_stride: int, padding: int, K: constexpr, PAGE: constexpr,
-    GROUPS: constexpr, SPANS: constexpr, BLOCK: constexpr,
+    GROUPS: constexpr, SPANS: constexpr, BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     span = tl.arange(0, SPANS)
     inside = span < spans
     slot = tl.load(slots_ptr + span, mask=inside, other=0)
@@ -105,7 +110,7 @@ def draft_rows(
     int32 [S, C], and known, int64 [S]: tokens, and how many; the last slot is padding's. tables: int64 [G, S, width],
     block tables.
     """
-    (spans, most), groups, device = drafts.shape, len(tables), slots.device
+    (spans, most), groups, device, early = drafts.shape, len(tables), slots.device, starts_early()
     rows = spans * (1 + most)
     tokens, positions = torch.empty(2, rows, dtype=torch.int64, device=device)
     owners, row_ends = torch.empty(2, rows, dtype=torch.int32, device=device)
@@ -116,56 +121,71 @@ def draft_rows(
         slots, limits, barred, history, known, drafts, tables, tokens, positions, owners, row_ends, places,
         query_start, lengths,
         spans, rows, history.stride(0), tables.stride(0), tables.stride(1), len(known) - 1,
-        most, page_size, groups, triton.next_power_of_2(spans), BLOCK, num_warps=4,
+        most, page_size, groups, triton.next_power_of_2(spans), BLOCK, early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return DraftRows(tokens, positions, owners, row_ends, places, query_start, lengths)
 
 
-@triton.jit(do_not_specialize=["spans"])
+@triton.jit
 def keep_standing_kernel(
-    slots_ptr: tensor, query_start_ptr: tensor, inputs_ptr: tensor, drawn_ptr: tensor, history_ptr: tensor,
-    known_ptr: tensor, kept_ptr: tensor, rows_ptr: tensor, spans: int, history_stride: int, K: constexpr,
-    BLOCK: constexpr,
+    slots_ptr: tensor, query_start_ptr: tensor, inputs_ptr: tensor, drawn_ptr: tensor, hidden_ptr: tensor,
+    history_ptr: tensor, known_ptr: tensor, states_ptr: tensor, kept_ptr: tensor, rows_ptr: tensor,
+    history_stride: int, D: int, hidden_stride: int, WIDTH: constexpr, WIDER: constexpr, BLOCK: constexpr,
+    PDL: constexpr,
 ) -> None:  # fmt: skip
-    span = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = span < spans
-    start = tl.load(query_start_ptr + span, mask=inside, other=0)
-    count = tl.load(query_start_ptr + span + 1, mask=inside, other=0) - start
-    stands = inside & (count > 0)
-    slot = tl.load(slots_ptr + span, mask=stands, other=0).to(tl.int64)
-    known = tl.load(known_ptr + slot, mask=stands, other=0)
-    said = history_ptr + slot * history_stride + known
-    accepted = tl.zeros_like(count)
-    last = tl.zeros_like(known)
-    for number in tl.static_range(K + 1):
-        there = inside & (number < count)
-        token = tl.load(drawn_ptr + start + number, mask=there, other=0)
-        if number > 0:
-            draft = tl.load(inputs_ptr + start + number, mask=there, other=0)
-            stands = stands & there & (draft == last) & (token >= 0)
+    """Span program_id(0), and of its state the columns from program_id(1) * BLOCK on. states may be None."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    span, number = tl.program_id(0), tl.arange(0, WIDER)
+    slot = tl.load(slots_ptr + span).to(tl.int64)
+    start = tl.load(query_start_ptr + span)
+    there = number < tl.load(query_start_ptr + span + 1) - start
+    row, drafted = start + number, there & (number > 0)
+    token = tl.load(drawn_ptr + row, mask=there, other=0)
+    before = tl.load(drawn_ptr + row - 1, mask=drafted, other=0)
+    draft = tl.load(inputs_ptr + row, mask=drafted, other=0)
+    agrees = there & ((number == 0) | ((draft == before) & (token >= 0)))
+    accepted = tl.min(tl.where(agrees, WIDER, number), 0)  # all before the first that does not
+    stands = number < accepted
+    if tl.program_id(1) == 0:
+        known = tl.load(known_ptr + slot)
+        said_ptr = history_ptr + slot * history_stride + known
         out = tl.where(stands, token, tl.where(there, REJECTED, UNDRAFTED))
-        tl.store(kept_ptr + span * (K + 1) + number, out, mask=inside)
-        tl.store(rows_ptr + span * (K + 1) + number, tl.where(there, start + number, 0).to(tl.int64), mask=inside)
-        tl.store(said + number, tl.maximum(token, 0).to(tl.int32), mask=stands)
-        accepted += stands.to(tl.int32)
-        last = token
-    tl.store(known_ptr + slot, known + accepted, mask=inside & (count > 0))
+        tl.store(kept_ptr + span * WIDTH + number, out, mask=number < WIDTH)
+        tl.store(rows_ptr + span * WIDTH + number, tl.where(there, row, 0).to(tl.int64), mask=number < WIDTH)
+        tl.store(said_ptr + number, tl.maximum(token, 0).to(tl.int32), mask=stands)
+        tl.store(known_ptr + slot, known + accepted, mask=accepted > 0)
+    if states_ptr is not None:
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = (column < D) & (accepted > 0)
+        last_ptr = hidden_ptr + (start + accepted - 1).to(tl.int64) * hidden_stride
+        tl.store(states_ptr + slot * D + column, tl.load(last_ptr + column, mask=inside, other=0.0), mask=inside)
 
 
 def keep_standing(
-    slots: Tensor, rows: DraftRows, drawn: Tensor, history: Tensor, known: Tensor
+    slots: Tensor,
+    rows: DraftRows,
+    drawn: Tensor,
+    history: Tensor,
+    known: Tensor,
+    hidden: Tensor | None = None,
+    states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Which of the tokens drawn, int64 [R], stand: they are appended to the history. A row without a finite logit (-1)
     stands where it is a span's first, as token 0.
 
+    hidden: [R, D], of the rows. states, if given: [S, D]; a slot's row takes the hidden state of the last row that
+    stands, or keeps what it has where none does.
+
     Returns int64 [B, 1 + K], as in `gradus.engine.plan.Sampled`, and the rows that they come from (0 for none).
     """
-    spans = len(slots)
-    width = len(drawn) // spans
+    spans, early = len(slots), starts_early()
+    width, size = len(drawn) // spans, 0 if states is None else states.shape[1]
     kept, origins = torch.empty(2, spans, width, dtype=torch.int64, device=drawn.device)
-    keep_standing_kernel[(triton.cdiv(spans, BLOCK),)](
-        slots, rows.query_start, rows.tokens, drawn, history, known, kept, origins, spans, history.stride(0),
-        width - 1, BLOCK, num_warps=1,
+    keep_standing_kernel[(spans, max(1, triton.cdiv(size, COLUMNS)))](
+        slots, rows.query_start, rows.tokens, drawn, hidden, history, known, states, kept, origins,
+        history.stride(0), size, 0 if hidden is None else hidden.stride(0), width, triton.next_power_of_2(width),
+        COLUMNS, early, num_warps=4, launch_pdl=early,
     )  # fmt: skip
     return kept, origins
 
@@ -206,7 +226,13 @@ def draft_rows_reference(
 
 
 def keep_standing_reference(
-    slots: Tensor, rows: DraftRows, drawn: Tensor, history: Tensor, known: Tensor
+    slots: Tensor,
+    rows: DraftRows,
+    drawn: Tensor,
+    history: Tensor,
+    known: Tensor,
+    hidden: Tensor | None = None,
+    states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     spans, width = len(slots), len(drawn) // len(slots)
     kept, origins = torch.full((spans, width), plan.UNDRAFTED), torch.zeros(spans, width, dtype=torch.int64)
@@ -220,4 +246,6 @@ def keep_standing_reference(
             if stands:
                 history[slot, known[slot]] = max(token, 0)
                 known[slot] += 1
+                if hidden is not None and states is not None:
+                    states[slot] = hidden[row]
     return kept, origins

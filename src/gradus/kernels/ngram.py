@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.ngram_reference import LONGEST, SHORTEST
+from gradus.kernels.overlap import let_next_start, starts_early
 
 BLOCK = 1024
 
@@ -21,8 +22,10 @@ BLOCK = 1024
 def look_up_kernel(
     slots_ptr: tensor, history_ptr: tensor, known_ptr: tensor, drafts_ptr: tensor,
     history_stride: int, COUNT: constexpr, COUNTS: constexpr, SHORTEST: constexpr, LONGEST: constexpr,
-    BLOCK: constexpr,
+    BLOCK: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
+    """Sequence program_id(0). It is not launched early itself: there is no launch before it in a step."""
+    let_next_start(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     known = tl.load(known_ptr + slot).to(tl.int32)
@@ -56,6 +59,6 @@ def look_up_slots(slots: Tensor, history: Tensor, known: Tensor, count: int) -> 
     drafts = torch.empty(len(slots), count, dtype=torch.int64, device=slots.device)
     look_up_kernel[(len(slots),)](
         slots, history, known, drafts, history.stride(0), count, triton.next_power_of_2(count), SHORTEST,
-        LONGEST, BLOCK, num_warps=4,
+        LONGEST, BLOCK, starts_early(), num_warps=4,
     )  # fmt: skip
     return drafts

@@ -92,9 +92,9 @@ def block_best_kernel(
 @triton.jit
 def row_best_kernel(
     maxima_ptr: tensor, times_ptr: tensor, tokens_ptr: tensor, slots_ptr: tensor, temperatures_ptr: tensor,
-    latest_ptr: tensor, out_ptr: tensor, best_ptr: tensor, blocks: int, BLOCKS: constexpr, PDL: constexpr,
+    latest_ptr: tensor, out_ptr: tensor, blocks: int, out_stride: int, BLOCKS: constexpr, PDL: constexpr,
 ) -> None:  # fmt: skip
-    """Stage 2. Row program_id(0): its token. latest may be None."""
+    """Stage 2. Row program_id(0): its token, -1 if the best is not finite. latest may be None."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
@@ -104,9 +104,7 @@ def row_best_kernel(
     token = winner.to(tl.int64)
     if latest_ptr is not None:
         tl.store(latest_ptr + slot, token)  # one that can be looked up, whatever becomes of its sequence
-        token = tl.where(tl.abs(best) < INFINITY, token, -1)
-    tl.store(out_ptr + row, token)
-    tl.store(best_ptr + row, best)
+    tl.store(out_ptr + row * out_stride, tl.where(tl.abs(best) < INFINITY, token, -1))
 
 
 def sample(
@@ -117,15 +115,16 @@ def sample(
     *,
     slots: Tensor | None = None,
     latest: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    out: Tensor | None = None,
+) -> Tensor:
     """One token per row: the likeliest at temperature 0, otherwise drawn from softmax(logits / temperature).
 
     logits: [R, V], rows any distance apart (V is often odd: rows of a padded matrix are aligned, and read faster);
     seeds: int64 [R]; temperatures: float32 [R]; positions: integers [R]. With slots, integers [R], seeds and
     temperatures are tables by slot, and so is latest, int64, which the tokens are written to as well.
 
-    Returns tokens, int64 [R], and the rows' maxima, float32 [R]: not finite where a row has a NaN or an infinity to
-    win, or nothing to choose from. There, if `latest` is given, the token returned (not the one kept) is -1.
+    Returns int64 [R], new or `out`, whose elements may lie any distance apart. It is -1 where a row has a NaN or an
+    infinity to win, or nothing to choose from; `latest` gets one of the columns there, too.
     """
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
@@ -134,18 +133,17 @@ def sample(
     early = starts_early()
     maxima, times = (torch.empty(rows, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     winners = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    best = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if rows:
         block_best_kernel[(rows, blocks)](
             logits, slots, seeds, positions, temperatures, maxima, times, winners, vocab_size, logits.stride(0),
             block, early, num_warps=4, launch_pdl=early,
         )  # fmt: skip
         row_best_kernel[(rows,)](
-            maxima, times, winners, slots, temperatures, latest, tokens, best, blocks,
+            maxima, times, winners, slots, temperatures, latest, tokens, blocks, tokens.stride(0),
             triton.next_power_of_2(blocks), early, num_warps=1, launch_pdl=early,
         )  # fmt: skip
-    return tokens, best
+    return tokens
 
 
 def tokens_a_program(rows: int, vocab_size: int) -> int:
@@ -156,9 +154,9 @@ def tokens_a_program(rows: int, vocab_size: int) -> int:
 # -- the same in torch -------------------------------------------------------------------------------------------------
 
 
-def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def sample_reference(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
     best, likeliest = logits.float().max(dim=-1)
     divisor = torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(1)
     shares = ((logits.float() - best.unsqueeze(1)) / divisor).softmax(-1)
     drawn = (shares / exponential(seeds, positions, logits.shape[1])).argmax(-1)
-    return torch.where(temperatures > 0, drawn, likeliest), best
+    return torch.where(best.isfinite(), torch.where(temperatures > 0, drawn, likeliest), -1)

@@ -82,8 +82,9 @@ def open_checkpoint(name: str, *, progress: Progress | None = None) -> Checkpoin
     return _open_from_hub(name, progress)
 
 
-def as_asked(checkpoint: Checkpoint, quantize: str | None) -> Checkpoint:
-    """The checkpoint as the setting `quantize` wants to read it: a GGUF file's matrices packed, or as floats.
+def as_asked(checkpoint: Checkpoint, quantize: str | None, setting: str = "quantize") -> Checkpoint:
+    """The checkpoint as a setting, `quantize` or the draft's, wants to read it: a GGUF file's matrices packed, or as
+    floats.
 
     As floats unless AS_STORED is asked for: a torch product with packed weights widens them each time, and is slower.
     Where kernels make it the faster way, this is the line to change. Raises ConfigError where nothing can stay packed.
@@ -99,8 +100,8 @@ def as_asked(checkpoint: Checkpoint, quantize: str | None) -> Checkpoint:
     if packed is None or not packed.mix.rules:
         kinds = ", ".join(kind.name for kind in KEPT)
         raise ConfigError(
-            f"quantize {AS_STORED}: {checkpoint.name} has no matrix that is stored as {kinds}: leave quantize out, or "
-            "name a scheme"
+            f"{setting} {AS_STORED}: {checkpoint.name} has no matrix that is stored as {kinds}: leave {setting} out, "
+            "or name a scheme"
         )
     return replace(checkpoint, tensors=packed, quantized=packed.mix)
 

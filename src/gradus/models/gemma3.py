@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, Gated, LinearFactory, Model, Place, RMSNorm
+from gradus.models.layers import Embedding, EmbeddingTables, Gated, LinearFactory, Model, Place, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import OnePlus, Source
 
@@ -117,6 +117,9 @@ class Gemma3(Model):
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         return self.embedding(token_ids) * self.embedding_scale
+
+    def embedding_tables(self) -> EmbeddingTables:
+        return EmbeddingTables(self.embedding.weight, scale=self.embedding_scale)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         everywhere, nearby = self.rope(positions), self.local_rope(positions)

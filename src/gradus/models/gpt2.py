@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Embedding, LinearFactory, Model, Place
+from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, Model, Place
 from gradus.models.source import Source, Transposed
 
 # GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as in every other family.
@@ -86,6 +86,9 @@ class GPT2(Model):
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         return self.embedding(token_ids) + self.position_embedding(positions)
+
+    def embedding_tables(self) -> EmbeddingTables:
+        return EmbeddingTables(self.embedding.weight, positions=self.position_embedding.weight)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         for layer in self.layers:  # positions were added at the start: the layers need them no more

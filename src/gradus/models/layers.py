@@ -176,6 +176,15 @@ class RMSNorm(nn.Module):
         return stream + self(x)
 
 
+class EmbeddingTables(NamedTuple):
+    """What `Model.embed` makes a token's row of: tokens[id] * scale, plus positions[position] where there are learned
+    positions. tokens: [V, D]; positions: [L, D]. Rows are first cast to the activations' type."""
+
+    tokens: Tensor
+    scale: float = 1.0
+    positions: Tensor | None = None
+
+
 def parameter(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> nn.Parameter:
     """Memory for weights: not initialized, and without gradients, since nothing is trained here."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
@@ -203,6 +212,10 @@ class Model(nn.Module):
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[N], [N] → [N, D]: what enters the first layer."""
         raise NotImplementedError
+
+    def embedding_tables(self) -> EmbeddingTables:
+        """What `embed` looks up, for kernels that embed tokens themselves."""
+        return EmbeddingTables(self.embedding.weight)
 
     def run_layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """[N, D] → [N, D] through `self.layers`: on its own, one stage of a pipeline."""

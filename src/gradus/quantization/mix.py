@@ -12,7 +12,7 @@ Names are those of the checkpoint, one for each matrix that was stored as one, a
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -47,23 +47,24 @@ PATHS: dict[Role, tuple[str, ...]] = {
 @dataclass(frozen=True)
 class Mix:
     """label: for people and files; a YAML file's has a digest of its rules, so that two files of one name are told
-    apart. rules: (pattern, scheme or NONE), the first match decides."""
+    apart. rules: (pattern, scheme or NONE), the first match decides. setting: the one that asks for it."""
 
     label: str
     rules: tuple[tuple[str, str], ...]
+    setting: str = field(default="quantize", compare=False)
 
     @classmethod
-    def of(cls, quantize: str) -> Self:
+    def of(cls, quantize: str, setting: str = "quantize") -> Self:
         """A scheme's name, or a YAML file. Raises ConfigError for anything else."""
         if quantize in SCHEMES:
-            return cls(quantize, ((HEAD, NONE), ("*", quantize)))
+            return cls(quantize, ((HEAD, NONE), ("*", quantize)), setting)
         if quantize.endswith((".yaml", ".yml")):
             path = Path(quantize).expanduser()
-            rules = tuple(_rules(path))
+            rules = tuple(_rules(path, setting))
             digest = hashlib.sha256(yaml.safe_dump(rules).encode()).hexdigest()
-            return cls(f"{path.stem}-{digest[:6]}", rules)
+            return cls(f"{path.stem}-{digest[:6]}", rules, setting)
         raise ConfigError(
-            f"quantize must be {', '.join(SCHEMES)}, a .yaml file of patterns, or {AS_STORED} (as a .gguf file "
+            f"{setting} must be {', '.join(SCHEMES)}, a .yaml file of patterns, or {AS_STORED} (as a .gguf file "
             f"has them), got {quantize!r}"
         )
 
@@ -81,27 +82,29 @@ class Mix:
         for pattern, _ in self.rules:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
-                    f"quantize {self.label}: pattern {pattern!r} matches no matrix of this {config.family} model, "
-                    f"whose names are like {names[0]!r}"
+                    f"{self.setting} {self.label}: pattern {pattern!r} matches no matrix of this {config.family} "
+                    f"model, whose names are like {names[0]!r}"
                 )
 
 
-def _rules(path: Path) -> Iterator[tuple[str, str]]:
+def _rules(path: Path, setting: str) -> Iterator[tuple[str, str]]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"quantize {path}: cannot be read: {error.strerror or error}") from error
+        raise ConfigError(f"{setting} {path}: cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"quantize {path}: not valid YAML: {' '.join(str(error).split())[:160]}") from error
+        raise ConfigError(f"{setting} {path}: not valid YAML: {' '.join(str(error).split())[:160]}") from error
     if not isinstance(content, Mapping) or not content:
-        raise ConfigError(f"quantize {path}: must map patterns of matrix names to schemes, as in '*.mlp.*: int4'")
+        raise ConfigError(f"{setting} {path}: must map patterns of matrix names to schemes, as in '*.mlp.*: int4'")
     for pattern, scheme in content.items():
-        yield _rule(path, pattern, NONE if scheme is None else scheme)
+        yield _rule(path, setting, pattern, NONE if scheme is None else scheme)
 
 
-def _rule(path: Path, pattern: Any, scheme: Any) -> tuple[str, str]:
+def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str]:
     if not isinstance(pattern, str) or scheme not in (*SCHEMES, NONE):
-        raise ConfigError(f"quantize {path}: {pattern!r} must be one of {', '.join(SCHEMES)} or {NONE}, got {scheme!r}")
+        raise ConfigError(
+            f"{setting} {path}: {pattern!r} must be one of {', '.join(SCHEMES)} or {NONE}, got {scheme!r}"
+        )
     return pattern, scheme
 
 

@@ -20,14 +20,30 @@ def resolve(
     device cannot do, a pattern that matches nothing, and matrices that are quantized and shall be again.
     """
     precision = resolve_precision(dtype, device, config)
+    return quantized(precision, quantize, device, config, stored)
+
+
+def quantized(
+    precision: Precision,
+    quantize: str | None,
+    device: torch.device,
+    config: ModelConfig,
+    stored: Mix | None = None,
+    *,
+    setting: str = "quantize",
+) -> Precision:
+    """A precision that is decided, with its matrices as asked for, or as they are stored: see `resolve`.
+
+    setting: the one that asks, for what is said of it.
+    """
     if quantize is None and stored is None:
         return precision
     if quantize not in (None, AS_STORED) and stored is not None:
         raise ConfigError(
-            f"quantize {quantize}: these weights are quantized already ({stored.label}), and are loaded as they are: "
-            "leave quantize out, or load the unquantized model"
+            f"{setting} {quantize}: these weights are quantized already ({stored.label}), and are loaded as they are: "
+            f"leave {setting} out, or load the unquantized model"
         )
-    return quantized_as(stored or Mix.of(quantize or ""), precision, device, config)
+    return quantized_as(stored or Mix.of(quantize or "", setting), precision, device, config)
 
 
 def quantized_as(mix: Mix, precision: Precision, device: torch.device, config: ModelConfig) -> Precision:

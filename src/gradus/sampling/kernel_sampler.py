@@ -50,13 +50,12 @@ class KernelSampler(Sampler):
         if asked:
             return SlotDraw(*sample_asked(logits, self.settings, slots, positions, latest))
         table = self.table
-        tokens, best = sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=latest)
-        return SlotDraw(tokens if latest is not None else torch.where(best.isfinite(), tokens, -1), None)
+        return SlotDraw(sample(logits, table.seeds, positions, table.temperatures, slots=slots, latest=latest), None)
 
-    def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        """What these slots would draw by temperature and seed alone, int64 [R]: always one of logits' columns."""
+    def guess_slots(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor | None = None) -> Tensor:
+        """What these slots would draw by temperature and seed alone: int64 [R], new or `out`, -1 as in SlotDraw."""
         table = self.table
-        return sample(logits, table.seeds, positions, table.temperatures, slots=slots)[0]
+        return sample(logits, table.seeds, positions, table.temperatures, slots=slots, out=out)
 
     def told(self, draw: SlotDraw, slots: Column) -> Drawn:
         """The rows of these slots, the first ones, with as many log-probabilities as they ask for."""

@@ -315,8 +315,8 @@ class EngineClient:
         match message:
             case Report():
                 self._on_report(message)
-            case Loaded(info):
-                self._on_loaded(info)
+            case Loaded(info, metrics):
+                self._on_loaded(info, metrics)
             case LoadFailed(failure):
                 self._on_load_failed(failure)
             case SelfChecked(passed):
@@ -325,8 +325,8 @@ class EngineClient:
             case EngineFailed(failure):
                 self._on_engine_failed(failure)
 
-    def _on_loaded(self, info: ModelInfo) -> None:
-        self.info = info
+    def _on_loaded(self, info: ModelInfo, metrics: Metrics) -> None:
+        self.info, self.metrics = info, metrics
         self._front_end = FrontEnd(self._tokenizer, info.limits, info.model, self._end_sample)
         if self.state == "loading":
             self.state, self.reason = "ready", "ready"

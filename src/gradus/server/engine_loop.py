@@ -70,12 +70,13 @@ def run_engine(loader_name: str, config: ServerConfig, commands: Commands, tell:
     """Load an engine and run it until told to stop. Whatever goes wrong is told: nothing is raised."""
     try:
         core, info = loader(loader_name).load_engine(config)
+        loaded = Loaded(info, core.metrics())
     except BaseException as error:  # a defect, a mistake of the user's, even exit(): it is the loader's last word
         if not isinstance(error, GradusError):
             log.exception("the model could not be loaded")
         tell(LoadFailed(Failure.of(error)))
         return
-    tell(Loaded(info))
+    tell(loaded)
     try:
         EngineLoop(core, commands, tell).run()
     except BaseException as error:

@@ -104,9 +104,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The engine is there, and takes commands."""
+    """The engine is there, and takes commands. metrics: its own, as it begins."""
 
     info: ModelInfo
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ Read in this order:
     drafter.py    what a drafter is
     ngram.py      drafts from what the sequence itself has said
     heads.py      drafts by matrices that were trained on the model's hidden states;  states.py: which it reads;
-                  heads_drafter.py: how they run;  heads_folder.py: where they are kept
+                  heads_drafter.py: how they run;  kernel_heads_drafter.py: on a GPU;  heads_folder.py: where they are
+                  kept
 
 How drafts are verified is sampling (`gradus.sampling.sampler.standing`), and how many there are is the scheduler's
 (`gradus.scheduling.drafting`). docs/design/speculation.md says why it is made so.

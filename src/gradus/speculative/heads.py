@@ -14,7 +14,7 @@ Shapes: B sequences, D hidden_size, K drafts.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -25,10 +25,10 @@ from gradus.models.layers import Gated, Linear, Place, RMSNorm
 KINDS = ("medusa", "eagle")
 EPS = 1e-5
 
-Draw = Callable[[Tensor, int], Tensor]
-"""(features [B, n, D], i) → the drafts i, i + 1, … of each sequence, int64 [B, n]."""
-Embed = Callable[[Tensor, int], Tensor]
-"""(tokens [B], i) → [B, D]: embeddings of the tokens at i positions after the newest."""
+Draw = Callable[[Tensor, int], None]
+"""(features [B, n, D], i): draws the drafts i, i + 1, … of each sequence."""
+Join = Callable[[Tensor, int], Tensor]
+"""(states [B, D], i) → [B, 2 D]: beside each the embedding of its sequence's token at i positions after the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,13 @@ class HeadsShape:
 
 
 class DraftHeads(Protocol):
-    """What both kinds are, beside modules."""
+    """What both kinds are, beside modules. together: how many drafts of a sequence one pass gives."""
 
-    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
-        """hidden: [B, D]; newest: int64 [B], the tokens drawn from it. Returns int64 [B, count], count being K at
-        most."""
+    together: int
+
+    def draft(self, x: Tensor, count: int, draw: Draw, join: Join) -> None:
+        """Draw `count` drafts of each sequence, K at most. x: [B, 2 D], as `join` gives it for the newest tokens and
+        the hidden states that they were drawn from."""
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         """All drafts at all places of S whole sequences, for training: hidden and embedded are [S, L, D], of their
@@ -69,9 +71,9 @@ class Layer(nn.Module):
         self.down = Linear(_PLACE, shape.width, (size,), False, dtype, device)
         self.norm = RMSNorm(size, EPS, dtype, device)
 
-    def forward(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """[…, D] each → […, D], not normalized yet."""
-        x = self.fuse(torch.cat([state, embedded], dim=-1))
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, 2 D], a state and an embedding → […, D], not normalized yet."""
+        x = self.fuse(x)
         return self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate))
 
 
@@ -80,21 +82,21 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        size, self.drafts = shape.hidden_size, shape.drafts
+        self.shape, size, self.drafts = shape, shape.hidden_size, shape.drafts
+        self.together = self.drafts
         self.layer = Layer(shape, dtype, device)
         self.blocks = Linear(_PLACE, size, (size,) * shape.drafts, False, dtype, device)
 
-    def features(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """[…, D] each → […, K, D]."""
-        blocks = self.blocks.after(self.layer.norm, self.layer(hidden, embedded))
-        return blocks.unflatten(-1, (self.drafts, -1))
+    def features(self, x: Tensor) -> Tensor:
+        """[…, 2 D] → […, K, D]."""
+        return self.blocks.after(self.layer.norm, self.layer(x)).unflatten(-1, (self.drafts, -1))
 
-    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
-        return draw(self.features(hidden, embed(newest, 0))[:, :count], 0)
+    def draft(self, x: Tensor, count: int, draw: Draw, join: Join) -> None:
+        draw(self.features(x)[:, :count], 0)
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         places = hidden.shape[1] - self.drafts
-        return self.features(hidden[:, :places], embedded[:, 1 : places + 1])
+        return self.features(torch.cat([hidden[:, :places], embedded[:, 1 : places + 1]], dim=-1))
 
 
 class EagleHeads(nn.Module):
@@ -102,28 +104,27 @@ class EagleHeads(nn.Module):
 
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        size, self.drafts = shape.hidden_size, shape.drafts
+        size, self.drafts, self.together = shape.hidden_size, shape.drafts, 1
         self.layer = Layer(shape, dtype, device)
         self.out = Linear(_PLACE, size, (size,), False, dtype, device)
 
-    def step(self, state: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        """[…, D] each → the next state, and what the model's head takes, […, D] each."""
-        state = self.layer(state, embedded)
+    def step(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[…, 2 D] → the next state, and what the model's head takes, […, D] each."""
+        state = self.layer(x)
         return state, self.out.after(self.layer.norm, state)
 
-    def draft(self, hidden: Tensor, newest: Tensor, count: int, draw: Draw, embed: Embed) -> Tensor:
-        drafts, state, token = [], hidden, newest
+    def draft(self, x: Tensor, count: int, draw: Draw, join: Join) -> None:
         for number in range(count):
-            state, features = self.step(state, embed(token, number))
-            token = draw(features.unsqueeze(1), number)[:, 0]
-            drafts.append(token)
-        return torch.stack(drafts, dim=1)
+            state, features = self.step(x)
+            draw(features.unsqueeze(1), number)
+            if number + 1 < count:
+                x = join(state, number + 1)
 
     def unrolled(self, hidden: Tensor, embedded: Tensor) -> Tensor:
         places = hidden.shape[1] - self.drafts
         state, found = hidden[:, :places], []
         for number in range(self.drafts):
-            state, features = self.step(state, embedded[:, number + 1 : number + 1 + places])
+            state, features = self.step(torch.cat([state, embedded[:, number + 1 : number + 1 + places]], dim=-1))
             found.append(features)
         return torch.stack(found, dim=2)
 
@@ -135,3 +136,13 @@ _CLASSES: dict[str, type[MedusaHeads] | type[EagleHeads]] = {"medusa": MedusaHea
 def create_heads(shape: HeadsShape, *, dtype: torch.dtype, device: torch.device | str) -> MedusaHeads | EagleHeads:
     """Heads whose weights are not set yet."""
     return _CLASSES[shape.kind](shape, dtype, device).eval()
+
+
+def first_heads(heads: MedusaHeads | EagleHeads, count: int) -> MedusaHeads | EagleHeads:
+    """Heads for the first `count` drafts alone, on the same weights. Eagle's are the same for every draft."""
+    if isinstance(heads, EagleHeads):
+        return heads
+    blocks = heads.blocks.weight[: count * heads.shape.hidden_size]
+    first = MedusaHeads(replace(heads.shape, drafts=count), blocks.dtype, "meta").eval()
+    first.layer, first.blocks.weight = heads.layer, nn.Parameter(blocks, requires_grad=False)
+    return first

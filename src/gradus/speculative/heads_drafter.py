@@ -1,7 +1,7 @@
 """Drafts by trained heads, inside the run: from each slot's newest hidden state and token, wherever those were decided.
 
-Nothing has to be caught up with, and nothing is stored but the states: so it does the same on a CPU and in a CUDA
-graph, after a preemption, a prefix hit, and steps without drafts.
+Nothing has to be caught up with, and nothing is stored but the states: so it does the same after a preemption, a prefix
+hit, and steps without drafts. `kernel_heads_drafter.py` is the same on a GPU's kernels.
 
 Drafts are drawn with the noise of the position that they are for, by the request's temperature. So where the heads
 expect about what the model does, they draw the same token, at any temperature.
@@ -26,8 +26,7 @@ Guess = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class HeadsDrafter:
-    """heads: as they run, on kernels or not. head: from features to the logits of the first tokens, as `draft_head`
-    makes it."""
+    """head: from features to the logits of the first tokens, as `draft_head` makes it."""
 
     steady = True
 
@@ -37,25 +36,24 @@ class HeadsDrafter:
         self.heads, self.head, self.model, self.states, self.guess = heads, head, model, states, guess
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
-        lengths = history.lengths[slots]
-        newest = history.tokens[slots, lengths - 1].long()
-        config = self.model.config
+        lengths, config = history.lengths[slots], self.model.config
+        said = history.tokens.new_empty(len(slots), 1 + count, dtype=torch.int64)  # the newest token, then drafts
+        said[:, 0] = history.tokens[slots, lengths - 1]
 
-        def draw(features: Tensor, first: int) -> Tensor:
-            wide, owners, positions = features.shape[1], slots, lengths + first
-            if wide > 1:  # every launch counts
-                owners = slots.unsqueeze(1).expand(-1, wide).flatten()
-                positions = (positions.unsqueeze(1) + torch.arange(wide, device=lengths.device)).flatten()
-            rows = features.flatten(0, 1).contiguous()  # one draft of several is not
-            return self.guess(self.head(rows), owners, positions).view(-1, wide)
+        def draw(features: Tensor, first: int) -> None:
+            wide = features.shape[1]
+            owners, after = slots.unsqueeze(1).expand(-1, wide), torch.arange(first, first + wide, device=slots.device)
+            positions = lengths.unsqueeze(1) + after
+            drafts = self.guess(self.head(features.flatten(0, 1)), owners.flatten(), positions.flatten())
+            said[:, 1 + first : 1 + first + wide] = drafts.view(-1, wide)
 
-        def embed(tokens: Tensor, after: int) -> Tensor:
-            tokens, positions = tokens.clamp(0, config.vocab_size - 1), tokens
-            if config.rope is None:  # only learned positions are looked up
-                positions = (lengths - 1 + after).clamp(max=config.context_length - 1)
-            return self.model.embed(tokens, positions)
+        def join(states: Tensor, after: int) -> Tensor:
+            tokens = said[:, after].clamp(0, config.vocab_size - 1)
+            positions = (lengths - 1 + after).clamp(max=config.context_length - 1)  # in case they are looked up
+            return torch.cat([states, self.model.embed(tokens, positions)], dim=-1)
 
-        return self.heads.draft(self.states.values[slots], newest, count, draw, embed)
+        self.heads.draft(join(self.states.values[slots], 0), count, draw, join)
+        return said[:, 1:]
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
         """The states are those of the newest step, whatever it was."""

@@ -30,11 +30,19 @@ class History:
         return self.tokens.device
 
     def admit(self, admissions: Sequence[Admission]) -> None:
-        """Slots change owners: their tokens are those known already."""
-        for admission in admissions:
-            known = admission.tokens
-            self.tokens[admission.slot, : len(known)] = upload(np.array(known), torch.int32, self.device)
-            self.lengths[admission.slot] = len(known)
+        """Slots change owners: their tokens are those known already. In one copy, since crowds arrive at once."""
+        if not admissions:
+            return
+        longest = self.tokens.shape[1]
+        known = {admission.slot: admission.tokens for admission in admissions}  # a slot may change hands twice
+        places = [slot * longest + np.arange(len(tokens)) for slot, tokens in known.items()]
+        lengths = [len(tokens) for tokens in known.values()]
+        parts = [np.array(part) for part in (*places, *known.values(), list(known), lengths)]
+        total, count = sum(lengths), len(known)
+        numbers = upload(np.concatenate(parts), torch.int64, self.device)
+        where, tokens, slots, ends = numbers.split([total, total, count, count])
+        self.tokens.view(-1)[where] = tokens.int()
+        self.lengths[slots] = ends
 
     def record(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Append what a step drew: token and position of each row, int64 [R]; rows that do not stand are passed over.

@@ -1,0 +1,69 @@
+"""Up to how many keys is a tile of decodes better left whole than split between programs?
+
+    PYTHONPATH=src:. python3 benchmarks/attention_splits.py --out benchmarks/attention_splits.json
+
+Times captured decode steps of whole models at different lengths, with launches that leave tiles of so many keys whole.
+Whole steps, since what a split costs (a partial result written, a ticket, the adding up) partly hides behind the next
+launch.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradus import LLM
+from gradus.bench.fingerprint import commit, fingerprint
+from gradus.execution.capturing import replay_ms
+from gradus.execution.graphs import DecodeGraphs
+from gradus.models.precision import resolve_device
+
+MODELS = ("random:smollm2-135m", "random:llama-3.2-1b", "random:gpt2-124m", "random:qwen3-0.6b")
+BATCHES, WHOLE = (1, 8), (0, 256, 384, 512)
+LENGTHS = (64, 130, 200, 256, 300, 400, 512, 768, 1000)
+CONTEXT = 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
+    parser.add_argument("--commit", help="of this code; asked of git by default")
+    parser.add_argument("--out", type=Path, help="where results go; stdout by default")
+    asked = parser.parse_args()
+    machine = fingerprint(resolve_device("cuda"), quick=True)
+    found: dict[str, Any] = {"commit": asked.commit or commit(), **machine, "lengths": LENGTHS, "rows": []}
+    for model in asked.model or MODELS:
+        found["rows"] += measure(model)
+        text = json.dumps(found, indent=1)
+        if asked.out:
+            asked.out.write_text(text + "\n")
+    print(text)
+
+
+@torch.inference_mode()
+def measure(model: str) -> list[dict[str, Any]]:
+    """A row for each batch and number of keys. us: of a step, by length."""
+    llm = LLM(model, device="cuda", max_sequences=max(BATCHES), context_length=CONTEXT)
+    graphs: DecodeGraphs = llm.engine.runner.graphs
+    attention, rows = graphs.attention, []
+    shapes = attention.launches
+    for whole in WHOLE:
+        attention.launches = tuple(replace(shape, whole=whole) for shape in shapes)
+        for batch in BATCHES:
+            graphs._send([graphs.padding] * batch, [CONTEXT] * batch, [0] * batch, batch)
+            captured = graphs.recorder.fastest(batch, partial(graphs._step, batch))
+            times = []
+            for length in LENGTHS:
+                graphs._send([graphs.padding] * batch, [length] * batch, [0] * batch, batch)
+                captured.replay()
+                times.append(1e3 * min(replay_ms(captured.graph) for _ in range(3)))
+            rows.append({"model": model, "batch": batch, "whole": whole, "us": times})
+    return rows
+
+
+if __name__ == "__main__":
+    main()

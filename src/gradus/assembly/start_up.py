@@ -1,0 +1,77 @@
+"""What a GPU's kernels and graphs need before the first request: compiled, captured, and run once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gradus.attention.graph_paged import MOST_PADDED, GraphPagedAttention
+from gradus.config.options import EngineConfig
+from gradus.execution.capturing import Recorder, Report
+from gradus.execution.draft_graphs import DraftGraphs
+from gradus.execution.graphs import DecodeGraphs
+from gradus.execution.prompt_graphs import PromptGraphs
+from gradus.execution.runner import RunModel
+from gradus.execution.warm_up import warm_up
+from gradus.kernels.compiling import compiled_together
+from gradus.models import Model
+from gradus.sampling.kernel_sampler import KernelSampler
+
+USUAL_LENGTH = 512  # tokens, of the sequences that graphs are tried out with
+
+
+class Reader(Protocol):
+    """What reads prompts, by calling this in a model's place."""
+
+    run_model: RunModel
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model whose prompts `reader` reads. longest: tokens that it reads at once."""
+
+    reader: Reader
+    model: Model
+    attention: GraphPagedAttention
+    longest: int
+
+
+def start_up(
+    readings: Sequence[Reading],
+    graphs: DecodeGraphs | DraftGraphs | None,
+    sampler: KernelSampler,
+    config: EngineConfig,
+    report: Report,
+) -> None:
+    """Compile what will be launched, all kernels side by side; then capture, and run what is not captured.
+
+    graphs: None for an engine without any; then short prompts have none either.
+    """
+    budget = config.budget(sampler.device.type)
+
+    def warm() -> None:
+        for each in readings:
+            most = min(budget or each.longest, each.longest)
+            model, run_model = each.model, each.reader.run_model
+            warm_up(model, run_model, each.attention, sampler, most=most, crowd=config.max_sequences)
+
+    prompts = [] if graphs is None else [prompt_graphs(each, graphs.recorder, budget) for each in readings]
+    with compiled_together():
+        warm()
+        for short in prompts:
+            short.rehearse(config.max_sequences)
+        if graphs is not None:
+            graphs.rehearse()
+    for short in prompts:
+        short.capture()
+    warm()
+    if graphs is not None:
+        report(0, graphs.count)
+        graphs.capture(report, length=min(USUAL_LENGTH, config.limits.context_length))
+
+
+def prompt_graphs(reading: Reading, recorder: Recorder, budget: int | None) -> PromptGraphs:
+    """Passes over short prompts, through which the reader runs its model from now on: captured, once they are."""
+    most = budget or MOST_PADDED
+    graphs = PromptGraphs(reading.model, reading.attention, recorder, longest=reading.longest, most=most)
+    reading.reader.run_model = graphs
+    return graphs

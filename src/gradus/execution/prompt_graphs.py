@@ -1,0 +1,112 @@
+"""Steps with prompts, replayed where they are short.
+
+The host takes some ten milliseconds to launch a model's few hundred kernels. A long prompt takes the GPU longer than
+that, a short one a tenth of it: so its first token waits for the host. Unlike steps of decodes, such steps differ in
+what they launch. So only the model's pass is captured, which is nearly all of it, by the number of its rows: what each
+row is, where its keys and values go, and how attention is divided, `GraphPagedAttention` has filled in by then.
+
+Rows are padded to the next captured size. A size is worth its graph as long as the GPU needs no more time for it than
+the host does to launch it: beyond that, padding would cost time, and a graph gain none.
+"""
+
+import time
+from bisect import bisect_left
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gradus.attention.backend import AttentionBackend
+from gradus.attention.batch import Batch
+from gradus.attention.graph_paged import MOST_PADDED, GraphPagedAttention
+from gradus.execution.capturing import Captured, Recorder, replay_ms, ways
+from gradus.execution.warm_up import crowds, padding_batch
+from gradus.kernels.overlap import early_launches
+from gradus.models import Model
+
+SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, MOST_PADDED)
+
+
+def prompt_sizes(tokens: int) -> tuple[int, ...]:
+    """Those that steps of up to `tokens` rows may be padded to."""
+    return SIZES[: bisect_left(SIZES, tokens) + 1]
+
+
+class PromptGraphs:
+    """Runs the model as it would run itself, on rows that its attention was set up for.
+
+    model: as the kernels see it. recorder: of the graphs that take turns with these. longest: positions of a sequence.
+    most: rows of a step with prompts.
+    """
+
+    def __init__(
+        self, model: Model, attention: GraphPagedAttention, recorder: Recorder, *, longest: int, most: int
+    ) -> None:
+        self.model, self.attention, self.recorder, self.longest = model, attention, recorder, longest
+        self.sizes = prompt_sizes(most)
+        self.captured: dict[int, Captured[Tensor]] = {}
+        self.inputs = torch.zeros(2, MOST_PADDED, dtype=torch.int64, device=model.device)  # token ids, positions
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """token_ids, positions: int64 [N]. Returns hidden states, [N or more, D], that the next replay overwrites."""
+        size = self.attention.padded
+        if not size:
+            return self.model(token_ids, positions, attention)
+        self._fill_in(token_ids, positions)
+        return self.captured[size].replay()
+
+    def _fill_in(self, token_ids: Tensor, positions: Tensor) -> None:
+        """Padding is what these rows were before: only where it is stored matters."""
+        self.inputs[0, : len(token_ids)] = token_ids
+        self.inputs[1, : len(positions)] = positions
+
+    # -- once, at the start --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def rehearse(self, crowd: int) -> None:
+        """Go through every launch that `capture` will record, and those that set steps of up to `crowd` spans up."""
+        for size in self.sizes:
+            self._set_up(size)
+            for early in ways(size, self.model.device):
+                self._run(size, early, asked=False)
+        for spans in crowds(crowd):
+            if spans <= self.sizes[-1]:
+                self.attention.prepare(self._batch([1] * spans))
+        self.attention.sizes = ()
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record a pass of every size that is worth it, largest first: the smaller ones then fit into its memory.
+
+        Nothing else may run on the GPU meanwhile.
+        """
+        with self.recorder.counting():
+            for size in reversed(self.sizes):
+                self._set_up(size)
+                captured = self.recorder.fastest(size, partial(self._run, size))
+                if replay_ms(captured.graph) <= self._launch_ms(size):
+                    self.captured[size] = captured
+        self.attention.sizes = sorted(self.captured)
+
+    def _set_up(self, size: int) -> None:
+        """A step of so many rows: sequences as long as they may be, all in padding's slot."""
+        self.attention.sizes = (size,)
+        whole, rest = divmod(size, self.longest)
+        batch = self._batch([self.longest] * whole + [rest] * (rest > 0))
+        self.attention.prepare(batch)
+        self._fill_in(batch.token_ids, batch.positions)
+
+    def _batch(self, counts: list[int]) -> Batch:
+        return padding_batch(counts, self.attention.padding, self.model.device)
+
+    def _run(self, size: int, early: bool, asked: bool) -> Tensor:
+        token_ids, positions = self.inputs[:, :size]
+        with early_launches(early):
+            return self.model(token_ids, positions, self.attention)
+
+    def _launch_ms(self, size: int) -> float:
+        """What the host takes to launch the pass, however long the GPU takes to run it."""
+        torch.cuda.synchronize(self.model.device)
+        start = time.perf_counter()
+        self._run(size, early=False, asked=False)
+        return 1e3 * (time.perf_counter() - start)

@@ -1,0 +1,62 @@
+"""What `HeadsDrafter` does, on a GPU's kernels, in few launches: a small model has little else to wait for.
+
+One kernel makes what a pass of the heads reads, and two draw what it says, and write it where it is wanted. In between
+are the heads' own products.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gradus.engine.plan import Decodes
+from gradus.kernels.draft_inputs import first_inputs, next_inputs
+from gradus.models.layers import EmbeddingTables
+from gradus.sampling.kernel_sampler import KernelSampler
+from gradus.speculative.heads import DraftHeads
+from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
+
+
+class KernelHeadsDrafter:
+    """heads: for one draft, for two, and so on, as `first_heads` makes them: of all heads' features the first few would
+    have to be copied. head: as in `HeadsDrafter`. embedding: the model's."""
+
+    steady = True
+
+    def __init__(
+        self,
+        heads: Sequence[DraftHeads],
+        head: nn.Module,
+        embedding: EmbeddingTables,
+        states: HiddenStates,
+        sampler: KernelSampler,
+    ) -> None:
+        self.heads, self.head, self.embedding, self.states, self.sampler = heads, head, embedding, states, sampler
+
+    def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
+        heads = self.heads[count - 1]
+        begun = first_inputs(
+            slots, history.tokens, history.lengths, self.states.values, self.embedding,
+            count=count, together=heads.together,
+        )  # fmt: skip
+        drafts = torch.empty(len(slots), count, dtype=torch.int64, device=slots.device)
+
+        def draw(features: Tensor, first: int) -> None:
+            number = first // heads.together
+            out = drafts[:, first : first + heads.together].view(-1)  # never a copy
+            logits = self.head(features.flatten(0, 1))
+            self.sampler.guess_slots(logits, begun.slots[number], begun.positions[number], out)
+
+        def join(states: Tensor, after: int) -> Tensor:
+            newest = after - 1  # a pass gives one draft, or `heads` would not ask for another
+            return next_inputs(states, drafts[:, newest], begun.positions[newest], self.embedding)
+
+        heads.draft(begun.joined, count, draw, join)
+        return drafts
+
+    def catch_up(self, history: History, decodes: Decodes) -> None:
+        """The states are those of the newest step, whatever it was."""
+
+    def keep(self, slot: int, positions: int) -> None:
+        """A slot's new owner leaves a state before it is drafted for."""
