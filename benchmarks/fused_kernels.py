@@ -35,7 +35,7 @@ from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
 
 PRODUCTS = {"gemv": (1,), "skinny": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
-FEW = (1, 2, 4, 8)  # the part "few" measures each product with what a model has around it
+FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
 ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
 # So much longer may `few_rows` take than what is fastest alone. Its weights are under way before the launch before it
 # has ended; in a chain of launches that is worth more (the part "chains").
@@ -244,11 +244,11 @@ def around(use: Use, m: int) -> Around:
     return Around(noise(m, use.k), options)
 
 
-def few_rows_launches(use: Use) -> Iterator[FewRowsLaunch]:
+def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
     """As many tiles in flight as there are registers for, or half of them."""
     for (outputs, warps), sums in product(((16, 4), (16, 8), (16, 16), (32, 4), (32, 8)), (1, 2)):
         tiles = math.ceil(use.k / (DEPTH * warps))
-        registers = outputs // 16 * 8 * (2 if use.gated else 1) + (4 if use.norm else 0)
+        registers = outputs // 16 * 8 * (2 if use.gated else 1) + (4 if use.norm else 0) + (4 if m > 8 else 0)
         most = max(2, min(112, 1024 // warps) // registers)
         for ahead in sorted({min(tiles, most), min(tiles, max(2, most // 2))}):
             yield FewRowsLaunch(outputs, warps, ahead, sums)
@@ -260,7 +260,7 @@ def fused_candidates(use: Use, m: int) -> list[FusedLaunch]:
     if m <= FEW_ROWS:
         found += dict.fromkeys(halved(launch) if use.gated else launch for launch in gemv_launches(m, use.k))
     if m > 1 and use.norm != "layer":
-        found += few_rows_launches(use)
+        found += few_rows_launches(use, m)
     return found
 
 
@@ -270,10 +270,10 @@ def halved(launch: GemvLaunch) -> GemvLaunch:
 
 
 def few_tasks(found_uses: list[Use]) -> Iterator[tuple[Use, int, tuple[int, ...]]]:
-    """One of each kernel: of the number of rows, `few_rows` is compiled for whether it is 1."""
+    """One of each kernel: `few_rows` is compiled for up to 8 rows, and for 16."""
     for use, m in product(found_uses, FEW):
         for launch in fused_candidates(use, m):
-            if isinstance(launch, GemvLaunch) or m == 2:
+            if isinstance(launch, GemvLaunch) or m in (2, 16):
                 yield use, m, tuple(launch)
 
 
@@ -288,14 +288,16 @@ def compile_use(task: tuple[Use, int, tuple[int, ...]]) -> None:
 
 def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterator[dict]:
     """Against the parts one by one, as the device's table has them now; or where nothing is around a product, or the
-    residual alone, against cuBLAS and the fastest launches of the product alone with 8 rows, which take few as well.
+    residual alone, against cuBLAS and the fastest launches of the product alone; with few rows, of the product with 8.
     """
     for use in found_uses:
         weights = [noise(use.n, use.k).mul_(use.k**-0.5) for _ in range(copies(2 * use.n * use.k))]
         for m in FEW:
             given = around(use, m)
             names = [json.dumps(launch) for launch in fused_candidates(use, m)] + ["apart" if use.norm else "cublas"]
-            tops = [entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (8, *use[:2])]
+            tops = [
+                entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (max(8, m), *use[:2])
+            ]
             if tops and m > 1 and use.norm is None:
                 names += [json.dumps(numbers) for numbers, _ in tops[0]]
             with early_launches(not use.head):
@@ -619,7 +621,7 @@ def main() -> None:
 
 def table(found: dict[str, Any]) -> str:
     """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time; and for few
-    rows what took no longer with something fused in than its parts one by one, or hardly longer.
+    rows what took no longer with something fused in than its parts one by one, or hardly longer (in a chain, shorter).
     """
     launches: dict[tuple[int, int], dict[int, list[int] | None]] = {}
     fused: dict[tuple[int, int], dict[int, list[int] | None]] = {}
@@ -628,8 +630,10 @@ def table(found: dict[str, Any]) -> str:
         launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
         if m == 1:
             fused[shape] = {1: best}
+    slower = slower_in_a_chain(found["chains"])
     for entry in found["few"]:
-        shape, best = (entry["n"], entry["k"]), chosen(entry)
+        shape = entry["n"], entry["k"]
+        best = chosen(entry, few_rows=(*shape, entry["norm"], entry["m"]) not in slower)
         if entry["norm"] is None:
             launches.setdefault(shape, {})[entry["m"]] = best
         else:
@@ -643,10 +647,16 @@ def table(found: dict[str, Any]) -> str:
     return "{\n" + head + '  "matrices": [\n    ' + ",\n    ".join(lines) + "\n  ]\n}\n"
 
 
-def chosen(entry: dict[str, Any]) -> list[int] | None:
+def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int]]:
+    """Matrices, norms and numbers of rows of layers that are fastest with every part in a launch of its own."""
+    apart = [chain for chain in chains if min(chain["layer"], key=chain["layer"].__getitem__) == "apart"]
+    return {(use.n, use.k, use.norm, chain["m"]) for chain in apart for use in uses(chain["model"]) if not use.head}
+
+
+def chosen(entry: dict[str, Any], few_rows: bool) -> list[int] | None:
     """The numbers of the launch for few rows. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
     times, kind = entry["times"], KINDS["few rows"]
-    ours = {name: taken for name, taken in times.items() if name.startswith("[")}
+    ours = {name: taken for name, taken in times.items() if name.startswith("[") and (few_rows or not kind(name))}
     best, few = fastest(ours, KINDS["fastest"]), fastest(ours, kind)
     if few and not entry["head"] and ours[few] <= IN_A_CHAIN * min(times.values()):
         return list(json.loads(few))

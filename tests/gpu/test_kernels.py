@@ -118,9 +118,11 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-@pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 576), (1001, 1000), (5, 24), (37, 1111)])
-@pytest.mark.parametrize("rows", range(1, 9))
-@pytest.mark.parametrize("launch", [(16, 4, 5, 2), (16, 8, 14, 1), (32, 16, 2, 2)])
+@pytest.mark.parametrize("rows", [*range(1, 9), 11, 16])
+@pytest.mark.parametrize(
+    ("n", "k", "launch"),
+    [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
+)
 def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
     from gradus.kernels.few_rows import few_rows
     from gradus.kernels.few_rows_launch import FewRowsLaunch

@@ -32,6 +32,7 @@ from gradus.kernels.draft_passes import first_rows_kernel, next_rows_kernel
 from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
 from gradus.kernels.eight_bits import eight_bit_kernel
 from gradus.kernels.few_rows import few_rows_kernel
+from gradus.kernels.few_rows_launch import MOST_ROWS
 from gradus.kernels.fuse_quantized import FUSED_ROWS
 from gradus.kernels.gemv import gemv_kernel
 from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
@@ -168,19 +169,11 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         constants = around | {"K": k, "ROWS": 1, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
         types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
         yield f"gemv {n} {k}", Case(gemv_kernel, types, constants, {"num_warps": launch.warps})
-    for n, gated in product((16, 32), (False, True)):
-        constants = {
-            "K": 1536,
-            "ROWS": 8,
-            "BLOCK_N": n,
-            "WARPS": 8,
-            "AHEAD": 3,
-            "SUMS": 1,
-            "ACTIVATION": None,
-            "GATED": gated,
-        }
+    for rows, gated in product((8, MOST_ROWS), (False, True)):
+        constants = {"K": 1536, "ROWS": rows, "BLOCK_N": 16, "WARPS": 8, "AHEAD": 3, "SUMS": 1}
+        constants |= {"ACTIVATION": None, "GATED": gated}
         types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
-        yield f"few rows {n}{' gated' if gated else ''}", Case(few_rows_kernel, types, constants, {"num_warps": 8})
+        yield f"few rows {rows}{' gated' if gated else ''}", Case(few_rows_kernel, types, constants, {"num_warps": 8})
     found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
     for launch in sorted(launch for launch in found if isinstance(launch, SkinnyLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
@@ -352,7 +345,7 @@ def checked(able: Capability, name: str, case: Case) -> Resources:
 SAMPLE = [
     "norm",
     "gemv 4096 4096",
-    "few rows 16 gated",
+    "few rows 8 gated",
     "decode 128 bfloat16 16 2",
     "block best",
     "statistics",

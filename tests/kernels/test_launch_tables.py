@@ -27,11 +27,12 @@ H200 = matching("NVIDIA H200", HOPPER)
     [
         (1, 768, 3072, GemvLaunch(1, 4096, 8)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
-        (16, 576, 1536, SkinnyLaunch(32, 128, 4, 5, 4)),
+        (32, 576, 1536, SkinnyLaunch(16, 256, 4, 3, 4)),
+        (16, 576, 1536, FewRowsLaunch(16, 8, 6, 2)),
         (2, 576, 1536, FewRowsLaunch(16, 4, 12, 2)),
         (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
         (64, 151936, 1024, None),
-        (16, 576, 576, None),
+        (32, 576, 576, None),
     ],
 )
 def test_an_h200_takes_what_was_measured_on_one(m, n, k, launch):
@@ -78,8 +79,8 @@ def test_a_fused_product_takes_gemv_even_where_cublas_wins_and_half_the_rows_wit
         assert linear.choose_fused(4, 3072, 768, True, device) == GemvLaunch(1, 256, 1)
         assert linear.choose_fused(4, 3072, 2048, False, device) is None, "slower than its parts"
         assert linear.choose_fused(8, 3072, 576, True, device) == FewRowsLaunch(16, 8, 3, 2), "it takes pairs of rows"
-        assert linear.choose_fused(9, 3072, 576, True, device) is None, "more rows than a kernel takes"
-        assert linear.choose(16, 576, 576, device) is None
+        assert linear.choose_fused(17, 3072, 576, True, device) is None, "more rows than a kernel takes"
+        assert linear.choose(32, 576, 576, device) is None
     finally:
         linear.choose.cache_clear()
         linear.choose_fused.cache_clear()
@@ -96,7 +97,7 @@ def test_without_gluon_no_launch_is_one_of_a_kernel_in_gluon(monkeypatch):
 
 def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
     assert isinstance(H200.choose(8, 1536, 1536), FewRowsLaunch)
-    assert H200.choose(16, 1536, 1536) == H200.choose(16, 2048, 2048)
+    assert H200.choose(32, 1536, 1536) == H200.choose(32, 2048, 2048)
 
 
 def test_a_matrix_measured_with_something_fused_in_is_never_taken_for_its_neighbor():
@@ -115,6 +116,17 @@ def test_a_devices_name_decides_and_each_device_is_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0) if device.index == 0 else (8, 9))
     tables = [table_of.__wrapped__(torch.device(name)) for name in names]
     assert tables[0] is H200 and isinstance(tables[1], Unmeasured)
+
+
+def test_a_layer_that_is_faster_apart_keeps_its_parts():
+    """Its products alone may be faster otherwise, but a layer is what a step waits for."""
+    use, *_ = fused_kernels.uses("smollm2-135m")
+    entry = {"m": 8} | use._asdict() | {"times": {"[16, 8, 3, 1]": 1.0, "apart": 2.0}}
+    assert fused_kernels.chosen(entry, few_rows=True) == [16, 8, 3, 1]
+    for times, slower in (({"few rows": 2.0, "apart": 3.0}, False), ({"few rows": 3.0, "apart": 2.0}, True)):
+        found = fused_kernels.slower_in_a_chain([{"model": "smollm2-135m", "m": 8, "layer": times}])
+        assert ((use.n, use.k, "rms", 8) in found) == slower
+    assert fused_kernels.chosen(entry, few_rows=False) is None
 
 
 # -- the files -------------------------------------------------------------------------------------------------------

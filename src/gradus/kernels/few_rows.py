@@ -1,8 +1,9 @@
-"""Two to eight rows through a matrix, on the matrix units, and what surrounds the product: norm, activation, sum.
+"""Two to sixteen rows through a matrix, on the matrix units, and what surrounds the product: norm, activation, sum.
 
 Idea: a step that verifies a few drafts streams weights just as a step of one row does, but the arithmetic outside the
 matrix units grows with every row (`gemv.py`). Here the product is turned around, out' = W x': sixteen outputs are the
-high side of a matrix unit's tile and up to eight rows its narrow side, so that eight rows cost what two do.
+high side of a matrix unit's tile and eight rows its narrow side, so that eight rows cost what two do; sixteen are two
+such tiles, which share the weights in their registers.
 
 What counts is how short a program is between the wait for the launch before it and its end:
 
@@ -59,7 +60,7 @@ def x_side(warps: int) -> gl.DotOperandLayout:
 
 @gluon.constexpr_function
 def by_output(warps: int) -> gl.BlockedLayout:
-    """[warps, outputs, ROWS]: all that there is of an output in one thread."""
+    """[warps, outputs, ROWS]: all warps' sums of an output and a row in one thread."""
     return gl.BlockedLayout([warps, 1, 1], [1, 4, 8], [1, warps, 1], [2, 1, 0])
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-MOST_ROWS = 8
+MOST_ROWS = 16
 DEPTH = 32  # columns of a tile that a warp has: two products of 16 each
 
 
