@@ -25,7 +25,8 @@ MOST_ROWS = 256
 """Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
 
 PRIOR = 0.5  # that a draft of a request stands, before there is any of its own
-NEW = 1 / 8  # how much of a new observation an average takes over
+WORTH = 1  # step with drafts that what is expected of a new request counts for
+NEW = 1 / 8  # how much of a new observation an average takes over, once there were some
 SLOW = 1 / 64  # the same for positions that were not tried, towards what those before them suggest
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
@@ -36,7 +37,7 @@ PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
 HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
 LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at one without to the next
 FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
-SHARE = 1 / 50  # of the time, for probes that bring nothing
+SHARE = 1 / 100  # of the time, for probes that bring nothing
 LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
 
 
@@ -58,6 +59,7 @@ class DraftControl:
         self._shared = prior  # of all requests
         self._prior = prior
         self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
+        self._seen = np.full(slots, WORTH)  # by slot: steps with drafts
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
@@ -77,7 +79,7 @@ class DraftControl:
 
     def begin(self, slot: int) -> None:
         """The slot has a new owner: it may be what other requests are, or better."""
-        self._agree[slot] = np.maximum(self._shared, self._prior)
+        self._agree[slot], self._seen[slot] = np.maximum(self._shared, self._prior), WORTH
         self._held = 0
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
@@ -182,8 +184,9 @@ class DraftControl:
         self._drafted[:drafts] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
         self._accepted[:drafts] += np.count_nonzero(stood[:, 1:], axis=0)
         agreed = stood[:, 1:].astype(np.float64)
-        self._agree[slots] = _moved(self._agree[slots], agreed)
-        self._shared = _moved(self._shared[None], agreed.mean(axis=0, keepdims=True))[0]
+        self._seen[slots] += 1
+        self._agree[slots] = _moved(self._agree[slots], agreed, np.maximum(NEW, 1 / self._seen[slots, None]))
+        self._shared = _moved(self._shared[None], agreed.mean(axis=0, keepdims=True), np.array([[NEW]]))[0]
         if agreed[:, 0].mean() < PRIOR:
             self._run = 0  # a probe has seen enough
 
@@ -216,15 +219,15 @@ class DraftControl:
         )
 
 
-def _moved(averages: NDArray[Any], agreed: NDArray[Any]) -> NDArray[Any]:
-    """Averages [B, most] after an observation of their first positions, [B, drafts].
+def _moved(averages: NDArray[Any], agreed: NDArray[Any], rate: NDArray[Any]) -> NDArray[Any]:
+    """Averages [B, most] after an observation of their first positions, [B, drafts]; rate: how much each takes over.
 
     Positions beyond move slowly to what follows if each draft agrees as often as those tried did on average: else a
     text that begins to repeat itself would never be drafted further than it was tried.
     """
     drafts = agreed.shape[1]
     averages = averages.copy()
-    averages[:, :drafts] += NEW * (agreed - averages[:, :drafts])
+    averages[:, :drafts] += rate * (agreed - averages[:, :drafts])
     beyond = np.arange(drafts + 1, averages.shape[1] + 1)
     suggested = averages[:, drafts - 1 : drafts] ** (beyond / drafts)
     averages[:, drafts:] += SLOW * (suggested - averages[:, drafts:])
