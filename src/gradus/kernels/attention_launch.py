@@ -10,9 +10,9 @@ from gradus.device.capability import KIB
 
 H200_PROCESSORS, H200_SHARED = 132, 227 * KIB
 SMALLEST_TILE = 16  # rows: what the matrix units want at least
-# Keys that one program of narrow heads gets through sooner than two add up: two steps of its loop. With heads of 128,
+# Keys that one program of narrow heads gets through sooner than two add up: three steps of its loop. With heads of 128,
 # whose steps are half as long, splitting won from the second step on (`benchmarks/attention_splits.json`).
-WHOLE = 256
+WHOLE = 384
 
 Shape = tuple[int, int, int, int]  # rows, keys, warps, stages
 
