@@ -35,7 +35,9 @@ PROBE = 2  # drafts of a probe
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
 HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
-LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at one without to the next
+LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at some without to the next
+SOON = 64  # the same once a request has begun: its text may be another kind
+LOOKED = 2  # steps without that are timed then; a look takes one more for each that is under way
 FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
 SHARE = 1 / 100  # of the time, for probes that bring nothing
 LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
@@ -80,7 +82,7 @@ class DraftControl:
     def begin(self, slot: int) -> None:
         """The slot has a new owner: it may be what other requests are, or better."""
         self._agree[slot], self._seen[slot] = np.maximum(self._shared, self._prior), WORTH
-        self._held = 0
+        self._held, self._unlooked = 0, min(self._unlooked, SOON)
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
@@ -114,16 +116,18 @@ class DraftControl:
         return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
 
     def _looks_without(self, size: int, best: int) -> bool:
-        """Whether this step has no drafts although they pay, to see how long it takes then.
+        """Whether this step has no drafts although they pay, and the next ones neither, to see how long they take now.
 
-        What other numbers took is forgotten: it is as old, and each may be tried again.
+        What they took before is forgotten, or it would take as many looks as an average has weight to learn that texts
+        and contexts are others. So is what other numbers took: it is as old, and each may be tried again.
         """
         self._unlooked -= 1
         if self._unlooked > 0:
             return False
         self._looks = min(2 * self._looks, RAREST_LOOK)
         self._unlooked = self._looks
-        self._forget(size, {*self.choices} - {0, best})
+        self._forget(size, {*self.choices} - {best})
+        self._timed[size, 0] = FIRST - LOOKED
         return True
 
     def _probes(self, size: int) -> bool:
