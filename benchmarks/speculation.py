@@ -11,10 +11,11 @@ them, the next one the other way round. So what drifts, drifts for all, and ever
 engine without drafts in the same round. The number of drafts is chosen by each engine itself, unless --drafts says it.
 `--draft MODEL` drafts with a smaller model, and with `--draft-quantize int8` another engine has it in 8 bits.
 
-For every drafter it also works out how often it would be right on the very texts that came out, place by place: what
-acceptance should be. With `--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open
-ones, one and eight at a time, without drafts and with n-grams of its own, each in a process. Each cell is written as
-soon as it is measured. `--quick` is a rehearsal: --quick --model random:tiny-llama --device cpu.
+For n-grams and heads it also works out how often they would be right on the very texts that came out, place by place.
+In the end, engines that verify as many drafts in every step show whether as many stand as that predicts. With
+`--vllm DIR`, as of beside_vllm.py, vLLM then serves the prompts that are copied and the open ones, one and eight at a
+time, without drafts and with n-grams of its own, each in a process. Each cell is written as soon as it is measured.
+`--quick` is a rehearsal: --quick --model random:tiny-llama --device cpu.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from gradus.models import Model
 from gradus.speculative.heads_drafter import draft_head
 from gradus.speculative.heads_folder import read_config, read_heads
 from gradus.text.llm import LLM
-from gradus.training.agreement import Agreement, agreement
+from gradus.training.agreement import Agreement, Places, head_drafts
 from gradus.training.writing import Conversation
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -80,6 +81,7 @@ QUICK = (Size("copy", 1, 1, 24), Size("chat", 1, 1, 12), Size("open", 2, 2, 12))
 QUICK_PROMPT = 24  # tokens
 ROUNDS = {False: 5, True: 2}  # by --quick
 LONGEST = {False: 640, True: 96}  # tokens of a sequence, by --quick
+READ = 8  # texts of a cell: for so many it is worked out what heads would draft
 WARM_UP = 48  # tokens of each answer: kernels are there, and the number of drafts has been found
 
 
@@ -147,6 +149,13 @@ def measure(asked: argparse.Namespace) -> Path:
         bench.run.put(cell)
         results.update(asked.out, bench.hardware, NAME, bench.run)
         print(f"{time.monotonic() - began:5.0f} s  {said(cell)}", flush=True)
+    for name in bench.predictable:
+        if time.monotonic() - began > asked.seconds:
+            print(f"no time for {name} in every step, and what follows", flush=True)
+            break
+        bench.draft_in_every_step(name)
+        results.update(asked.out, bench.hardware, NAME, bench.run)
+        print(f"{time.monotonic() - began:5.0f} s  {name} in every step", flush=True)
     if asked.vllm:
         for name in VLLM_OPTIONS:
             bench.beside(name, asked.vllm, asked.out, rounds)
@@ -173,6 +182,7 @@ class Bench:
     def __init__(self, asked: argparse.Namespace) -> None:
         wanted = asked.texts or TABLES
         self.sizes = [size for size in (QUICK if asked.quick else SIZES) if size.table in wanted]
+        self.asked = asked
         self.checkpoint = checkpoint = open_checkpoint(asked.model)
         self.quick = asked.quick
         self.folders = {read_config(Path(folder)).shape.kind: Path(folder) for folder in asked.heads}
@@ -183,16 +193,12 @@ class Bench:
             speculate |= dict.fromkeys(schemes, f"draft:{asked.draft}")
         elif asked.draft_quantize:
             raise ConfigError("--draft-quantize does nothing without --draft: name a draft model, or leave it out")
+        self.speculate = speculate
         most = max(size.batch for size in self.sizes)
-        longest = LONGEST[asked.quick]
         self.llms = {
-            name: LLM(
-                checkpoint, device=asked.device, dtype=asked.dtype, speculate=how,
-                drafts=asked.drafts if how else None, draft_quantize=schemes.get(name), max_sequences=most,
-                context_length=longest, cache_tokens=most * longest, switch_off=("prefix_cache",),
-            )
+            name: self._engine(name, most, asked.drafts if how else None, schemes.get(name))
             for name, how in speculate.items()
-        }  # fmt: skip
+        }
         first = self.llms[NONE]
         self.prompts = {table: self._encoded(first, table) for table in ("copy", "chat", "open", "code")}
         self.hardware = hardware_name(first.device)
@@ -217,6 +223,14 @@ class Bench:
             },
             profiles=[{"heads": kind, **read_config(folder).trained} for kind, folder in self.folders.items()],
         )
+
+    def _engine(self, name: str, sequences: int, drafts: int | None, draft_quantize: str | None = None) -> LLM:
+        longest = LONGEST[self.quick]
+        return LLM(
+            self.checkpoint, device=self.asked.device, dtype=self.asked.dtype, speculate=self.speculate[name],
+            drafts=drafts, draft_quantize=draft_quantize, max_sequences=sequences, context_length=longest,
+            cache_tokens=sequences * longest, switch_off=("prefix_cache",),
+        )  # fmt: skip
 
     def _encoded(self, llm: LLM, table: str) -> list[list[int]]:
         tokens = [llm.chat_prompt([{"role": "user", "content": text}]) for text in texts(table)]
@@ -303,23 +317,53 @@ class Bench:
         build_model(self.checkpoint, self.model.config, self.model.dtype, self.model.device).save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(vllm_config(self.model.config)))
 
+    @property
+    def predictable(self) -> list[str]:
+        """Drafters of which it is worked out what they would draft, place by place."""
+        return ["ngram", *self.folders]
+
+    def draft_in_every_step(self, name: str) -> None:
+        """Of each text's smallest batch: what stands where every step verifies as many drafts, and what should."""
+        smallest = {cell.table: cell for cell in sorted(self.run.cells, key=lambda cell: -cell.batch)}
+        llm = self._engine(name, max(cell.batch for cell in smallest.values()), self._most(name))
+        for cell in smallest.values():
+            prompts = self._asked(cell.table, cell.workload["requests"])
+            sample, answers = served(llm, prompts, cell.batch, cell.workload["output_tokens"] // len(prompts))
+            steps = [text.in_steps() for text in self._places(name, prompts, answers)]
+            verified, stood = (torch.stack(each).sum(0).tolist() for each in zip(*steps, strict=True))
+            entry = cell.entry(name)
+            assert entry is not None and entry.prediction is not None
+            entry.prediction["every step"] = {
+                **{count: sample["speculation"][count] for count in ("drafted", "accepted")},
+                "predicted": {"drafted": verified, "accepted": stood},
+            }
+        del llm
+        gc.collect()
+
+    def _most(self, name: str) -> int:
+        """Drafts of a step."""
+        return read_config(self.folders[name]).shape.drafts if name in self.folders else USUAL_DRAFTS
+
     def _agreement(self, name: str, prompts: list[list[int]], answers: list[list[int]]) -> dict[str, Any] | None:
         """How often drafts would be right on these texts."""
-        if name == "ngram":
-            found = ngram_agreement(prompts, answers)
-        elif name in self.folders:
-            folder = self.folders[name]
-            config = read_config(folder)
-            heads = read_heads(folder, config, dtype=torch.float32, device=self.model.device)
-            spoken = [
-                Conversation(number, (*prompt, *answer), len(prompt), True)
-                for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-            ]
-            head = draft_head(self.model, config.shape.vocabulary)
-            found = agreement(self.model, heads, head, [spoken[:8]], config.shape.drafts)
-        else:
+        if name not in self.predictable:
             return None
+        texts = len(answers) if name == "ngram" else READ
+        found = Agreement.of(self._places(name, prompts[:texts], answers[:texts]), self._most(name))
         return {"right": _rounded(found.right), "stands": _rounded(found.stands)}
+
+    def _places(self, name: str, prompts: list[list[int]], answers: list[list[int]]) -> Iterator[Places]:
+        """What the drafter would draft, for each text."""
+        if name == "ngram":
+            return ngram_drafts(prompts, answers)
+        config = read_config(self.folders[name])
+        heads = read_heads(self.folders[name], config, dtype=torch.float32, device=self.model.device)
+        spoken = [
+            Conversation(number, (*prompt, *answer), len(prompt), True)
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+        head = draft_head(self.model, config.shape.vocabulary)
+        return head_drafts(self.model, heads, head, [spoken], config.shape.drafts)
 
 
 def _label(cell: Cell) -> str:
@@ -330,22 +374,14 @@ def _rounded(values: Sequence[float]) -> list[float]:
     return [round(value, 4) for value in values]
 
 
-def ngram_agreement(prompts: list[list[int]], answers: list[list[int]]) -> Agreement:
-    """Of all places of the answers, as `agreement` has it of heads'."""
-    right = torch.zeros(USUAL_DRAFTS)
-    stands, places = torch.zeros(USUAL_DRAFTS), 0
+def ngram_drafts(prompts: list[list[int]], answers: list[list[int]]) -> Iterator[Places]:
+    """What n-grams would draft, for each text."""
     for prompt, answer in zip(prompts, answers, strict=True):
-        if len(answer) <= USUAL_DRAFTS:
-            continue
         whole = torch.tensor([*prompt, *answer])
         lengths = torch.arange(len(prompt) + 1, len(whole) - USUAL_DRAFTS + 1)
-        drafts = look_up(whole.int().expand(len(lengths), -1), lengths, USUAL_DRAFTS)
-        said = whole.unfold(0, USUAL_DRAFTS, 1)[lengths]
-        agree = (drafts == said).long()
-        right += agree.sum(0)
-        stands += agree.cumprod(-1).sum(0)
-        places += len(lengths)
-    return Agreement(*(tuple((each / max(1, places)).tolist()) for each in (right, stands)))
+        if len(lengths):
+            drafts = look_up(whole.int().expand(len(lengths), -1), lengths, USUAL_DRAFTS)
+            yield Places(drafts, whole.unfold(0, USUAL_DRAFTS, 1)[lengths])
 
 
 def served(llm: LLM, prompts: list[list[int]], batch: int, output: int) -> tuple[dict[str, Any], list[list[int]]]:

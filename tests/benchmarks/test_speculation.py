@@ -1,5 +1,7 @@
 """The measuring of drafters, rehearsed on a tiny model: every cell, and a report that says what the samples say."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -7,8 +9,10 @@ from benchmarks import speculation
 from gradus.bench import command, fingerprint, plots, results, speculation_report
 from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
+from gradus.config.options import USUAL_DRAFTS
 from gradus.loading import load_model, open_checkpoint
 from gradus.text.llm import LLM
+from gradus.training.agreement import Agreement
 from tests.bench.test_sampling_cost import RATES
 from tests.speculative.heads import heads_of
 
@@ -34,7 +38,14 @@ def test_a_quick_run_measures_every_cell_and_writes_the_report(tmp_path, monkeyp
         ]  # fmt: skip
         assert all(len(entry.samples) == 1 and entry.samples[0]["same"] == 1 for entry in cell.entries)
         assert all("stands" in cell.entry(name).prediction for name in ("ngram", "medusa", "eagle"))
+    for cell, name in product(run.cells, ("ngram", "medusa", "eagle")):
+        found = cell.entry(name).prediction["every step"]
+        for count in ("drafted", "accepted"):
+            # near an answer's end an engine verifies fewer drafts than the prediction needs
+            beyond = [mine - theirs for mine, theirs in zip(found[count], found["predicted"][count], strict=True)]
+            assert all(-cell.batch <= more <= 8 * cell.batch for more in beyond), (cell.table, name, count, found)
     text = (folder / "report.md").read_text()
+    assert "| Chat requests | medusa |" in text.split("*Drafts in every step*: ")[1]
     assert "--draft MODEL --draft-quantize int4 --draft-quantize int8" in text and "| draft model, int8 |" in text
     assert "not to be quoted" in text and "Where it loses" in text and "| 2 | medusa |" in text
     assert {file.name for file in folder.iterdir()} == {"report.md", "results.json"}, "one size makes no curve"
@@ -127,13 +138,17 @@ def copied(prompt: list[int], answer: list[int], run: int = 8) -> float:
     return len(places) / len(answer)
 
 
+def ngram_agreement(prompts: list[list[int]], answers: list[list[int]]) -> Agreement:
+    return Agreement.of(speculation.ngram_drafts(prompts, answers), USUAL_DRAFTS)
+
+
 @pytest.mark.slow
 @pytest.mark.weights
 def test_texts_to_be_copied_are_copied(real_model):
     prompts, answers = answered(real_model, "copy")
     shares = [copied(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
     assert sum(shares) / len(shares) > 0.9 and min(shares) > 0.75, [round(share, 2) for share in shares]
-    assert speculation.ngram_agreement(prompts, answers).stands[0] > 0.9
+    assert ngram_agreement(prompts, answers).stands[0] > 0.9
 
 
 @pytest.mark.slow
@@ -142,7 +157,7 @@ def test_texts_to_be_copied_are_copied(real_model):
 def test_other_texts_are_not(real_model, name):
     prompts, answers = answered(real_model, name)
     assert sum(map(copied, prompts, answers)) / len(prompts) < 0.25  # a function begins with the head that is asked for
-    assert speculation.ngram_agreement(prompts, answers).stands[0] < 0.4
+    assert ngram_agreement(prompts, answers).stands[0] < 0.4
 
 
 def test_copying_is_counted_in_runs():
@@ -153,9 +168,9 @@ def test_copying_is_counted_in_runs():
 
 
 def test_ngrams_agree_where_a_text_repeats_itself():
-    found = speculation.ngram_agreement([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]], [[*range(1, 13), *range(1, 13)]])
+    found = ngram_agreement([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]], [[*range(1, 13), *range(1, 13)]])
     assert found.stands[0] > 0.8
-    assert speculation.ngram_agreement([[1, 2]], [list(range(20, 60))]).right[0] == 0
+    assert ngram_agreement([[1, 2]], [list(range(20, 60))]).right[0] == 0
 
 
 def found(seconds: float = 0.5, batches: tuple[int, ...] = (1, 8)) -> Results:
@@ -191,6 +206,19 @@ def test_the_tables_show_acceptance_beside_agreement():
     assert rows[0] == ["1", "ngram", "2", "60 % (70 %), 30 % (20 %)"]
     _, rows = speculation_report.rates_table(cells)
     assert rows[1][:4] == ["1", "ngram", "200", "2.00×"] and rows[1][-1] == "50 %"
+
+
+def test_the_report_shows_how_far_acceptance_is_from_what_was_predicted():
+    measured = found(batches=(1,))
+    told = {
+        "drafted": [100, 80, 0],
+        "accepted": [60, 20, 0],
+        "predicted": {"drafted": [90, 80, 2], "accepted": [63, 20, 1]},
+    }
+    measured.runs[0].cells[0].entry("ngram").prediction["every step"] = told
+    *_, (header, rows) = (part for part in speculation_report.report_parts(measured) if not isinstance(part, str))
+    assert header[-1] == "apart at most"
+    assert rows == [["Open questions", "ngram", "60 % (70 %), 25 % (25 %)", "0.100"]]
 
 
 def test_the_figure_has_speed_and_acceptance_of_every_drafter():

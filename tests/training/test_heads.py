@@ -18,7 +18,7 @@ from gradus.speculative.heads import HeadsShape, create_heads
 from gradus.speculative.heads_drafter import draft_head
 from gradus.text.llm import LLM
 from gradus.training import __main__ as plain
-from gradus.training.agreement import agreement
+from gradus.training.agreement import Places, agreement
 from gradus.training.batches import Texts, batches
 from gradus.training.heads import Recipe, begun, common_words, descend, embedding_scale, train_heads
 from gradus.training.learning import DECAY, logits_of, loss_and_gradient, read
@@ -143,6 +143,18 @@ def test_agreement_counts_what_a_draft_by_hand_would():
             right += int(logits_of(head, features[place, :1]).argmax()) == one.tokens[place + 2]
     assert found.right[0] == pytest.approx(right / places)
     assert all(stands <= right for stands, right in zip(found.stands, found.right, strict=True))
+
+
+def test_steps_begin_where_the_step_before_ended():
+    said = torch.arange(9).unfold(0, 2, 1)
+    drafts = said.clone()
+    drafts[0, 1] = drafts[3, 0] = 99  # at place 3 a second draft that is right does not stand
+    drafts[4] = -1
+    verified, stood = Places(drafts, said).in_steps()  # at places 0, 2, 5; with the one at 8 the text would end
+    assert (verified.tolist(), stood.tolist()) == ([3, 3], [3, 2])
+    drafts[2, 1] = 99  # now at 0, 2, 4, 5
+    verified, stood = Places(drafts, said).in_steps()
+    assert (verified.tolist(), stood.tolist()) == ([3, 3], [3, 1])
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ HOW_TO_READ = (
     "*Same* is the share of answers whose tokens are all those without drafts: in bfloat16 a step of more rows sums "
     "in another order, and close calls may fall otherwise. *Stands* is, by position, how many of the drafts verified "
     "stood; in brackets, how many would if every place of the same texts had been drafted (engines draft where it "
-    "pays)."
+    "pays). *Drafts in every step* are of engines that verify as many each time: what stood and, in brackets, what "
+    "should have, worked out from the texts that came out. Each step begins where the one before ended, so it seldom "
+    "begins in a passage that is easy to guess, and less stands than from place to place."
 )
 
 
@@ -86,11 +88,15 @@ def stood(entry: Entry) -> list[float]:
     told = [sample["speculation"] for sample in entry.samples if "speculation" in sample]
     if not told:
         return []
-    drafted, accepted = ([sum(each) for each in zip(*(one[name] for one in told), strict=True)] for name in _COUNTS)
-    return [right / count for count, right in zip(drafted, accepted, strict=True) if count]
+    return _shares({name: [sum(each) for each in zip(*(one[name] for one in told), strict=True)] for name in _COUNTS})
 
 
 _COUNTS = ("drafted", "accepted")
+
+
+def _shares(counts: dict[str, list[int]]) -> list[float]:
+    drafted, accepted = (counts[name] for name in _COUNTS)
+    return [right / count for count, right in zip(drafted, accepted, strict=True) if count]
 
 
 def ours(cell: Cell) -> list[Entry]:
@@ -117,6 +123,9 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
             yield f"*{title}*: " + "; ".join(cell.workload["what"] for cell in cells)
             yield rates_table(cells)
             yield drafts_table(cells)
+    if rows := [*_every_step_rows(run)]:
+        yield "*Drafts in every step*: what stood, and what should have"
+        yield ["text", "drafts by", "stands, by position", "apart at most"], rows
     beside = [cell for cell in run.cells if cell.entry(VLLM)]
     if beside:
         version = run.fingerprint["versions"].get("vllm", "")
@@ -154,6 +163,17 @@ def drafts_table(cells: list[Cell]) -> Rows:
             mean = tokens_per_step(entry)
             rows.append([cell.row, entry.contender, "–" if mean is None else shown(mean), _positions(entry)])
     return header, rows
+
+
+def _every_step_rows(run: Run) -> Iterator[list[str]]:
+    """For each text and drafter what stood of the drafts at each position, what should have, and how far apart."""
+    for cell in run.cells:
+        for entry in drafters(cell):
+            if told := (entry.prediction or {}).get("every step"):
+                pairs = [*zip(_shares(told), _shares(told["predicted"]), strict=False)]
+                positions = ", ".join(f"{_percent(found)} ({_percent(expected)})" for found, expected in pairs)
+                apart = max((abs(found - expected) for found, expected in pairs), default=0.0)
+                yield [TABLES[cell.table], entry.contender, positions, f"{apart:.3f}"]
 
 
 def vllm_table(cells: list[Cell]) -> Rows:
