@@ -116,7 +116,9 @@ def test_the_model_and_its_draft_are_quantized_each_as_asked(quantize, drafts, k
         quantize=quantize, speculate="draft:random:tiny-llama", drafts=3, draft_quantize=drafts, max_sequences=2
     )
     runner = speculating.engine.runner
-    assert tuple(type(each.runner.model.layers[0].qkv) for each in (runner, runner.drafter)) == kinds
+    models = runner.runner.model, runner.drafter.runner.model
+    assert tuple(type(each.layers[0].qkv) for each in models) == kinds
+    assert [type(each.head) for each in models] == [Linear, kinds[1]], "the draft's head is rounded as well"
     assert speculating.settings["draft_quantize"] == drafts
     found = [one.token_ids for one in speculating.generate([TEXT, "a"], params)]
     assert found == [one.token_ids for one in plain.generate([TEXT, "a"], params)]
@@ -156,7 +158,7 @@ def test_a_gguf_draft_may_stay_packed(tmp_path):
         ("no.yaml", "draft_quantize no.yaml: cannot be read"),
         (
             "int4-g128",
-            "the draft model's model.layers.0.self_attn.q_proj: int4: groups of 128 do not divide rows of 64",
+            "the draft model's lm_head: int4: groups of 128 do not divide rows of 64",
         ),
     ],
 )

@@ -111,12 +111,13 @@ def _vocabulary(tokenizer: Tokenizer) -> list[bytes]:
 
 def draft_precision(draft: Checkpoint, device: torch.device, precision: Precision, quantize: str | None) -> Precision:
     """Its matrices as they are stored where they are quantized, or as `quantize` says; the rest as what the model does
-    not quantize. Raises ConfigError as `gradus.quantization.precision.resolve` does."""
+    not quantize. A scheme is its output head's too: what it drafts is verified, and the head is a large part of a small
+    model's bytes. Raises ConfigError as `gradus.quantization.precision.resolve` does."""
     own = precision
     if precision.scheme is not None:
         kinds = {str(kind).removeprefix("torch.") for kind in (precision.weights, precision.activations)}
         own = resolve_precision(kinds.pop() if len(kinds) == 1 else "auto", device, draft.config)
-    return quantized(own, quantize, device, draft.config, draft.quantized, setting=DRAFT_QUANTIZE)
+    return quantized(own, quantize, device, draft.config, draft.quantized, setting=DRAFT_QUANTIZE, head=True)
 
 
 @contextmanager

@@ -129,7 +129,8 @@ class EngineConfig(EngineOptions):
     )
     draft_quantize: str | None = setting(
         None,
-        "Keep the draft model's matrices in fewer bits, as quantize, which is for the model alone, does the model's.",
+        "Keep the draft model's matrices in fewer bits, its output head's as well; quantize is for the model alone, "
+        "and leaves its head.",
         unset="none: as the draft is stored, or as dtype says",
         heeded="final",
         panel=_CACHE,

@@ -1,4 +1,4 @@
-"""Which matrix of a model gets which scheme: one for all but the head, or patterns of names from a file.
+"""Which matrix of a model gets which scheme: one for all (of a model that answers but the head), or patterns of names.
 
     "*.mlp.*": int4                       # the first pattern that matches a matrix decides
     "model.layers.0.self_attn.*": none
@@ -54,10 +54,11 @@ class Mix:
     setting: str = field(default="quantize", compare=False)
 
     @classmethod
-    def of(cls, quantize: str, setting: str = "quantize") -> Self:
-        """A scheme's name, or a YAML file. Raises ConfigError for anything else."""
+    def of(cls, quantize: str, setting: str = "quantize", *, head: bool = False) -> Self:
+        """A scheme's name, or a YAML file. head: whether a scheme is the output head's too. Raises ConfigError for
+        anything else."""
         if quantize in SCHEMES:
-            return cls(quantize, ((HEAD, NONE), ("*", quantize)), setting)
+            return cls(quantize, (*([] if head else [(HEAD, NONE)]), ("*", quantize)), setting)
         if quantize.endswith((".yaml", ".yml")):
             path = Path(quantize).expanduser()
             rules = tuple(_rules(path, setting))

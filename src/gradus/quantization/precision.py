@@ -31,10 +31,11 @@ def quantized(
     stored: Mix | None = None,
     *,
     setting: str = "quantize",
+    head: bool = False,
 ) -> Precision:
     """A precision that is decided, with its matrices as asked for, or as they are stored: see `resolve`.
 
-    setting: the one that asks, for what is said of it.
+    setting: the one that asks, for what is said of it. head: whether a scheme is the output head's too.
     """
     if quantize is None and stored is None:
         return precision
@@ -43,7 +44,7 @@ def quantized(
             f"{setting} {quantize}: these weights are quantized already ({stored.label}), and are loaded as they are: "
             f"leave {setting} out, or load the unquantized model"
         )
-    return quantized_as(stored or Mix.of(quantize or "", setting), precision, device, config)
+    return quantized_as(stored or Mix.of(quantize or "", setting, head=head), precision, device, config)
 
 
 def quantized_as(mix: Mix, precision: Precision, device: torch.device, config: ModelConfig) -> Precision:
