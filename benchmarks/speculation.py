@@ -97,7 +97,7 @@ VLLM_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 VLLM_CELLS = {(table, batch) for table in ("copy", "open") for batch in (1, 8)}
-VLLM_MEMORY = 0.5  # of the GPU's: our engines stay beside it, idle
+VLLM_MEMORY = 0.5  # of the GPU's: our model stays beside it, idle
 VLLM_SECONDS = 200
 VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 
@@ -149,6 +149,7 @@ def measure(asked: argparse.Namespace) -> Path:
         bench.run.put(cell)
         results.update(asked.out, bench.hardware, NAME, bench.run)
         print(f"{time.monotonic() - began:5.0f} s  {said(cell)}", flush=True)
+    bench.llms.clear()  # what follows has engines of its own
     for name in bench.predictable:
         if time.monotonic() - began > asked.seconds:
             print(f"no time for {name} in every step, and what follows", flush=True)
@@ -324,6 +325,7 @@ class Bench:
 
     def draft_in_every_step(self, name: str) -> None:
         """Of each text's smallest batch: what stands where every step verifies as many drafts, and what should."""
+        gc.collect()  # of the engines before, or two are in memory
         smallest = {cell.table: cell for cell in sorted(self.run.cells, key=lambda cell: -cell.batch)}
         llm = self._engine(name, max(cell.batch for cell in smallest.values()), self._most(name))
         for cell in smallest.values():
@@ -337,8 +339,6 @@ class Bench:
                 **{count: sample["speculation"][count] for count in ("drafted", "accepted")},
                 "predicted": {"drafted": verified, "accepted": stood},
             }
-        del llm
-        gc.collect()
 
     def _most(self, name: str) -> int:
         """Drafts of a step."""
