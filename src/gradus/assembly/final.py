@@ -220,8 +220,9 @@ def kernel_runner(
         step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
         most, adaptive = most_drafts(config, trained), config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
-        runner: Runner = (drafting := DraftRunner(step, graphs))
-        readings.append(Reading(drafting, view, attention, context))
+        draft_runner = DraftRunner(step, graphs)
+        runner: Runner = draft_runner
+        readings.append(Reading(draft_runner, view, attention, context))
     else:
         eager = ModelRunner(view, attention, sampler, latest)
         runner = eager
