@@ -16,7 +16,7 @@ Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. La
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 import triton
@@ -38,6 +38,16 @@ class Norm(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     eps: float
+
+
+class Around(TypedDict, total=False):
+    """What surrounds a product, by the names that `gemv` has for it."""
+
+    bias: Tensor | None
+    norm: Norm | None
+    activation: str | None
+    gated: bool
+    residual: Tensor | None
 
 
 class GemvLaunch(NamedTuple):
