@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine import plan
+from gradus.kernels.decode_inputs import place_of
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 BLOCK, COLUMNS = 32, 512
@@ -42,6 +43,17 @@ class DraftRows(NamedTuple):
     places: Tensor
     query_start: Tensor
     lengths: Tensor
+
+
+@triton.jit
+def store_places(
+    places_ptr: tensor, tables_ptr: tensor, row: tensor, slot: tensor, position: tensor, inside: tensor, rows: int,
+    group_stride: int, slot_stride: int, PAGE: constexpr, GROUPS: constexpr,
+) -> None:  # fmt: skip
+    """For each of these rows, where its key and value go in each layer group: into places [GROUPS, rows]."""
+    for group in tl.static_range(GROUPS):
+        place = place_of(tables_ptr + group * group_stride, slot, position, inside, slot_stride, PAGE)
+        tl.store(places_ptr + group * rows + row, place, mask=inside)
 
 
 @triton.jit(do_not_specialize=["spans", "rows", "padding"])
@@ -89,10 +101,7 @@ def draft_rows_kernel(
     tl.store(positions_ptr + row, position.to(tl.int64), mask=kept)
     tl.store(owners_ptr + row, owner, mask=kept)
     tl.store(ends_ptr + row, tl.where(live, position + 1, 0), mask=kept)
-    for group in tl.static_range(GROUPS):
-        entry = owner.to(tl.int64) * slot_stride + position // PAGE
-        page = tl.load(tables_ptr + group * group_stride + entry, mask=kept, other=0)
-        tl.store(places_ptr + group * rows + row, page.to(tl.int64) * PAGE + position % PAGE, mask=kept)
+    store_places(places_ptr, tables_ptr, row, owner, position, kept, rows, group_stride, slot_stride, PAGE, GROUPS)
 
 
 def draft_rows(
