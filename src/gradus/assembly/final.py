@@ -191,7 +191,10 @@ def kernel_runner(
     draft: Model | None = None,
     trained: HeadsConfig | None = None,
 ) -> Runner:
-    """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
+    """Runs the model's fused view on attention that reads pages.
+
+    Steps of decodes are replayed, and verify drafts, where the configuration says so.
+    """
     from gradus.assembly.start_up import Reading, start_up
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
     from gradus.execution.draft_graphs import DraftGraphs

@@ -73,6 +73,7 @@ class DraftStep:
             self.keep_standing(slots, rows, draw.tokens, hidden, early)
 
     def rows(self, slots: Tensor, limits: Tensor, drafts: int, early: bool = False) -> DraftRows:
+        """Of each slot the newest token, and behind it up to so many drafts, proposed here."""
         history, attention = self.history, self.attention
         proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
         with early_launches(early and drafts > 0):  # a step's first launch has none before it to start beside
@@ -99,12 +100,14 @@ class DraftStep:
             return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked), hidden
 
     def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor, early: bool = False) -> Verified:
+        """What stands of what the rows drew, appended to the history."""
         kept, origins = self.keep_standing(slots, rows, draw.tokens, hidden, early)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
 
     def keep_standing(
         self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
     ) -> tuple[Tensor, Tensor]:
+        """As the kernel of that name, with the history and, where they are kept, the hidden states."""
         history, states = self.history, None if self.states is None else self.states.values
         with early_launches(early):
             return keep_standing(slots, rows, drawn, history.tokens, history.lengths, hidden, states)
@@ -157,6 +160,7 @@ class DraftRunner:
             self.step.drafter.keep(slot, change.kept * attention.storage.page_size)
 
     def verify(self, decodes: Decodes, asked: bool) -> Verified:
+        """Run a step of decodes alone, whose block tables are up to date. A replay has rows of padding behind them."""
         if self.graphs is not None:
             return self.graphs.replay(decodes, asked)
         return self.step.run(*self.numbers(decodes), decodes.drafts, asked=asked)

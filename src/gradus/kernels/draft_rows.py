@@ -31,9 +31,9 @@ class DraftRows(NamedTuple):
     """The R rows of a step that verifies up to K drafts for each of B spans.
 
     tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the tokens that are drawn. Rows
-    that are none are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R], where keys
-    and values go, in each layer group.
-    query_start: int32 [B + 1], as far as there are rows; lengths: int32 [B], with them, and 0 for a span without any.
+    behind the last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R],
+    where keys and values go, in each layer group. query_start: int32 [B + 1]: span i has the rows from query_start[i]
+    up to query_start[i + 1]. lengths: int32 [B], each span's with its rows; 0 for a span without any.
     """
 
     tokens: Tensor
@@ -114,8 +114,10 @@ def draft_rows(
     tables: Tensor,
     page_size: int,
 ) -> DraftRows:
-    """slots, limits: int32 [B], the limits being positions that each span may store. drafts: int64 [B, K], negative
-    from the first that there is not. By slot: barred, int32 [S], not 0 where drafts are not to be verified; history,
+    """The rows of each span: its newest token, then its drafts, as far as it may store and verify them.
+
+    slots, limits: int32 [B], the limits being positions that each span may store. drafts: int64 [B, K], negative from
+    the first that there is not. By slot: barred, int32 [S], not 0 where drafts are not to be verified; history,
     int32 [S, C], and known, int64 [S]: tokens, and how many; the last slot is padding's. tables: int64 [G, S, width],
     block tables.
     """

@@ -41,7 +41,7 @@ class Norm(NamedTuple):
 
 
 class Around(TypedDict, total=False):
-    """What surrounds a product, by the names that `gemv` has for it."""
+    """What surrounds a product: the arguments of `gemv` that may be left out."""
 
     bias: Tensor | None
     norm: Norm | None
