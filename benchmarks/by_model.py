@@ -16,7 +16,7 @@ def by_model(about: str | None, models: Sequence[str], measure: Callable[[str], 
     """Print what `measure` finds of each model, with the commit, the machine and the settings; --out takes it too.
 
     about: the script's docstring. models: measured where --model names none. The file is written after each model, so
-    that a machine lent for minutes leaves what it has found.
+    that a machine that is lent for minutes has left behind what it found.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(models)} by default")

@@ -26,6 +26,6 @@ def test_each_model_is_in_the_file_before_the_next_is_measured(tmp_path, monkeyp
 
 def test_models_that_are_named_are_measured_in_place_of_the_usual_ones(monkeypatch, capsys):
     monkeypatch.setattr(by_model, "resolve_device", lambda name: torch.device("cpu"))
-    monkeypatch.setattr("sys.argv", ["script.py", "--model", "a", "--model", "b"])
+    monkeypatch.setattr("sys.argv", ["script.py", "--model", "a", "--model", "b", "--commit", "0123"])
     by_model.by_model(None, ["usual"], lambda model: [{"model": model}])
     assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "a"}, {"model": "b"}]
