@@ -7,20 +7,15 @@ Whole steps, since what a split costs (a partial result written, a ticket, the a
 launch.
 """
 
-import argparse
-import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.by_model import Rows, by_model
 from gradus import LLM
-from gradus.bench.fingerprint import commit, fingerprint
 from gradus.execution.capturing import replay_ms
 from gradus.execution.graphs import DecodeGraphs
-from gradus.models.precision import resolve_device
 
 MODELS = ("random:smollm2-135m", "random:llama-3.2-1b", "random:gpt2-124m", "random:qwen3-0.6b")
 BATCHES, WHOLE = (1, 8), (0, 256, 384, 512)
@@ -29,23 +24,11 @@ CONTEXT = 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
-    parser.add_argument("--commit", help="of this code; asked of git by default")
-    parser.add_argument("--out", type=Path, help="where results go; stdout by default")
-    asked = parser.parse_args()
-    machine = fingerprint(resolve_device("cuda"), quick=True)
-    found: dict[str, Any] = {"commit": asked.commit or commit(), **machine, "lengths": LENGTHS, "rows": []}
-    for model in asked.model or MODELS:
-        found["rows"] += measure(model)
-        text = json.dumps(found, indent=1)
-        if asked.out:
-            asked.out.write_text(text + "\n")
-    print(text)
+    by_model(__doc__, MODELS, measure, lengths=LENGTHS)
 
 
 @torch.inference_mode()
-def measure(model: str) -> list[dict[str, Any]]:
+def measure(model: str) -> Rows:
     """A row for each batch and number of keys. us: of a step, by length."""
     llm = LLM(model, device="cuda", max_sequences=max(BATCHES), context_length=CONTEXT)
     graphs: DecodeGraphs = llm.engine.runner.graphs

@@ -7,16 +7,11 @@ time to the first token is that of a request alone in the engine, from `submit` 
 arrives every so many steps, and each step is timed.
 """
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
-from typing import Any
 
+from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams
-from gradus.bench.fingerprint import commit, fingerprint
-from gradus.models.precision import resolve_device
 
 MODELS = ("random:smollm2-135m", "random:qwen3-0.6b", "random:llama-3.1-8b")
 LENGTHS = (1, 10, 40, 100, 200, 500, 900, 1500)
@@ -25,22 +20,10 @@ DECODES, STEPS, EVERY, ARRIVING = 32, 200, 10, 40  # a prompt of ARRIVING tokens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help=f"may be repeated; {', '.join(MODELS)} by default")
-    parser.add_argument("--commit", help="of this code; asked of git by default")
-    parser.add_argument("--out", type=Path, help="where results go; stdout by default")
-    asked = parser.parse_args()
-    machine = fingerprint(resolve_device("cuda"), quick=True)
-    found: dict[str, Any] = {"commit": asked.commit or commit(), **machine, "rows": []}
-    for model in asked.model or MODELS:
-        found["rows"] += measure(model)
-        text = json.dumps(found, indent=1)
-        if asked.out:
-            asked.out.write_text(text + "\n")
-    print(text)
+    by_model(__doc__, MODELS, measure)
 
 
-def measure(model: str) -> list[dict[str, Any]]:
+def measure(model: str) -> Rows:
     """A row for each way. ttft_ms: by the prompt's tokens. sizes: rows that passes are captured for."""
     llm = LLM(
         model, device="cuda", max_sequences=SEQUENCES, context_length=CONTEXT, cache_tokens=SEQUENCES * CONTEXT,

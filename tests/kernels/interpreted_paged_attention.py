@@ -19,7 +19,7 @@ from gradus.engine.plan import Plan, Span
 from gradus.execution.runner import lay_out
 from gradus.execution.warm_up import padding_batch
 from gradus.kernels import paged_attention
-from gradus.kernels.attention_launch import Launch
+from gradus.kernels.attention_launch import Launch, launches
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 
@@ -117,6 +117,33 @@ def test_a_lone_tile_is_split_more_once_its_splits_are_long(length, splits):
     shares = [(low, high) for _, tokens, _, _, low, high, *_ in work.items.tolist() if tokens]
     assert len(shares) == splits and shares[-1][1] == length
     assert all(end == low for (_, end), (low, _) in pairwise(shares))
+
+
+NARROW, WIDE = (launches(head_dim, torch.bfloat16, group=4) for head_dim in (64, 128))
+
+
+@pytest.mark.parametrize(
+    "launch, lengths, splits",
+    [
+        (NARROW[0], [384, 385], [1, 4]),
+        (NARROW[1], [64, 65], [1, 2]),
+        (launches(64, torch.bfloat16, group=1)[0], [64, 65], [1, 2]),
+        (WIDE[0], [64, 65, 384], [1, 2, 6]),
+        (launches(64, torch.bfloat16, group=4, eight_bits=True)[0], [128, 129], [1, 2]),
+    ],
+    ids=[
+        "narrow heads", "narrow heads, a prompt's tile", "narrow heads without a group", "wide heads",
+        "narrow heads in 8 bits",
+    ],
+)  # fmt: skip
+def test_a_tile_of_decodes_with_narrow_heads_stays_whole_where_others_are_split(launch, lengths, splits):
+    """On a GPU of 132 multiprocessors, with 8 key heads: one of `whole` keys is one program's, beside a longer one."""
+    step = Step([(1, length) for length in lengths], heads=8, group=4)
+    items = [item for item in step.work(launch).items.tolist() if item[1]]
+    for slot, length, count in zip(step.slots, lengths, splits, strict=True):
+        shares = [(low, high) for _, _, _, owner, low, high, *_ in items if owner == slot]
+        assert len(shares) == count and (shares[0][0], shares[-1][1]) == (0, length)
+        assert all(end == low for (_, end), (low, _) in pairwise(shares))
 
 
 @pytest.mark.parametrize("storage", [PagedStorage, Fp8Storage])

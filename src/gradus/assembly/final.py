@@ -191,7 +191,10 @@ def kernel_runner(
     draft: Model | None = None,
     trained: HeadsConfig | None = None,
 ) -> Runner:
-    """The model's fused view on attention that reads pages, and graphs of its decode steps if they are wanted."""
+    """Runs the model's fused view on attention that reads pages.
+
+    Steps of decodes are replayed, and verify drafts, where the configuration says so.
+    """
     from gradus.assembly.start_up import Reading, start_up
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
     from gradus.execution.draft_graphs import DraftGraphs
@@ -220,8 +223,9 @@ def kernel_runner(
         step = DraftStep(view, attention, sampler, drafter, history(config, model.device), states)
         most, adaptive = most_drafts(config, trained), config.drafts is None
         graphs = DraftGraphs(step, count, choices(most, adaptive=adaptive)) if config.graphs else None
-        runner: Runner = (drafting := DraftRunner(step, graphs))
-        readings.append(Reading(drafting, view, attention, context))
+        draft_runner = DraftRunner(step, graphs)
+        runner: Runner = draft_runner
+        readings.append(Reading(draft_runner, view, attention, context))
     else:
         eager = ModelRunner(view, attention, sampler, latest)
         runner = eager

@@ -70,7 +70,7 @@ def start_up(
 
 
 def prompt_graphs(reading: Reading, recorder: Recorder, budget: int | None) -> PromptGraphs:
-    """Passes over short prompts, through which the reader runs its model from now on: captured, once they are."""
+    """What the reader runs its model through from now on: passes over short prompts are replayed once captured."""
     most = budget or MOST_PADDED
     graphs = PromptGraphs(reading.model, reading.attention, recorder, longest=reading.longest, most=most)
     reading.reader.run_model = graphs

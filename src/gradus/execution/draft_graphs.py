@@ -82,7 +82,7 @@ class DraftGraphs:
     def _try_out(self, length: int) -> None:
         """Rows like those of sequences of about that length, all of them in padding's slot.
 
-        Each run makes the sequence longer, so it begins short enough to run out of room last.
+        Each run makes the sequence longer, so it begins with room for a token from every run of both ways to launch.
         """
         room = self.step.history.tokens.shape[1] - 1
         self.step.history.lengths[self.padding] = max(1, min(length, room - 2 * (2 + ROUNDS * REPLAYS)))

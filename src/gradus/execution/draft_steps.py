@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
+from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import Arrival, current, to_host, upload_parts
 from gradus.engine.plan import Column, Decodes, Plan, Sampled
@@ -73,6 +74,7 @@ class DraftStep:
             self.keep_standing(slots, rows, draw.tokens, hidden, early)
 
     def rows(self, slots: Tensor, limits: Tensor, drafts: int, early: bool = False) -> DraftRows:
+        """Of each slot the newest token, and behind it up to so many drafts, proposed here."""
         history, attention = self.history, self.attention
         proposed = torch.empty(len(slots), 0, dtype=torch.int64, device=slots.device)
         with early_launches(early and drafts > 0):  # a step's first launch has none before it to start beside
@@ -99,12 +101,14 @@ class DraftStep:
             return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked), hidden
 
     def keep(self, slots: Tensor, rows: DraftRows, draw: SlotDraw, hidden: Tensor, early: bool = False) -> Verified:
+        """What stands of what the rows drew, appended to the history."""
         kept, origins = self.keep_standing(slots, rows, draw.tokens, hidden, early)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
 
     def keep_standing(
         self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
     ) -> tuple[Tensor, Tensor]:
+        """As the kernel of that name, with the history and, where they are kept, the hidden states."""
         history, states = self.history, None if self.states is None else self.states.values
         with early_launches(early):
             return keep_standing(slots, rows, drawn, history.tokens, history.lengths, hidden, states)
@@ -157,6 +161,7 @@ class DraftRunner:
             self.step.drafter.keep(slot, change.kept * attention.storage.page_size)
 
     def verify(self, decodes: Decodes, asked: bool) -> Verified:
+        """Run a step of decodes alone, whose block tables are up to date. A replay has rows of padding behind them."""
         if self.graphs is not None:
             return self.graphs.replay(decodes, asked)
         return self.step.run(*self.numbers(decodes), decodes.drafts, asked=asked)
@@ -174,39 +179,40 @@ class DraftRunner:
 
     def _run_prompts(self, plan: Plan) -> "DraftResult":
         """A step with prompts: a row for each decode, then theirs."""
-        step, decodes, history = self.step, plan.decodes, self.step.history
+        step, decodes, count = self.step, plan.decodes, len(plan.decodes)
         prompts = lay_out(Plan(plan.spans, wiped=plan.wiped), self.device)
         step.attention.update_pages(prompts)
-        wanted, count = sampled_rows(prompts), len(decodes)
+        wanted = sampled_rows(prompts)
         token_ids, positions, picked = prompts.token_ids, prompts.positions, prompts.logits_rows
         slots, ends = upload_parts([wanted.slots.tolist(), wanted.positions.tolist()], torch.int64, self.device)
-        if not count:
-            step.attention.prepare(prompts)
-        else:
-            self._update_pages(decodes)
-            step.drafter.catch_up(step.history, replace(decodes, drafts=0))
-            mine, limits = self.numbers(decodes)
-            rows = step.rows(mine, limits, 0)
-            step.attention.prepare_beside(rows, prompts)
-            token_ids = torch.cat([rows.tokens, token_ids])
-            positions = torch.cat([rows.positions, positions])
+        if count:
+            mine, rows = self._set_up_beside(decodes, prompts)
+            token_ids, positions = torch.cat([rows.tokens, token_ids]), torch.cat([rows.positions, positions])
             picked = torch.cat([torch.arange(count, device=self.device), picked + count])
             slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
+        else:
+            step.attention.prepare(prompts)
         owners = np.concatenate([decodes.slots, wanted.slots])
         asked = step.sampler.asked(owners)
         computed = self.run_model(token_ids, positions, step.attention)
         hidden = computed[picked]
         draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
-        history.record(slots[count:].long(), ends[count:].long(), draw.tokens[count:])
+        decoded, read = _split(draw, count)
+        step.history.record(slots[count:], ends[count:], read.tokens)
         if step.states is not None:
-            step.states.record(slots[count:].long(), hidden[count:])
-        verified = None
-        if count:
-            decoded = SlotDraw(draw.tokens[:count], None if draw.pairs is None else draw.pairs[:count])
-            verified = step.keep(mine, rows, decoded, hidden[:count])
-        told = None if draw.pairs is None else draw.pairs[count:]
-        reports = self.reports(owners) if asked else None
-        return self.result(plan, len(computed), verified, reports, (draw.tokens[count:], told))
+            step.states.record(slots[count:], hidden[count:])
+        verified = step.keep(mine, rows, decoded, hidden[:count]) if count else None
+        return self.result(plan, len(computed), verified, self.reports(owners) if asked else None, read)
+
+    def _set_up_beside(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, DraftRows]:
+        """Set attention up for decodes without drafts, and prompts behind them. Returns the decodes' slots and rows."""
+        step = self.step
+        self._update_pages(decodes)
+        step.drafter.catch_up(step.history, replace(decodes, drafts=0))
+        slots, limits = self.numbers(decodes)
+        rows = step.rows(slots, limits, 0)
+        step.attention.prepare_beside(rows, prompts)
+        return slots, rows
 
     def result(
         self,
@@ -214,13 +220,13 @@ class DraftRunner:
         rows: int,
         verified: Verified | None,
         reports: Column | None,
-        prompts: tuple[Tensor, Tensor | None] | None,
+        prompts: SlotDraw | None,
     ) -> "DraftResult":
-        """prompts: what their rows drew, and report. reports: of each decode, then of each prompt's row; None where
-        none was asked for more than a temperature."""
+        """rows: that the model ran. reports: of each decode, then of each prompt's row; None where none was asked for
+        more than a temperature. prompts: what their rows drew."""
         count = len(plan.decodes)
         width = 1 if verified is None else verified.tokens.shape[1]
-        parts = [] if verified is None else [(verified.tokens.flatten()[: count * width], verified.pairs)]
+        parts = [] if verified is None else [SlotDraw(verified.tokens.flatten()[: count * width], verified.pairs)]
         parts += [] if prompts is None else [prompts]
         # of decodes alone it is what the step left, and a launch fewer
         drawn = parts[0][0] if len(parts) == 1 else torch.cat([tokens for tokens, _ in parts])
@@ -230,6 +236,12 @@ class DraftRunner:
             pairs = [told[: len(tokens)] for tokens, told in parts if told is not None]
             logprobs = DrawnLogprobs(torch.cat(pairs), counts)
         return DraftResult(self, plan, rows, drawn, width, logprobs)
+
+
+def _split(draw: SlotDraw, count: int) -> tuple[SlotDraw, SlotDraw]:
+    """What the first `count` rows drew, and what the others did."""
+    pairs = (None, None) if draw.pairs is None else (draw.pairs[:count], draw.pairs[count:])
+    return SlotDraw(draw.tokens[:count], pairs[0]), SlotDraw(draw.tokens[count:], pairs[1])
 
 
 class DraftResult:

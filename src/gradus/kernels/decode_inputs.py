@@ -45,6 +45,15 @@ def newest(slots: Tensor, lengths: Tensor, given: Tensor, latest: Tensor) -> tup
 
 
 @triton.jit
+def place_of(
+    table_ptr: tensor, slot: tensor, position: tensor, inside: tensor, slot_stride: int, PAGE: constexpr
+) -> tensor:
+    """Where positions of these slots are stored: page · PAGE + offset, by one layer group's block tables."""
+    page = tl.load(table_ptr + slot.to(tl.int64) * slot_stride + position // PAGE, mask=inside, other=0)
+    return page.to(tl.int64) * PAGE + position % PAGE
+
+
+@triton.jit
 def places_kernel(
     slots_ptr: tensor, lengths_ptr: tensor, tables_ptr: tensor, places_ptr: tensor, rows: int, group_stride: int,
     slot_stride: int, PAGE: constexpr, BLOCK: constexpr,
@@ -53,10 +62,10 @@ def places_kernel(
     group = tl.program_id(1)
     inside = row < rows
     position = tl.maximum(tl.load(lengths_ptr + row, mask=inside, other=0) - 1, 0)
-    slot = tl.load(slots_ptr + row, mask=inside, other=0).to(tl.int64)
-    table = tables_ptr + group.to(tl.int64) * group_stride + slot * slot_stride
-    page = tl.load(table + position // PAGE, mask=inside, other=0)
-    tl.store(places_ptr + group * rows + row, page.to(tl.int64) * PAGE + position % PAGE, mask=inside)
+    slot = tl.load(slots_ptr + row, mask=inside, other=0)
+    table_ptr = tables_ptr + group.to(tl.int64) * group_stride
+    place = place_of(table_ptr, slot, position, inside, slot_stride, PAGE)
+    tl.store(places_ptr + group * rows + row, place, mask=inside)
 
 
 def places(slots: Tensor, lengths: Tensor, tables: Tensor, page_size: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels import ngram_reference
-from gradus.kernels.draft_rows import DraftRows
+from gradus.kernels.draft_rows import DraftRows, store_places
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 BLOCK = 128
@@ -59,10 +59,9 @@ def first_rows_kernel(
         tl.store(positions_ptr + row, position.to(tl.int64), mask=inside)
         tl.store(owners_ptr + row, owner, mask=inside)
         tl.store(ends_ptr + row, tl.where(live, position + 1, 0), mask=inside)
-        for group in tl.static_range(GROUPS):
-            entry = owner.to(tl.int64) * slot_stride + position // PAGE
-            page = tl.load(tables_ptr + group * group_stride + entry, mask=inside, other=0)
-            tl.store(places_ptr + group * 2 * spans + row, page.to(tl.int64) * PAGE + position % PAGE, mask=inside)
+        store_places(
+            places_ptr, tables_ptr, row, owner, position, inside, 2 * spans, group_stride, slot_stride, PAGE, GROUPS
+        )
 
 
 class Drafting(NamedTuple):

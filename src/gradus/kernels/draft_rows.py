@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine import plan
+from gradus.kernels.decode_inputs import place_of
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 
 BLOCK, COLUMNS = 32, 512
@@ -30,9 +31,9 @@ class DraftRows(NamedTuple):
     """The R rows of a step that verifies up to K drafts for each of B spans.
 
     tokens, positions: int64 [R]; slots: int32 [R]. ends: int32 [R], the positions of the tokens that are drawn. Rows
-    that are none are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R], where keys
-    and values go, in each layer group.
-    query_start: int32 [B + 1], as far as there are rows; lengths: int32 [B], with them, and 0 for a span without any.
+    behind the last span's are padding: token 0 at position 0 of the last slot, with the end 0. places: int64 [G, R],
+    where keys and values go, in each layer group. query_start: int32 [B + 1]: span i has the rows from query_start[i]
+    up to query_start[i + 1]. lengths: int32 [B], each span's with its rows; 0 for a span without any.
     """
 
     tokens: Tensor
@@ -42,6 +43,17 @@ class DraftRows(NamedTuple):
     places: Tensor
     query_start: Tensor
     lengths: Tensor
+
+
+@triton.jit
+def store_places(
+    places_ptr: tensor, tables_ptr: tensor, row: tensor, slot: tensor, position: tensor, inside: tensor, rows: int,
+    group_stride: int, slot_stride: int, PAGE: constexpr, GROUPS: constexpr,
+) -> None:  # fmt: skip
+    """For each of these rows, where its key and value go in each layer group: into places [GROUPS, rows]."""
+    for group in tl.static_range(GROUPS):
+        place = place_of(tables_ptr + group * group_stride, slot, position, inside, slot_stride, PAGE)
+        tl.store(places_ptr + group * rows + row, place, mask=inside)
 
 
 @triton.jit(do_not_specialize=["spans", "rows", "padding"])
@@ -89,10 +101,7 @@ def draft_rows_kernel(
     tl.store(positions_ptr + row, position.to(tl.int64), mask=kept)
     tl.store(owners_ptr + row, owner, mask=kept)
     tl.store(ends_ptr + row, tl.where(live, position + 1, 0), mask=kept)
-    for group in tl.static_range(GROUPS):
-        entry = owner.to(tl.int64) * slot_stride + position // PAGE
-        page = tl.load(tables_ptr + group * group_stride + entry, mask=kept, other=0)
-        tl.store(places_ptr + group * rows + row, page.to(tl.int64) * PAGE + position % PAGE, mask=kept)
+    store_places(places_ptr, tables_ptr, row, owner, position, kept, rows, group_stride, slot_stride, PAGE, GROUPS)
 
 
 def draft_rows(
@@ -105,8 +114,10 @@ def draft_rows(
     tables: Tensor,
     page_size: int,
 ) -> DraftRows:
-    """slots, limits: int32 [B], the limits being positions that each span may store. drafts: int64 [B, K], negative
-    from the first that there is not. By slot: barred, int32 [S], not 0 where drafts are not to be verified; history,
+    """The rows of each span: its newest token, then its drafts, as far as it may store and verify them.
+
+    slots, limits: int32 [B], the limits being positions that each span may store. drafts: int64 [B, K], negative from
+    the first that there is not. By slot: barred, int32 [S], not 0 where drafts are not to be verified; history,
     int32 [S, C], and known, int64 [S]: tokens, and how many; the last slot is padding's. tables: int64 [G, S, width],
     block tables.
     """

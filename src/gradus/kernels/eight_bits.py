@@ -15,7 +15,7 @@ blocks of 128 x 128 share one, scales[block_of_row[n], k / 128].
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import triton
@@ -23,10 +23,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.activation import activation_reference, gated_activation_reference
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.quantize import Rounded
-from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result, share, shared
+from gradus.kernels.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
 
 BLOCK = 128
 
@@ -202,16 +201,7 @@ def library_product(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, bi
 # -- the same in torch -----------------------------------------------------------------------------------------------
 
 
-def eight_bit_reference(
-    x: Rounded,
-    weights: EightBitWeights,
-    dtype: torch.dtype,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
+def eight_bit_reference(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, **behind: Unpack[Behind]) -> Tensor:
     k = x.values.shape[1]
     wide, scales = x.values.double(), weights.scales.unsqueeze(1)
     if weights.block_of_row is not None:
@@ -220,8 +210,4 @@ def eight_bit_reference(
     else:
         wide *= x.scales.t()
     out = (wide @ (weights.values.double() * scales).t()).float()
-    if bias is not None:
-        out += bias.float()
-    if activation is not None:
-        out = gated_activation_reference(out, activation) if gated else activation_reference(out, activation)
-    return out.to(dtype) if residual is None else residual.copy_(residual.float() + out)
+    return finish_reference(out, dtype, **behind)

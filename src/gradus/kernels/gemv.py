@@ -16,7 +16,7 @@ Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. La
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import triton
@@ -24,9 +24,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.activation import activate, activation_reference, gated_activation_reference
+from gradus.kernels.activation import activate
 from gradus.kernels.norm import add_layer_norm_reference, add_rms_norm_reference
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.tile import Behind, finish_reference
 
 FEW_ROWS = 4
 UNROLLED = constexpr(4)  # tiles along K: so few are asked for together
@@ -38,6 +39,12 @@ class Norm(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     eps: float
+
+
+class Around(Behind, total=False):
+    """What surrounds a product: the arguments of `gemv` that may be left out."""
+
+    norm: Norm | None
 
 
 class GemvLaunch(NamedTuple):
@@ -215,24 +222,11 @@ def gemv(
 # -- the same in torch -------------------------------------------------------------------------------------------------
 
 
-def gemv_reference(
-    x: Tensor,
-    weight: Tensor,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
+def gemv_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **behind: Unpack[Behind]) -> Tensor:
     wide = x.float()
     if norm is not None and norm.bias is not None:
         wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
     elif norm is not None:
         wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
     out = wide @ weight.float().T
-    if bias is not None:
-        out += bias.float()
-    if activation is not None:
-        out = gated_activation_reference(out, activation) if gated else activation_reference(out, activation)
-    return out.to(x.dtype) if residual is None else residual.copy_(residual.float() + out)
+    return finish_reference(out, x.dtype, **behind)

@@ -23,7 +23,7 @@ multiplies: N K (1/2 + 2) bytes more, which a thousand rows hide. The weights ar
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 import triton
@@ -31,9 +31,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.activation import activation_reference, gated_activation_reference
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
-from gradus.kernels.tile import TOGETHER, TileLaunch, finish, result, share, shared
+from gradus.kernels.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
 from gradus.quantization.int4 import unpacked
 
 TILE = 128  # columns of a word's four planes
@@ -379,21 +378,9 @@ def piece_rows(n: int, k: int, itemsize: int) -> int:
 # -- the same in torch -----------------------------------------------------------------------------------------------
 
 
-def int4_reference(
-    x: Tensor,
-    weights: Int4Weights,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
+def int4_reference(x: Tensor, weights: Int4Weights, **behind: Unpack[Behind]) -> Tensor:
     out = x.float() @ widened_reference(weights, x.shape[1], x.dtype).float().t()
-    if bias is not None:
-        out += bias.float()
-    if activation is not None:
-        out = gated_activation_reference(out, activation) if gated else activation_reference(out, activation)
-    return out.to(x.dtype) if residual is None else residual.copy_(residual.float() + out)
+    return finish_reference(out, x.dtype, **behind)
 
 
 def widened_reference(weights: Int4Weights, k: int, dtype: torch.dtype) -> Tensor:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.kernels.few_rows_launch import FewRowsLaunch
-from gradus.kernels.gemv import GemvLaunch, Norm, gemv
+from gradus.kernels.gemv import Around, GemvLaunch, gemv
 from gradus.kernels.hopper_launch import in_gluon
 from gradus.kernels.launch_tables import FusedLaunch, Launch, table_of
 from gradus.kernels.skinny import SkinnyLaunch, skinny
@@ -40,23 +41,12 @@ def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> F
     return launch._replace(rows=max(1, launch.rows // 2)) if launch and gated else launch
 
 
-def fused_linear(
-    x: Tensor,
-    weight: Tensor,
-    launch: FusedLaunch,
-    *,
-    bias: Tensor | None = None,
-    norm: Norm | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
+def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpack[Around]) -> Tensor:
     """In one launch: residual + activation(norm(x) weightᵀ + bias), by the kernel that the launch is of, as `gemv`
     says. Only `gemv` has a LayerNorm.
     """
-    around = {"bias": bias, "norm": norm, "activation": activation, "gated": gated, "residual": residual}
     if isinstance(launch, GemvLaunch):
-        return gemv(x, weight, launch, **around)  # type: ignore[arg-type]
+        return gemv(x, weight, launch, **around)
     assert few_rows is not None
     return few_rows(x, weight, launch, **around)
 

@@ -19,6 +19,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.splits import arrives_last, counters, leave, total
+from gradus.kernels.tile import finish_reference
 
 MOST_ROWS = 64
 
@@ -115,6 +116,4 @@ def skinny_reference(
     x: Tensor, weight: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
     out = x.float() @ weight.float().T
-    if bias is not None:
-        out += bias.float()
-    return out.to(x.dtype) if residual is None else residual.copy_(residual.float() + out)
+    return finish_reference(out, x.dtype, bias=bias, residual=residual)

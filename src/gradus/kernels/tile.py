@@ -2,10 +2,11 @@
 
 Used by the products of quantized matrices (`int4.py`, `eight_bits.py`). A program owns `rows` outputs of `tokens` rows
 of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens). Of many tiles, TOGETHER
-of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache.
+of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache. `gemv.py` and
+`skinny.py` end their sums in the same way, in kernels of their own; in torch it is one function (`finish_reference`).
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 import triton
@@ -13,11 +14,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.activation import activate
+from gradus.kernels.activation import activate, activation_reference, gated_activation_reference
 from gradus.kernels.splits import arrives_last, counters, leave, total
 
 ALIGNED = 16  # bytes
 TOGETHER = 8
+
+
+class Behind(TypedDict, total=False):
+    """What follows a product in its kernel: the arguments that may be left out."""
+
+    bias: Tensor | None
+    activation: str | None
+    gated: bool
+    residual: Tensor | None
 
 
 class SharedSums(NamedTuple):
@@ -108,3 +118,26 @@ def finish(
     if residual_ptr is not None:
         sums += tl.load(residual_ptr + here, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + here, sums.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+# -- the same in torch -----------------------------------------------------------------------------------------------
+
+
+def finish_reference(
+    sums: Tensor,
+    dtype: torch.dtype,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """sums: float32 [M, N], or [M, 2 N] if gated; the bias is as wide. residual: [M, N], takes the sum in place.
+
+    Returns [M, N] in dtype, or the residual.
+    """
+    if bias is not None:
+        sums = sums + bias.float()
+    if activation is not None:
+        sums = gated_activation_reference(sums, activation) if gated else activation_reference(sums, activation)
+    return sums.to(dtype) if residual is None else residual.copy_(residual.float() + sums)

@@ -35,6 +35,7 @@ class NgramDrafter:
         if self._look_up is not None:
             return self._look_up(slots, history.tokens, history.lengths, count)
         lengths = history.lengths[slots]
+        # the columns in use where that is known; a GPU's host would have to wait for it
         longest = int(lengths.max()) if history.device.type == "cpu" else history.tokens.shape[1]
         return look_up(history.tokens[slots, :longest], lengths, count)
 
