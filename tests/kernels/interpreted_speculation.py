@@ -43,6 +43,7 @@ from tests.speculative.heads import DRAFTS, Reference, heads_of
 
 LIMITS = ModelLimits(320, 64)
 SLOTS = 2
+BUDGET = 6  # tokens per step
 
 
 class Known:
@@ -92,7 +93,7 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     cache = PagedCache(24, 4, [group.window for group in storage.groups], PrefixIndex())
     if drafter is None:
         runner = ModelRunner(model, PagedAttention(model.config, storage, SLOTS), Sampler(320, model.device, SLOTS))
-        return Engine(Scheduler(cache, SLOTS, 6), runner, LIMITS)
+        return Engine(Scheduler(cache, SLOTS, BUDGET), runner, LIMITS)
     attention, sampler = GraphPagedAttention(model.config, storage, SLOTS + 1), KernelSampler(320, model.device, SLOTS)
     history = History(SLOTS, 64, model.device)
     if drafter == "itself":
@@ -100,13 +101,13 @@ def engine(shape: str, drafter=None, drafts: int = 3) -> Engine:
     if isinstance(drafter, Model):
         own = GraphPagedAttention(model.config, PagedStorage(model.config, 24, 4, model.dtype, model.device), SLOTS + 1)
         own.tables = attention.tables
-        drafter = DraftPasses(fused(drafter), own, sampler)
+        drafter = DraftPasses(fused(drafter), own, sampler, BUDGET)
     states = HiddenStates(SLOTS, model.config.hidden_size, model.dtype, model.device)
     if isinstance(drafter, Reference):
         drafter = on_kernels(drafter, states, sampler)
     step = DraftStep(fused(model), attention, sampler, drafter, history, states)
     control = DraftControl(drafts, SLOTS, lag=1, adaptive=False)
-    return Engine(Scheduler(cache, SLOTS, 6, drafting=control), DraftRunner(step), LIMITS, 1)
+    return Engine(Scheduler(cache, SLOTS, BUDGET, drafting=control), DraftRunner(step), LIMITS, 1)
 
 
 def on_kernels(heads: Reference, states: HiddenStates, sampler: KernelSampler) -> KernelHeadsDrafter:
@@ -159,11 +160,25 @@ def test_a_quantized_draft_model_drafts_on_kernels():
     assert 2 < sum(told.drafted) < 2 * sum(told.accepted)
 
 
+def test_a_draft_model_reads_no_more_at_once_than_a_step_may():
+    """Longer readings were not compiled before the first request."""
+    speculating = engine("tiny-llama", "itself")
+    drafter, read = speculating.runner.step.drafter, []
+
+    def listening(token_ids, positions, attention):
+        read.append(len(token_ids))
+        return drafter.model(token_ids, positions, attention)
+
+    drafter.run_model = listening
+    answers(speculating)
+    assert max(read) == BUDGET < sum(read)
+
+
 def passes(model, said: list[list[int]]) -> tuple[DraftPasses, History]:
     """Of a model that has stored all but the two newest tokens of these; the sampler is greedy."""
     attention = GraphPagedAttention(model.config, PagedStorage(model.config, 64, 4, model.dtype, model.device), 4)
     attention.tables[0, :3] = torch.randperm(64, generator=torch.Generator().manual_seed(2))[:48].view(3, 16) + 1
-    drafter = DraftPasses(fused(model), attention, KernelSampler(320, model.device, 3))
+    drafter = DraftPasses(fused(model), attention, KernelSampler(320, model.device, 3), None)
     history = History(3, 64, model.device)
     for slot, tokens in enumerate(said):
         history.tokens[slot, : len(tokens)] = torch.tensor(tokens)

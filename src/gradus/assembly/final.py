@@ -153,7 +153,7 @@ def draft_passes(
     own_storage = kind(draft.config, pages, storage.page_size, draft.dtype, draft.device)
     own = GraphPagedAttention(draft.config, own_storage, slots=count + 1)
     own.tables = attention.tables[:1]
-    return DraftPasses(fused(draft), own, sampler)
+    return DraftPasses(fused(draft), own, sampler, config.budget("cuda"))
 
 
 def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
@@ -198,7 +198,6 @@ def kernel_runner(
     from gradus.assembly.start_up import Reading, start_up
     from gradus.attention.graph_paged import GraphPagedAttention  # here: Triton is not everywhere
     from gradus.execution.draft_graphs import DraftGraphs
-    from gradus.execution.draft_passes import CHUNK
     from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
     from gradus.kernels.fuse import fused
@@ -215,7 +214,7 @@ def kernel_runner(
         drafter: Drafter = NgramDrafter(kernel=True)
         if draft is not None:
             drafter = passes = draft_passes(draft, attention, sampler, config)
-            longest = min(CHUNK, draft.config.context_length, context)
+            longest = min(passes.chunk, draft.config.context_length, context)
             readings.append(Reading(passes, passes.model, passes.attention, longest))
         states = None if trained is None else hidden_states(config, model)
         if trained is not None and states is not None:

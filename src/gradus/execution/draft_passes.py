@@ -22,14 +22,18 @@ from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.history import History
 
 CHUNK = 2048
-"""Tokens that it catches up with in one step."""
+"""Tokens that it catches up with in one step, at most."""
 
 
 class DraftPasses:
-    """model, attention: the draft's, the block tables being the model's. sampler: the model's."""
+    """model, attention: the draft's, the block tables being the model's. sampler: the model's. budget: of a step's
+    tokens; None where prompts are not cut."""
 
-    def __init__(self, model: Model, attention: GraphPagedAttention, sampler: KernelSampler) -> None:
+    def __init__(
+        self, model: Model, attention: GraphPagedAttention, sampler: KernelSampler, budget: int | None
+    ) -> None:
         self.model, self.attention, self.sampler = model, attention, sampler
+        self.chunk = min(CHUNK, budget or CHUNK)
         self.run_model: RunModel = model
         self.padding = attention.tables.shape[1] - 1
         # tokens and positions of a pass: kept, since kernels are compiled in passes that compute nothing, and there too
@@ -85,8 +89,8 @@ class DraftPasses:
         for slot, start in zip(decodes.slots.tolist(), decodes.starts.tolist(), strict=True):
             if slot not in self._current:
                 self.steady = False
-                for first in range(min(self._stored.get(slot, 0), start), start, CHUNK):
-                    self._run(history, slot, range(first, min(first + CHUNK, start)))
+                for first in range(min(self._stored.get(slot, 0), start), start, self.chunk):
+                    self._run(history, slot, range(first, min(first + self.chunk, start)))
             self._stored[slot] = max(start, self._stored.get(slot, 0))
             self._current.add(slot)
 
