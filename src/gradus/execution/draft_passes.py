@@ -15,7 +15,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import upload_parts
 from gradus.engine.plan import Decodes
-from gradus.execution.runner import RunModel
+from gradus.execution.runner import RunModel, kernel_logits
 from gradus.kernels.draft_passes import Drafting, first_rows, keep_draft, next_rows
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
@@ -68,10 +68,7 @@ class DraftPasses:
 
     def _draw(self, hidden: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
         """Any token of the vocabulary where no logit is finite: what is drafted is verified."""
-        model = self.model
-        # the kernel widens each logit as it reads it: no second matrix of them
-        logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
-        return self.sampler.guess_slots(logits, slots, positions)
+        return self.sampler.guess_slots(kernel_logits(self.model, hidden), slots, positions)
 
     # -- before a step -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import Arrival, current, to_host, upload_parts
 from gradus.engine.plan import Column, Decodes, Plan, Sampled
-from gradus.execution.runner import RunModel, lay_out, sampled_rows
+from gradus.execution.runner import RunModel, kernel_logits, lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
 from gradus.kernels.overlap import early_launches
@@ -95,8 +95,7 @@ class DraftStep:
             attention.prepare_decodes(rows.slots, rows.ends)
         with early_launches(early):
             hidden = model(rows.tokens, rows.positions, attention)
-        # the kernel widens each logit as it reads it: no second matrix of them
-        logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
+        logits = kernel_logits(model, hidden)
         with early_launches(early):
             return self.sampler.draw_slots(logits, rows.slots, rows.ends, asked=asked), hidden
 

@@ -26,7 +26,7 @@ from gradus.cache import TableChange
 from gradus.device.transfer import current
 from gradus.engine.plan import Decodes, Plan
 from gradus.execution.capturing import Captured, Inputs, Numbers, Recorder, Report, ways
-from gradus.execution.runner import LatestTokens, ModelRunner
+from gradus.execution.runner import LatestTokens, ModelRunner, kernel_logits
 from gradus.execution.step import StepResult
 from gradus.kernels.decode_inputs import newest
 from gradus.kernels.overlap import early_launches
@@ -155,9 +155,7 @@ class DecodeGraphs:
 
     def _draw(self, size: int, hidden: Tensor, early: bool, asked: bool) -> SlotDraw:
         slots, lengths, _ = self.inputs.values[:, :size]
-        model = self.model
-        # the kernel widens each logit as it reads it: no second matrix of them
-        logits = model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
+        logits = kernel_logits(self.model, hidden)
         with early_launches(early):
             return self.sampler.draw_slots(logits, slots, lengths, self.latest.tokens, asked=asked)
 

@@ -172,3 +172,11 @@ def sampled_rows(batch: Batch, verifies: bool = False) -> Rows:
     positions = np.array(batch.lengths)[spans] - counts[spans] + 1 + drafts
     inputs = batch.token_ids[batch.logits_rows].numpy(force=True) if verifies and drafts.any() else None
     return Rows(np.array(batch.slots)[spans], positions, drafts, inputs)
+
+
+def kernel_logits(model: Model, hidden: Tensor) -> Tensor:
+    """`model.logits` for a kernel that widens each as it reads it, [R, V]: no second matrix of them is made.
+
+    They have the head's own type, unless something else is done to them.
+    """
+    return model.head(hidden) if model.config.final_softcap is None else model.logits(hidden)
