@@ -136,7 +136,6 @@ class DraftRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> "DraftResult":
         with current(self.device):
-            self.step.history.admit(plan.admissions)
             self.step.sampler.admit(plan.admissions)
             for admission in plan.admissions:
                 self.step.drafter.keep(admission.slot, 0)
@@ -177,7 +176,10 @@ class DraftRunner:
         return self.step.sampler.table.reporting[slots]
 
     def _run_prompts(self, plan: Plan) -> "DraftResult":
-        """A step with prompts: a row for each decode, then theirs."""
+        """A step with prompts: a row for each decode, then theirs.
+
+        What the next step needs of the prompts is kept behind the copy of the tokens, which is what is waited for.
+        """
         step, decodes, count = self.step, plan.decodes, len(plan.decodes)
         prompts = lay_out(Plan(plan.spans, wiped=plan.wiped), self.device)
         step.attention.update_pages(prompts)
@@ -197,11 +199,13 @@ class DraftRunner:
         hidden = computed[picked]
         draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
         decoded, read = _split(draw, count)
+        verified = step.keep(mine, rows, decoded, hidden[:count]) if count else None
+        result = self.result(plan, len(computed), verified, self.reports(owners) if asked else None, read)
+        step.history.admit(plan.admissions)
         step.history.record(slots[count:], ends[count:], read.tokens)
         if step.states is not None:
             step.states.record(slots[count:], hidden[count:])
-        verified = step.keep(mine, rows, decoded, hidden[:count]) if count else None
-        return self.result(plan, len(computed), verified, self.reports(owners) if asked else None, read)
+        return result
 
     def _set_up_beside(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, DraftRows]:
         """Set attention up for decodes without drafts, and prompts behind them. Returns the decodes' slots and rows."""
