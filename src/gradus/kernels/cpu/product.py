@@ -13,16 +13,20 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
+    AHEAD,
+    BESIDE_AHEAD,
     FLOAT_STEP,
     HAS_BF16,
     HAS_VNNI,
     INT8_STEP,
+    KEEP,
     LANES,
     PLANE,
     PLANES,
+    READ_ONCE,
     TILE,
     float_tile,
     int4_tile,
@@ -65,9 +69,9 @@ def make_rows(width: int) -> Rows:
     """For matrices up to this width."""
     shape = MOST_ROWS, -(-width // TILE) * TILE
     return Rows(
-        np.zeros(shape, f32), np.zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
-        np.zeros(shape, f32), np.zeros(shape, np.uint16), np.zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        np.zeros((TOGETHER, LANES), f32),
+        zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
+        zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
+        zeros((TOGETHER, LANES), f32),
     )  # fmt: skip
 
 
@@ -179,6 +183,7 @@ def _multiply_floats(
     """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
     stride = width * weights.itemsize
+    ahead = stride if stride <= AHEAD else BESIDE_AHEAD
     i, several = low, 1 if count == 1 else 2 if count == 8 else 4
     if width % FLOAT_STEP:
         _multiply_plainly(weights, first, low, high, count, x, y)
@@ -187,16 +192,17 @@ def _multiply_floats(
         at, xs = matrix.values + i * stride, address(x)
         out, whole = address(y) + 4 * (first + i), i + several <= high
         if count == 1 and width % (4 * FLOAT_STEP) == 0:  # one row is one stream: nothing is faster
-            float_tile(halves, 1, 1, 4, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 1, 1, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
         elif count == 1 or not whole:
             for r in range(count):
-                float_tile(halves, 1, 1, 1, at, stride, width, xs + r * x_stride, 0, out + r * out_stride, 0)
+                row, to = xs + r * x_stride, out + r * out_stride
+                float_tile(halves, 1, 1, 1, KEEP, at, stride, width, AHEAD, row, 0, to, 0)
         elif count == 2:
-            float_tile(halves, 4, 2, 1, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 4, 2, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         elif count == 4:
-            float_tile(halves, 4, 4, 1, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 4, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         else:
-            float_tile(halves, 2, 8, 1, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 2, 8, 1, KEEP, at, stride, width, ahead, xs, x_stride, out, out_stride)
         i += several if whole else 1
 
 
