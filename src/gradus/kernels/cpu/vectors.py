@@ -140,8 +140,8 @@ class Code:
 AHEAD = 4096
 """Bytes by which weights are asked for before they are read: the time that memory takes."""
 
-BESIDE_AHEAD = 1024
-"""The same, of each of several float rows that are read side by side, where a row is longer than AHEAD."""
+BESIDE_AHEAD = 2048
+"""The same, of each of several rows that are read side by side."""
 
 WORDS_AHEAD = 8192
 """The same, of int4's words."""
