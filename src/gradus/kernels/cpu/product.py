@@ -187,7 +187,7 @@ def _multiply_floats(
     """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
     stride = width * weights.itemsize
-    ahead = min(stride, BESIDE_AHEAD)  # farther than the rows that come next would be too early
+    ahead = min(stride, BESIDE_AHEAD)  # of the rows that come next, not of those after them
     i, several = low, 1 if count == 1 else 3 if count == 8 else 4
     if width % FLOAT_STEP:
         _multiply_plainly(weights, first, low, high, count, x, y)

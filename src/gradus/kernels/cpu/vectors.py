@@ -37,7 +37,6 @@ WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # else LLVM calls a functio
 INT8_STEP = 64
 """Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
 
-
 KEEP, READ_ONCE = 3, 0
 """What a line is asked for: into every cache, or only into the first one, so that others keep what they have."""
 
@@ -70,11 +69,8 @@ class Code:
         self.builder.store(value, place, align=1)
 
     def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int, ahead: int) -> None:
-        """Ask for the lines that lie `ahead` of what this step reads, at `size` bytes per step.
-
-        Where rows are read several at a time, a line of each in turn, they are still asked for in the order of memory:
-        streams of a row each would end before the processor has noticed them.
-        """
+        """Ask for the lines that lie `ahead` of what this step reads, at `size` bytes per step, in the order of memory
+        also where rows are read side by side."""
         first = self.builder.mul(step, self.whole(size))
         for line in range(0, size, LINE):
             self.fetch_line(address, self.builder.add(first, self.whole(line)), ahead)
@@ -141,7 +137,7 @@ AHEAD = 4096
 """Bytes by which weights are asked for before they are read: the time that memory takes."""
 
 BESIDE_AHEAD = 2048
-"""The same, of each of several rows that are read side by side."""
+"""The same, of each of several rows of floats that are read side by side."""
 
 WORDS_AHEAD = 8192
 """The same, of int4's words."""
