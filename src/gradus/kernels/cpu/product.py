@@ -45,6 +45,9 @@ AT_A_TIME = 32
 FLOATS_AT_A_TIME = 33
 """The same, of floats, of which three meet 8 rows of activations at once."""
 
+STREAM_BYTES = 40 << 10
+"""Of float activations that stay in the first cache: those meet one weight row at a time, whose stream is the best."""
+
 f32 = np.float32
 LARGEST = f32(127)
 TINY = f32(np.finfo(np.float32).tiny * 127)  # as in gradus.quantization.linear.row_scales
@@ -188,21 +191,26 @@ def _multiply_floats(
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
     stride = width * weights.itemsize
     ahead = min(stride, BESIDE_AHEAD)  # of the rows that come next, not of those after them
-    i, several = low, 1 if count <= 2 else 3 if count == 8 else 4
+    stream = width % (4 * FLOAT_STEP) == 0 and (count == 1 or (count <= 4 and 4 * count * width <= STREAM_BYTES))
+    i, several = low, 1 if stream or count == 1 else 3 if count == 8 else 4
     if width % FLOAT_STEP:
         _multiply_plainly(weights, first, low, high, count, x, y)
         i = high
     while i < high:
         at, xs = matrix.values + i * stride, address(x)
         out, whole = address(y) + 4 * (first + i), i + several <= high
-        if count == 1 and width % (4 * FLOAT_STEP) == 0:  # one row is one stream: nothing is faster
+        if stream and count == 1:
             float_tile(halves, 1, 1, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
-        elif count == 2 and width % (4 * FLOAT_STEP) == 0:
+        elif stream and count == 2:
             float_tile(halves, 1, 2, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
-        elif count <= 2 or not whole:
+        elif stream:
+            float_tile(halves, 1, 4, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
+        elif count == 1 or not whole:
             for r in range(count):
                 row, to = xs + r * x_stride, out + r * out_stride
                 float_tile(halves, 1, 1, 1, KEEP, at, stride, width, AHEAD, row, 0, to, 0)
+        elif count == 2:
+            float_tile(halves, 4, 2, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         elif count == 4:
             float_tile(halves, 4, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         else:
