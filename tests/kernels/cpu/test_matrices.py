@@ -11,7 +11,9 @@ import torch
 
 from gradus.kernels.cpu import model as kernel_model
 from gradus.kernels.cpu import panel
+from gradus.kernels.cpu.machine import LINE
 from gradus.kernels.cpu.matrix import Unsupported
+from gradus.kernels.cpu.product import make_rows
 from gradus.kernels.cpu.vectors import HAS_BF16
 from gradus.models import Linear
 from gradus.models.precision import NarrowLinear
@@ -166,6 +168,22 @@ def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)  # 16 columns each; the last chunk has 4
     down, features, added = product(FLOATS[kind], width, rows, hidden=52)
     is_product(down, features, added)
+
+
+@pytest.mark.parametrize("rows", [*range(1, 10), 17, 32])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_chunks_of_more_weight_rows_than_a_turn_takes(kind, rows):
+    """140 rows in chunks of 48 and a last one of 44, which neither 3 nor 33 divides."""
+    down, features, added = product(FLOATS[kind], 96, rows, hidden=140)
+    is_product(down, features, added)
+
+
+@pytest.mark.parametrize("width", [24, 576, 1000, 1536])
+def test_every_row_of_activations_begins_at_a_line_of_memory(width):
+    """Else each vector of it lies in two lines, and reading it takes twice as long."""
+    rows = make_rows(width)
+    for each in (rows.x, rows.rounded, rows.ordered, rows.narrow):
+        assert each.ctypes.data % LINE == 0 and each.strides[0] % LINE == 0
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 20])

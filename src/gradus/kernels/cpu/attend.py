@@ -16,9 +16,9 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from gradus.kernels.cpu.elementary import exp, tanh
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats, halves, longs, narrow, widen
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.normalize import normalize
-from gradus.kernels.cpu.vectors import FLOAT_STEP, SUM_STEP, float_tile, sum_tile
+from gradus.kernels.cpu.vectors import FLOAT_STEP, KEEP, SUM_STEP, float_tile, sum_tile
 
 f32 = np.float32
 LONGEST = 512
@@ -63,7 +63,7 @@ class Scratch(NamedTuple):
 
 
 def make_scratch(heads: int, head_dim: int) -> Scratch:
-    return Scratch(np.zeros((heads, head_dim), f32), np.zeros(head_dim, f32), np.zeros((heads, LONGEST), f32))
+    return Scratch(zeros((heads, head_dim), f32), zeros(head_dim, f32), zeros((heads, LONGEST), f32))
 
 
 @njit(**FLAGS, **INLINED)
@@ -200,8 +200,8 @@ def _together(
         if width % FLOAT_STEP == 0:
             while p + 4 <= positions:
                 float_tile(
-                    of_halves, 4, count, 1, at + p * stride, stride, width, address(queries), 4 * width,
-                    address(weights) + 4 * p, weights.strides[0],
+                    of_halves, 4, count, 1, KEEP, at + p * stride, stride, width, size * width, address(queries),
+                    4 * width, address(weights) + 4 * p, weights.strides[0],
                 )  # fmt: skip
                 p += 4
         for rest in range(p, positions):

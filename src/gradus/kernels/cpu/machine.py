@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
+from numpy.typing import NDArray
 
 # Sums may be reordered, so that loops become vector instructions. But NaN and infinity stay what they are: a row that
 # has one must end alone, and so kernels must be able to see it.
@@ -33,6 +34,20 @@ IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 WORD = ir.IntType(64)
 HALF, SINGLE, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+
+LINE = 64
+"""Bytes that memory sends at a time."""
+
+
+def zeros(shape: int | tuple[int, ...], kind: Any) -> NDArray[Any]:
+    """An array that begins at a line of memory. A vector that lies in two lines is two reads, and numpy's arrays begin
+    16 bytes after a line: a product of several rows, bound by what it reads of activations, then takes up to twice as
+    long."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    room = np.zeros(size + LINE, np.uint8)
+    start = -room.ctypes.data % LINE
+    return room[start : start + size].view(kind).reshape(shape)
 
 
 @intrinsic

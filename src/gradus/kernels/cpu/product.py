@@ -13,16 +13,20 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen
+from gradus.kernels.cpu.machine import FLAGS, INLINED, address, bytes_at, floats, halves, longs, narrow, widen, zeros
 from gradus.kernels.cpu.matrix import BFLOAT16, FLOAT32, INT4, INT8
 from gradus.kernels.cpu.vectors import (
+    AHEAD,
+    BESIDE_AHEAD,
     FLOAT_STEP,
     HAS_BF16,
     HAS_VNNI,
     INT8_STEP,
+    KEEP,
     LANES,
     PLANE,
     PLANES,
+    READ_ONCE,
     TILE,
     float_tile,
     int4_tile,
@@ -37,6 +41,12 @@ TOGETHER = 8
 
 AT_A_TIME = 32
 """Rows of a matrix that stay in the cache for the turns of more."""
+
+FLOATS_AT_A_TIME = 33
+"""The same, of floats, of which three meet 8 rows of activations at once."""
+
+STREAM_BYTES = 40 << 10
+"""Of float activations that stay in the first cache: those meet one weight row at a time, whose stream is the best."""
 
 f32 = np.float32
 LARGEST = f32(127)
@@ -65,9 +75,9 @@ def make_rows(width: int) -> Rows:
     """For matrices up to this width."""
     shape = MOST_ROWS, -(-width // TILE) * TILE
     return Rows(
-        np.zeros(shape, f32), np.zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
-        np.zeros(shape, f32), np.zeros(shape, np.uint16), np.zeros((MOST_ROWS, shape[1] // PLANE), f32),
-        np.zeros((TOGETHER, LANES), f32),
+        zeros(shape, f32), zeros(shape, np.int8), np.zeros(MOST_ROWS, f32), np.zeros(MOST_ROWS, np.int32),
+        zeros(shape, f32), zeros(shape, np.uint16), zeros((MOST_ROWS, shape[1] // PLANE), f32),
+        zeros((TOGETHER, LANES), f32),
     )  # fmt: skip
 
 
@@ -142,7 +152,8 @@ def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any
 
     count: as `padded` has it. rows: as `prepare` left them. y: float32 [32, N].
     """
-    block = high - low if count <= TOGETHER else AT_A_TIME
+    turn = FLOATS_AT_A_TIME if matrix.kind <= BFLOAT16 else AT_A_TIME
+    block = high - low if count <= TOGETHER else turn
     for start in range(low, high, block):
         for r in range(0, count, TOGETHER):
             together = Rows(
@@ -179,24 +190,31 @@ def _multiply_floats(
     """halves: literal, 1 for bfloat16; weights: the matrix, for plain loops."""
     width, x_stride, out_stride = matrix.width, 4 * x.shape[1], 4 * y.shape[1]
     stride = width * weights.itemsize
-    i, several = low, 1 if count == 1 else 2 if count == 8 else 4
+    ahead = min(stride, BESIDE_AHEAD)  # of the rows that come next, not of those after them
+    stream = width % (4 * FLOAT_STEP) == 0 and (count == 1 or (count <= 4 and 4 * count * width <= STREAM_BYTES))
+    i, several = low, 1 if stream or count == 1 else 3 if count == 8 else 4
     if width % FLOAT_STEP:
         _multiply_plainly(weights, first, low, high, count, x, y)
         i = high
     while i < high:
         at, xs = matrix.values + i * stride, address(x)
         out, whole = address(y) + 4 * (first + i), i + several <= high
-        if count == 1 and width % (4 * FLOAT_STEP) == 0:  # one row is one stream: nothing is faster
-            float_tile(halves, 1, 1, 4, at, stride, width, xs, x_stride, out, out_stride)
+        if stream and count == 1:
+            float_tile(halves, 1, 1, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
+        elif stream and count == 2:
+            float_tile(halves, 1, 2, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
+        elif stream:
+            float_tile(halves, 1, 4, 4, READ_ONCE, at, stride, width, AHEAD, xs, x_stride, out, out_stride)
         elif count == 1 or not whole:
             for r in range(count):
-                float_tile(halves, 1, 1, 1, at, stride, width, xs + r * x_stride, 0, out + r * out_stride, 0)
+                row, to = xs + r * x_stride, out + r * out_stride
+                float_tile(halves, 1, 1, 1, KEEP, at, stride, width, AHEAD, row, 0, to, 0)
         elif count == 2:
-            float_tile(halves, 4, 2, 1, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 4, 2, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         elif count == 4:
-            float_tile(halves, 4, 4, 1, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 4, 4, 1, READ_ONCE, at, stride, width, ahead, xs, x_stride, out, out_stride)
         else:
-            float_tile(halves, 2, 8, 1, at, stride, width, xs, x_stride, out, out_stride)
+            float_tile(halves, 3, 8, 1, KEEP, at, stride, width, ahead, xs, x_stride, out, out_stride)
         i += several if whole else 1
 
 

@@ -13,7 +13,7 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from gradus.kernels.cpu.machine import IS_X86
+from gradus.kernels.cpu.machine import IS_X86, LINE
 
 LANES = 16
 BYTE, HALF, SINGLE, WORD = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -36,6 +36,9 @@ WIDENS_HALVES = not IS_X86 or "f16c" in _features()  # else LLVM calls a functio
 
 INT8_STEP = 64
 """Values that one VNNI instruction takes: rows of other lengths are multiplied by plain loops."""
+
+KEEP, READ_ONCE = 3, 0
+"""What a line is asked for: into every cache, or only into the first one, so that others keep what they have."""
 
 
 class Code:
@@ -66,16 +69,13 @@ class Code:
         self.builder.store(value, place, align=1)
 
     def fetch_ahead(self, address: ir.Value, step: ir.Value, size: int, ahead: int) -> None:
-        """Ask for the lines that lie `ahead` of what this step reads, at `size` bytes per step.
-
-        Where rows are read several at a time, a line of each in turn, they are still asked for in the order of memory:
-        streams of a row each would end before the processor has noticed them.
-        """
+        """Ask for the lines that lie `ahead` of what this step reads, at `size` bytes per step, in the order of memory
+        also where rows are read side by side."""
         first = self.builder.mul(step, self.whole(size))
         for line in range(0, size, LINE):
             self.fetch_line(address, self.builder.add(first, self.whole(line)), ahead)
 
-    def fetch_line(self, address: ir.Value, offset: ir.Value, ahead: int) -> None:
+    def fetch_line(self, address: ir.Value, offset: ir.Value, ahead: int, locality: int = KEEP) -> None:
         """Ask for the line that lies `ahead` bytes after address + offset. It need not exist."""
         pointer = ir.IntType(8).as_pointer()
         name = "llvm.prefetch.p0i8"
@@ -84,8 +84,8 @@ class Code:
             self.builder.module, ir.FunctionType(ir.VoidType(), [pointer, SINGLE, SINGLE, SINGLE]), name
         )
         place = self.builder.add(self.builder.add(address, offset), self.whole(ahead))
-        reading, into_every_cache, data = (ir.Constant(SINGLE, value) for value in (0, 3, 1))
-        self.builder.call(fetch, [self.builder.inttoptr(place, pointer), reading, into_every_cache, data])
+        reading, kept, data = (ir.Constant(SINGLE, value) for value in (0, locality, 1))
+        self.builder.call(fetch, [self.builder.inttoptr(place, pointer), reading, kept, data])
 
     def all_lanes(self, value: ir.Value, count: int) -> ir.Value:
         """A vector of `count` times the value."""
@@ -133,11 +133,11 @@ class Code:
         return result
 
 
-LINE = 64
-"""Bytes that memory sends at a time."""
-
 AHEAD = 4096
 """Bytes by which weights are asked for before they are read: the time that memory takes."""
+
+BESIDE_AHEAD = 2048
+"""The same, of each of several rows of floats that are read side by side."""
 
 WORDS_AHEAD = 8192
 """The same, of int4's words."""
@@ -148,30 +148,39 @@ FLOAT_STEP = LANES
 
 @intrinsic
 def float_tile(
-    typing: Any, halves: Any, rows: Any, count: Any, unroll: Any, values: Any, stride: Any, width: Any, x: Any,
-    x_stride: Any, out: Any, out_stride: Any,
+    typing: Any, halves: Any, rows: Any, count: Any, unroll: Any, locality: Any, values: Any, stride: Any, width: Any,
+    ahead: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """`rows` rows of weights by `count` rows of activations, both literal. All else: addresses, strides in bytes.
 
     values: bfloat16 where `halves` (literal) is 1, else float32: every `stride` bytes a row of `width`, a multiple of
     `unroll` (literal) times FLOAT_STEP; x: float32 rows. Writes float32 out[r * out_stride + 4 w].
+    ahead: bytes by which each row is asked for; what lies beyond its end is that of the row `rows` further on.
+    locality: literal, READ_ONCE or KEEP.
     """
-    literal = halves, rows, count, unroll
+    literal = halves, rows, count, unroll, locality
     if not all(isinstance(each, types.IntegerLiteral) for each in literal):
         return None
-    return types.void(*literal, *[types.int64] * 7), _float_code(*(each.literal_value for each in literal))
+    return types.void(*literal, *[types.int64] * 8), _float_code(*(each.literal_value for each in literal))
 
 
-def _float_code(halves: int, rows: int, count: int, unroll: int) -> Generate:
+def _float_code(halves: int, rows: int, count: int, unroll: int, locality: int) -> Generate:
     wide = ir.VectorType(FLOAT, LANES)
     size = 2 if halves else 4
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         code = Code(builder)
-        values, stride, width, x, x_stride, out, out_stride = args[4:]
+        values, stride, width, ahead, x, x_stride, out, out_stride = args[5:]
+        row_end = builder.mul(width, code.whole(size))
+        to_next = builder.sub(builder.mul(stride, code.whole(rows)), row_end)
 
         def body(step: ir.Value, sums: list[ir.Value]) -> list[ir.Value]:
-            code.fetch_ahead(values, step, rows * unroll * size * LANES, AHEAD)
+            column = builder.add(builder.mul(step, code.whole(unroll * size * LANES)), ahead)
+            beyond = builder.icmp_signed(">=", column, row_end)
+            column = builder.add(column, builder.select(beyond, to_next, code.whole(0)))
+            for w in range(rows):
+                for line in range(0, unroll * size * LANES, LINE):
+                    code.fetch_line(values, builder.add(column, builder.mul(stride, code.whole(w))), line, locality)
             result: list[ir.Value] = []
             for u in range(unroll):
                 number = builder.add(builder.mul(step, code.whole(unroll)), code.whole(u))
