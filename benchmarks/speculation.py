@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +204,7 @@ class Bench:
         first = self.llms[NONE]
         self.prompts = {table: self._encoded(first, table) for table in ("copy", "chat", "open", "code")}
         self.hardware = hardware_name(first.device)
-        self.model: Model = load_model(
-            checkpoint, dtype=first.precision.activations, device=first.device, linear=first.precision.linear
-        )
+        self.device, self.precision = first.device, first.precision
         spare_what_stays()
         self.run = Run(
             model=checkpoint.name,
@@ -223,6 +222,13 @@ class Bench:
                 "draft model": asked.draft or "none",
             },
             profiles=[{"heads": kind, **read_config(folder).trained} for kind, folder in self.folders.items()],
+        )
+
+    @cached_property
+    def model(self) -> Model:
+        """On its own, as the engines have it: loaded if it is asked for, since engines take the memory."""
+        return load_model(
+            self.checkpoint, dtype=self.precision.activations, device=self.device, linear=self.precision.linear
         )
 
     def _engine(self, name: str, sequences: int, drafts: int | None, draft_quantize: str | None = None) -> LLM:
