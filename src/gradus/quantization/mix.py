@@ -1,4 +1,4 @@
-"""Which matrix of a model gets which scheme: one for all (of a model that answers but the head), or patterns of names.
+"""Which matrix of a model gets which scheme: one for all, with or without the head, or patterns of names from a file.
 
     "*.mlp.*": int4                       # the first pattern that matches a matrix decides
     "model.layers.0.self_attn.*": none

@@ -35,7 +35,7 @@ class Places(NamedTuple):
         stand, there = self.stand.cpu(), (self.drafts >= 0).cpu()
         places, drafts = stand.shape
         verified, stood = torch.zeros(2, drafts, dtype=torch.int64)
-        place, following = 0, 0
+        place = 0
         while place < places and (following := place + 1 + int(stand[place].sum())) < places + drafts - 1:
             verified += there[place]
             stood += stand[place]
