@@ -178,8 +178,8 @@ class DraftRunner:
     def _run_prompts(self, plan: Plan) -> "DraftResult":
         """A step with prompts: a row for each decode, then theirs.
 
-        What the next step needs of the prompts is kept behind the copy of the tokens, which is what is waited for. That is
-        all that is to be done for admissions, too: a slot's new owner begins with a span.
+        What the next step needs of the prompts is kept behind the copy of the tokens, which is what is waited for. The
+        history admits new owners of slots here alone: each begins with a span.
         """
         step, decodes, count = self.step, plan.decodes, len(plan.decodes)
         prompts = lay_out(Plan(plan.spans, wiped=plan.wiped), self.device)
