@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import product, takewhile
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.bench.gpu import graph_microseconds
+from gradus.device.capability import SHARED_MEMORY
 from gradus.kernels import activation, norm, rope_store, sampling
 from gradus.kernels.few_rows_launch import DEPTH, FewRowsLaunch
 from gradus.kernels.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
@@ -33,6 +35,7 @@ from gradus.kernels.launch_tables import FusedLaunch, Launch, launch_of
 from gradus.kernels.linear import choose_fused, fused_linear, linear
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
+from gradus.kernels.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
 
 PRODUCTS = {"gemv": (1,), "skinny": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
@@ -254,8 +257,34 @@ def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
             yield FewRowsLaunch(outputs, warps, ahead, sums)
 
 
+# Row warps, column warps, and programs per multiprocessor.
+SHARES = ((1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (1, 16, 1), (2, 8, 1))
+ROOM = (100, 200)  # KiB of weights per multiprocessor: so that two launches find room there, and one
+TILE = 20 << 10  # bytes, at most
+X_PARTS = 160  # of x in a lane of each of 8 warps, or more: eight values each, and with more of them some are spilled
+PROCESSORS = 132  # of an H100 or H200: those for which slices that are the same are left out
+
+
+def streamed_launches(use: Use) -> Iterator[StreamedLaunch]:
+    """One or two rows per thread in a tile, and of their columns as many as a tile has room for."""
+    if use.norm == "layer" or use.head:
+        return
+    outputs, seen = use.n // 2 if use.gated else use.n, set()
+    for (row_warps, column_warps, programs), each, room in product(SHARES, (1, 2), ROOM):
+        parts, rows = math.ceil(use.k / (WARP_COLUMNS * column_warps)), LANE_ROWS * row_warps * each
+        most = max(1, TILE // (rows * WARP_COLUMNS * column_warps * (4 if use.gated else 2)))  # parts in a tile
+        columns = math.ceil(parts / math.ceil(parts / most)) * WARP_COLUMNS * column_warps
+        launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // programs, programs)
+        slices = launch.slices(outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()))
+        key, whole = (*launch._replace(kilobytes=0), slices), slices.groups * math.ceil(use.k / columns)
+        worth = slices.stages >= min(whole, 2) and (each == 1 or (slices.groups > 1 and launch.warps <= 8))
+        if parts * max(8, launch.warps) <= X_PARTS and worth and key not in seen:
+            seen.add(key)
+            yield launch
+
+
 def fused_candidates(use: Use, m: int) -> list[FusedLaunch]:
-    """One row is `gemv`'s, and more than FEW_ROWS are `few_rows`'."""
+    """One row is `gemv`'s, and more than FEW_ROWS are `few_rows`'. What `streamed_gemv` is worth, chains show."""
     found: list[FusedLaunch] = []
     if m <= FEW_ROWS:
         found += dict.fromkeys(halved(launch) if use.gated else launch for launch in gemv_launches(m, use.k))
@@ -307,24 +336,67 @@ def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterat
 
 def measure_chains(models: list[str], few: list[dict]) -> Iterator[dict]:
     """A model's four products, layer behind layer as in a step, by what was fastest alone: of `gemv`, of `few_rows`, of
-    all; and with every part in a launch of its own. In microseconds per layer.
+    all; and with every part in a launch of its own. With one row also by `streamed_gemv`, each launch being the fastest
+    beside the others. In microseconds per layer.
     """
     times_of = {(Use(*(entry[name] for name in Use._fields)), entry["m"]): entry["times"] for entry in few}
     for model, m in product(models, FEW):
         *layer, _ = uses(model)
         if not all((use, m) in times_of for use in layer):
             continue
-        weights = [[noise(use.n, use.k).mul_(use.k**-0.5) for use in layer] for _ in range(MODELS[model][6])]
-        given = [around(use, m) for use in layer]
-        contenders: dict[str, Callable[[Any], Any]] = {}
-        for kind, belongs in KINDS.items():
-            best = [fastest(times_of[use, m], belongs) for use in layer]
-            if all(best):
-                parts = [by_name(str(name), each) for name, each in zip(best, given, strict=True)]
-                contenders[kind] = partial(in_a_row, parts, weights)
+        chain = Chain(
+            [[noise(use.n, use.k).mul_(use.k**-0.5) for use in layer] for _ in range(MODELS[model][6])],
+            [around(use, m) for use in layer],
+        )
+        best = {kind: [fastest(times_of[use, m], belongs) for use in layer] for kind, belongs in KINDS.items()}
+        found = {kind: chain.time([str(name) for name in names]) for kind, names in best.items() if all(names)}
+        entry: dict[str, Any] = {"model": model, "m": m, "layer": found}
+        if m == 1:
+            streamed = [[json.dumps(launch) for launch in streamed_launches(use)] for use in layer]
+            names, found["streamed"] = chain.swept([str(name) for name in best["gemv"]], streamed)
+            entry["launches"] = [json.loads(name) for name in names]
+        yield entry
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers of products behind each other. weights: of each layer; given: what each product of a layer has beside."""
+
+    weights: list[list[Tensor]]
+    given: list[Around]
+
+    def time(self, names: list[str]) -> float:
+        """Microseconds per layer; infinite where a launch does not fit the GPU."""
+        parts = [by_name(name, each) for name, each in zip(names, self.given, strict=True)]
         with early_launches():
-            times = race(contenders, [None])
-        yield {"model": model, "m": m, "layer": {kind: taken / len(weights) for kind, taken in times.items()}}
+            times = race({str(names): partial(in_a_row, parts, self.weights)}, [None])
+        return times.get(str(names), math.inf) / len(self.weights)
+
+    def swept(self, names: list[str], candidates: list[list[str]]) -> tuple[list[str], float]:
+        """The launches that no other for one product alone makes faster, and how long a layer takes with them.
+
+        What a launch is worth depends on what runs before and behind it: a streamed one among others gains little. So
+        this goes on from these `names`, or from streamed launches for all products that share their work alike.
+        """
+        least, names = min((self.time(each), each) for each in [names, *alike(candidates)])
+        before = math.inf
+        while least < 0.995 * before:
+            before = least
+            for place, others in enumerate(candidates):
+                for other in others:
+                    tried = [*names[:place], other, *names[place + 1 :]]
+                    if (taken := self.time(tried)) < 0.998 * least:
+                        names, least = tried, taken
+        return names, least
+
+
+def alike(candidates: list[list[str]]) -> Iterator[list[str]]:
+    """For each of SHARES and ROOM the first launch of every product, where all have one."""
+    for (*warps, programs), room in product(SHARES, ROOM):
+        share = [*warps, room // programs, programs]
+        four = [next((name for name in names if json.loads(name)[2:] == share), None) for names in candidates]
+        if all(four):
+            yield [str(name) for name in four]
 
 
 KINDS: dict[str, Callable[[str], bool]] = {
@@ -609,6 +681,9 @@ def main() -> None:
         compile_all(shapes, rows_now, options.workers)
     if "few" in wanted:
         in_processes(compile_use, [*few_tasks(found_uses)], options.workers)
+    if "chains" in wanted:
+        streamed = [(use, 1, tuple(launch)) for use in found_uses for launch in streamed_launches(use)]
+        in_processes(compile_use, streamed, options.workers)
     for part in wanted:
         start, (key, measure) = time.perf_counter(), parts[part]
         for entry in measure():
@@ -630,10 +705,11 @@ def table(found: dict[str, Any]) -> str:
         launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
         if m == 1:
             fused[shape] = {1: best}
-    slower = slower_in_a_chain(found["chains"])
+    slower, streamed = slower_in_a_chain(found["chains"]), streamed_in_a_chain(found["chains"])
     for entry in found["few"]:
         shape = entry["n"], entry["k"]
-        best = chosen(entry, few_rows=(*shape, entry["norm"], entry["m"]) not in slower)
+        use = (*shape, entry["norm"], entry["m"])
+        best = streamed.get(use) or chosen(entry, few_rows=use not in slower)
         if entry["norm"] is None:
             launches.setdefault(shape, {})[entry["m"]] = best
         else:
@@ -648,9 +724,19 @@ def table(found: dict[str, Any]) -> str:
 
 
 def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int]]:
-    """Matrices, norms and numbers of rows of layers that are fastest with every part in a launch of its own."""
-    apart = [chain for chain in chains if min(chain["layer"], key=chain["layer"].__getitem__) == "apart"]
+    """Matrices, norms and numbers of rows of layers that `few_rows` makes slower than a launch for every part."""
+    apart = [chain for chain in chains if chain["layer"].get("apart", math.inf) < chain["layer"].get("few rows", 0.0)]
     return {(use.n, use.k, use.norm, chain["m"]) for chain in apart for use in uses(chain["model"]) if not use.head}
+
+
+def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], list[int]]:
+    """The launches of matrices, norms and one row whose weights are streamed where a layer is fastest."""
+    return {
+        (use.n, use.k, use.norm, chain["m"]): launch
+        for chain in chains
+        for use, launch in zip(uses(chain["model"]), chain.get("launches", ()), strict=False)  # the head has none
+        if isinstance(launch_of(launch), StreamedLaunch)
+    }
 
 
 def chosen(entry: dict[str, Any], few_rows: bool) -> list[int] | None:

@@ -148,6 +148,75 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
     assert torch.equal(stream[rows], before[rows]), "nothing is written behind the rows"
 
 
+# all of a slice in shared memory, or a ring of tiles; whole slices, unequal ones, and fewer outputs than programs
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("launch", [(4, 1024, 1, 8, 100, 1), (8, 256, 2, 2, 24, 2), (16, 128, 4, 1, 40, 1)])
+@pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 4864), (3072, 2048), (1001, 1000), (5, 24), (1, 8)])
+def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
+    from gradus.device.capability import capability
+    from gradus.kernels.gemv import Norm, gemv_reference
+    from gradus.kernels.overlap import early_launches
+    from gradus.kernels.streamed_gemv import streamed_gemv
+    from gradus.kernels.streamed_launch import StreamedLaunch
+
+    if early and not capability(torch.device("cuda", 0)).starts_early:
+        pytest.skip("launches of this GPU do not start early")
+    x, launch, gain = noise(1, k, dtype=dtype), StreamedLaunch(*launch), noise(k).to(dtype)
+    for options in (
+        {},
+        {"norm": Norm(gain, None, 1e-5), "activation": "silu", "gated": True},
+        {"norm": Norm(gain, None, 1e-5), "activation": "gelu_tanh"},
+    ):
+        weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
+        options["bias"] = noise(weight.shape[0]).to(dtype)
+        with early_launches(early):
+            out = streamed_gemv(x, weight, launch, **options)
+        assert_close(out, gemv_reference(x, weight, **options))
+    weight, stream = noise(n, k, dtype=dtype) / k**0.5, noise(2, n, dtype=dtype)
+    before = stream.clone()
+    with early_launches(early):
+        streamed_gemv(x, weight, launch, residual=stream[:1])
+    assert_close(stream[:1], gemv_reference(x, weight, residual=before[:1].clone()))
+    assert torch.equal(stream[1], before[1]), "nothing is written behind the row"
+
+
+@pytest.mark.parametrize("launch", [(4, 1024, 1, 8, 100, 1), (8, 256, 2, 2, 24, 2)])
+def test_streamed_rows_that_start_early_wait_for_each_other(launch):
+    """In a CUDA graph, where each launch reads what the one before it wrote, and the weights of all are under way."""
+    from gradus.device.capability import capability
+    from gradus.kernels.gemv import gemv_reference
+    from gradus.kernels.overlap import early_launches
+    from gradus.kernels.streamed_gemv import streamed_gemv
+    from gradus.kernels.streamed_launch import StreamedLaunch
+
+    if not capability(torch.device("cuda", 0)).starts_early:
+        pytest.skip("launches of this GPU do not start early")
+    weights = [noise(896, 896, dtype=torch.bfloat16) / 896**0.5 for _ in range(12)]
+    start = noise(1, 896, dtype=torch.bfloat16)
+
+    def chain(product):
+        x = start.clone()
+        for weight in weights:
+            x = product(x, weight)
+        return x
+
+    def streamed():
+        with early_launches():
+            return chain(lambda x, weight: streamed_gemv(x, weight, StreamedLaunch(*launch)))
+
+    expected = chain(gemv_reference)
+    streamed()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = streamed()
+    for _ in range(20):
+        found.fill_(float("nan"))
+        graph.replay()
+        error = (found.double() - expected.double()).norm() / expected.double().norm()
+        assert error < 4 * ROUNDING[torch.bfloat16], "rounded twelve times, not always to the same side"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)]

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.kernels import activation, few_rows, norm
+from gradus.kernels import activation, few_rows, norm, streamed_gemv
 from gradus.kernels import rope_store as rope_store_module
 from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
 from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
@@ -22,6 +22,7 @@ from gradus.kernels.rope_store import heads_together, rope_store, rope_store_ref
 from gradus.kernels.sampling import sample, sample_reference
 from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
 from gradus.kernels.splits import counters
+from gradus.kernels.streamed_launch import StreamedLaunch
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret
@@ -173,6 +174,39 @@ def test_a_few_rows_on_the_matrix_units_are_each_as_if_alone(rows, name, monkeyp
         assert_close(together, gemv_reference(x, weight, **options))
         alone = [few_rows.few_rows(row, weight, FewRowsLaunch(32, 1, 4, 1), **options) for row in x.split(1)]
         assert torch.equal(together, torch.cat(alone))
+
+
+# Rings of one tile, of three or six, and all at once; one warp, warps that share rows, columns, and both; and fewer
+# outputs than a group has.
+STREAMED = [
+    (19, 136, (4, 128, 1, 2, 0, 1)),
+    (10, 200, (4, 128, 1, 1, 6, 1)),
+    (19, 136, (8, 192, 2, 1, 100, 2)),
+    (2, 8, (16, 128, 2, 2, 14, 1)),
+    (11, 264, (4, 64, 1, 1, 3, 1)),
+]
+
+
+@pytest.mark.parametrize("name", [None, "silu"])
+@pytest.mark.parametrize(("n", "k", "launch"), STREAMED)
+def test_a_streamed_row_through_a_matrix_with_everything_around_it(n, k, launch, name, monkeypatch):
+    """On two programs or more: slices of unequal length, some of which end within a group."""
+    interpret(streamed_gemv, monkeypatch)
+    gated, launch = name == "silu", StreamedLaunch(*launch)
+    x, weight = torch.randn(1, k).half(), (torch.randn(n * (1 + gated), k) * k**-0.5).half()
+    bias = torch.randn(n * (1 + gated)).half()
+    for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
+        options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
+        stream = torch.randn(2, n).half()
+        expected, behind = gemv_reference(x, weight, residual=stream[:1].clone(), **options), stream[1].clone()
+        out = streamed_gemv.streamed_gemv(x, weight, launch, residual=stream[:1], **options)
+        assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[1], behind)
+        assert_close(out, expected)
+        assert streamed_gemv.async_copy.copied == weight.numel(), "each weight once, and nothing beyond"
+        streamed_gemv.async_copy.copied = 0
+        alone = {"norm": around, "activation": name, "gated": gated}
+        assert_close(streamed_gemv.streamed_gemv(x, weight, launch, **alone), gemv_reference(x, weight, **alone))
+        streamed_gemv.async_copy.copied = 0
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -3,24 +3,71 @@
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import triton
 import triton.language as tl
 from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+UNWRITTEN = np.nan
 
 
 class Memory:
-    """Shared memory."""
+    """Shared memory. An index into it, and it in another shape, are views of it."""
 
-    def __init__(self, dtype: Any, shape: Any, layout: None) -> None:
-        self.shape = shape
+    def __init__(self, dtype: Any, shape: Any, layout: None, values: np.ndarray | None = None) -> None:
+        self.dtype, self.shape = dtype, [int(getattr(size, "value", size)) for size in shape]
+        kind = tl.core._unwrap_if_constexpr(dtype)
+        self.values = np.full(self.shape, UNWRITTEN, _get_np_dtype(kind)) if values is None else values
 
     def store(self, value: Any) -> None:
-        assert [*value.shape] == [*self.shape]
-        self.value = value
+        assert [*value.shape] == self.shape
+        self.values[...] = value.handle.data
 
     def load(self, layout: None) -> Any:
-        return self.value
+        return tl.core.tensor(TensorHandle(self.values.copy(), self.kind), tl.block_type(self.kind, self.shape))
+
+    @property
+    def kind(self) -> Any:
+        return tl.core._unwrap_if_constexpr(self.dtype)
+
+    def index(self, at: Any) -> "Memory":
+        return Memory(self.dtype, self.shape[1:], None, self.values[number(at)])
+
+    def _reinterpret(self, dtype: Any, shape: Any, layout: None) -> "Memory":
+        return Memory(dtype, shape, None, self.values.reshape([number(size) for size in shape]))
+
+
+class Copies:
+    """In the place of `async_copy`: what is copied is there when its group has been waited for, and not before.
+
+    copied: how many elements were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.copied = 0
+        self.asked: list[tuple[Memory, Any]] = []
+        self.groups: list[list[tuple[Memory, Any]]] = []
+
+    def async_copy_global_to_shared(self, memory: Memory, pointer: Any, mask: Any) -> None:
+        memory.values[...] = UNWRITTEN
+        mask = tl.broadcast_to(mask, pointer.shape)
+        self.copied += int(mask.handle.data.sum())
+        self.asked.append((memory, tl.load(pointer, mask=mask, other=0.0)))
+
+    def commit_group(self) -> None:
+        self.groups.append(self.asked)
+        self.asked = []
+
+    def wait_group(self, outstanding: Any) -> None:
+        while len(self.groups) > number(outstanding):
+            for memory, value in self.groups.pop(0):
+                memory.store(value)
+
+
+def number(value: Any) -> int:
+    return int(value.handle.data.item() if hasattr(value, "handle") else getattr(value, "value", value))
 
 
 class PlainTriton:
@@ -52,11 +99,16 @@ class PlainTriton:
 
 
 def interpret(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
-    """From now on, that module's kernels are interpreted. Of its layouts nothing is tested."""
+    """From now on, that module's kernels are interpreted. Of its layouts nothing is tested.
+
+    What it imports from another module's kernels is looked up there, so that module has Triton's language as well.
+    """
     for name, value in vars(module).copy().items():
         if isinstance(value, GluonJITFunction):
             patch.setattr(module, name, triton.jit(value.fn))
+            patch.setitem(value.fn.__globals__, "gl", PlainTriton())
         elif isinstance(value, triton.runtime.jit.ConstexprFunction):
             patch.setattr(module, name, lambda *_: None)
     patch.setattr(module, "gl", PlainTriton())
-    patch.setattr(module, "mma_v2", lambda a, b, sums: tl.dot(a, b, sums))
+    patch.setattr(module, "mma_v2", lambda a, b, sums: tl.dot(a, b, sums), raising=False)
+    patch.setattr(module, "async_copy", Copies(), raising=False)

@@ -17,6 +17,8 @@ from gradus.kernels.norm import norm_kernel, warps_of
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.streamed_gemv import streamed_gemv_kernel
+from gradus.kernels.streamed_launch import StreamedLaunch
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 POINTER = "*bf16"
@@ -79,6 +81,7 @@ PLAIN = {
 NUMBERS = {"M": "i32", "N": "i32:16", "eps": "fp32"}
 GATED = PLAIN | {"ACTIVATION": "silu", "GATED": True}
 del GATED["gain_ptr"]  # an RMSNorm before it
+NORMED = {name: value for name, value in PLAIN.items() if name != "gain_ptr"}
 
 
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (2048, 2048), (4096, 14336)])
@@ -121,6 +124,35 @@ def test_a_few_rows_on_the_matrix_units_pass_no_shared_memory_on_their_way_there
     assert code.index("ld.global") < wait, "weights are under way before a dependent launch waits"
     assert not re.search(r"(ld|st)\.shared|matrix|bar\.sync", code[:product])
     assert code[product:].count("bar.sync") == 1
+
+
+# Outputs and columns of Qwen2.5-Coder-0.5B's qkv, gate and up, and down; of Qwen2.5-Coder-1.5B's gate and up.
+@pytest.mark.parametrize(
+    ("n", "k", "around", "launch", "registers"),
+    [
+        (1152, 896, NORMED, (4, 1024, 1, 8, 100, 1), 64),
+        (4864, 896, GATED, (4, 1024, 1, 8, 100, 1), 80),
+        (4864, 896, GATED, (8, 512, 2, 4, 200, 1), 96),
+        (896, 4864, PLAIN, (4, 2560, 1, 8, 100, 1), 128),
+        (8960, 1536, GATED, (4, 512, 1, 8, 100, 1), 96),
+    ],
+)
+def test_a_streamed_rows_weights_are_under_way_before_it_waits(n, k, around, launch, registers):
+    launch = StreamedLaunch(*launch)
+    slices = launch.slices(n, k, around is GATED, 132, H200.shared_memory)
+    constants = {name: value for name, value in around.items() if name not in ("shift_ptr", "GATED", "ROWS")}
+    constants |= {"K": k, "MATRICES": 1 + around["GATED"], "ROWS": launch.outputs, "COLUMNS": launch.columns}
+    constants |= {"ROW_WARPS": launch.row_warps, "COLUMN_WARPS": launch.column_warps, "STAGES": slices.stages}
+    constants |= {"GROUPS": slices.groups, "PLACES": 1 << (slices.groups - 1).bit_length(), "PDL": True}
+    used = compiled(streamed_gemv_kernel, constants, NUMBERS, num_warps=launch.warps)
+    assert_within(used, registers)
+    assert used.shared <= slices.bytes
+    code = used.assembly
+    start, wait = code.index("griddepcontrol.launch_dependents"), code.index("griddepcontrol.wait")
+    assert start < code.index("cp.async.cg.shared.global") < wait < code.index("cp.async.wait_group")
+    copies = len(re.findall(r"cp\.async\.cg[^;]*, 0x10, ", code))
+    assert copies == code.count("cp.async.cg") > 0, "16 bytes each"
+    assert not re.search(r"ld\.shared\.(v2\.)?b(16|8)", code)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Which launch takes a product: what was measured on a device, and what a device takes that was never measured."""
 
 import json
+import math
 from fnmatch import fnmatch
 from pathlib import Path
 from tomllib import loads
@@ -14,8 +15,9 @@ from gradus.kernels import linear
 from gradus.kernels.few_rows_launch import MOST_ROWS as FEW_ROWS
 from gradus.kernels.few_rows_launch import FewRowsLaunch
 from gradus.kernels.gemv import GemvLaunch
-from gradus.kernels.launch_tables import Unmeasured, matching, stored_tables, table_of
+from gradus.kernels.launch_tables import Unmeasured, launch_of, matching, stored_tables, table_of
 from gradus.kernels.skinny import MOST_ROWS, SkinnyLaunch
+from gradus.kernels.streamed_launch import MOST_OUTPUTS, StreamedLaunch
 
 ROOT = Path(__file__).parents[2]
 HOPPER = Capability(9, 0)
@@ -25,7 +27,8 @@ H200 = matching("NVIDIA H200", HOPPER)
 @pytest.mark.parametrize(
     ("m", "n", "k", "launch"),
     [
-        (1, 768, 3072, GemvLaunch(1, 4096, 8)),
+        (1, 768, 3072, GemvLaunch(2, 1024, 4)),
+        (1, 1024, 3072, StreamedLaunch(8, 1024, 2, 4, 100, 1)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
         (32, 576, 1536, SkinnyLaunch(16, 256, 4, 3, 4)),
         (16, 576, 1536, FewRowsLaunch(16, 8, 6, 2)),
@@ -41,7 +44,7 @@ def test_an_h200_takes_what_was_measured_on_one(m, n, k, launch):
 
 
 def test_few_rows_choose_as_the_next_number_of_rows_that_was_measured():
-    assert H200.choose(3, 2048, 2048) == H200.choose(4, 2048, 2048) == GemvLaunch(2, 512, 2)
+    assert H200.choose(3, 2048, 2048) == H200.choose(4, 2048, 2048) == FewRowsLaunch(16, 8, 8, 1)
     assert H200.choose(5, 2048, 2048) == H200.choose(8, 2048, 2048)
     assert H200.choose(33, 50257, 768) == H200.choose(64, 50257, 768)
 
@@ -76,8 +79,8 @@ def test_a_fused_product_takes_gemv_even_where_cublas_wins_and_half_the_rows_wit
     try:
         assert linear.choose_fused(1, 576, 576, False, device) == GemvLaunch(2, 256, 1)
         assert linear.choose_fused(1, 576, 576, True, device) == GemvLaunch(1, 256, 1)
-        assert linear.choose_fused(4, 3072, 768, True, device) == GemvLaunch(1, 256, 1)
-        assert linear.choose_fused(4, 3072, 2048, False, device) is None, "slower than its parts"
+        assert linear.choose_fused(2, 3072, 768, True, device) == GemvLaunch(1, 256, 1)
+        assert linear.choose_fused(4, 3072, 768, False, device) is None, "slower than its parts"
         assert linear.choose_fused(8, 3072, 576, True, device) == FewRowsLaunch(16, 8, 3, 2), "it takes pairs of rows"
         assert linear.choose_fused(17, 3072, 576, True, device) is None, "more rows than a kernel takes"
         assert linear.choose(32, 576, 576, device) is None
@@ -95,6 +98,39 @@ def test_without_gluon_no_launch_is_one_of_a_kernel_in_gluon(monkeypatch):
     assert choose(1, 576, 1536, device) == GemvLaunch(2, 512, 2)
 
 
+class OneRow(Unmeasured):
+    """A table whose single rows are streamed, pairs of rows of a gate as they are."""
+
+    def fused(self, m, n, k):
+        return launch_of([4, 1024, 1, 8, 100, 1])
+
+
+def test_a_streamed_row_takes_pairs_of_rows_and_columns_in_eights(monkeypatch):
+    monkeypatch.setattr(linear, "table_of", lambda device: OneRow())
+    choose, choose_fused = linear.choose.__wrapped__, linear.choose_fused.__wrapped__
+    device = torch.device("meta")
+    streamed = StreamedLaunch(4, 1024, 1, 8, 100, 1)
+    assert choose(1, 896, 4864, device) == choose_fused(1, 9728, 896, True, device) == streamed
+    assert choose(1, 896, 4860, device) == GemvLaunch(1, 2048, 4)
+    assert choose_fused(1, 9728, 892, True, device) == GemvLaunch(1, 256, 1), "with a gate half of its rows"
+    monkeypatch.setattr(linear, "streamed_gemv", None)
+    assert choose(1, 896, 4864, device) == GemvLaunch(1, 2048, 4), "another Gluon"
+
+
+@pytest.mark.parametrize("kilobytes", [0, 24, 100, 400])
+@pytest.mark.parametrize(
+    ("n", "k", "gated"), [(4864, 896, True), (896, 4864, False), (5, 24, False), (151936, 896, False)]
+)
+def test_slices_hold_all_outputs_and_fit_shared_memory(n, k, gated, kilobytes):
+    launch = StreamedLaunch(8, 512, 2, 4, kilobytes, 2)
+    for memory in (99 * 1024, 227 * 1024):
+        slices = launch.slices(n, k, gated, 132, memory)
+        assert slices.bytes <= memory and slices.stages >= 1
+        assert min(n, 2 * 132) <= slices.programs <= n
+        assert (slices.groups - 1) * launch.outputs < math.ceil(n / slices.programs) <= slices.groups * launch.outputs
+        assert slices.groups * launch.outputs <= 2 * MOST_OUTPUTS
+
+
 def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
     assert isinstance(H200.choose(8, 1536, 1536), FewRowsLaunch)
     assert H200.choose(32, 1536, 1536) == H200.choose(32, 2048, 2048)
@@ -102,8 +138,8 @@ def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
 
 def test_a_matrix_measured_with_something_fused_in_is_never_taken_for_its_neighbor():
     assert isinstance(H200.fused(8, 3000, 600), FewRowsLaunch), "as the nearest"
-    assert H200.fused(4, 3072, 768) is not None
-    assert H200.fused(8, 3072, 768) is None, "not measured with 8 rows"
+    assert H200.fused(2, 3072, 768) is not None
+    assert H200.fused(8, 3072, 768) is None, "slower than its parts, whatever is best for its neighbors"
 
 
 def test_where_triton_interprets_nothing_was_measured():
@@ -127,6 +163,21 @@ def test_a_layer_that_is_faster_apart_keeps_its_parts():
         found = fused_kernels.slower_in_a_chain([{"model": "smollm2-135m", "m": 8, "layer": times}])
         assert ((use.n, use.k, "rms", 8) in found) == slower
     assert fused_kernels.chosen(entry, few_rows=False) is None
+
+
+def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
+    """What a chain of products chose, product by product; `gemv`'s launches are those of each product alone."""
+    qkv, output, *_ = fused_kernels.uses("qwen2.5-coder-0.5b")
+    streamed, gemv = [4, 1024, 1, 8, 100, 1], [2, 256, 1]
+    chains = [
+        {"model": "qwen2.5-coder-0.5b", "m": 1, "layer": {"streamed": 2.0}, "launches": [streamed, gemv, gemv, gemv]},
+        {"model": "qwen2.5-coder-0.5b", "m": 2, "layer": {"gemv": 3.0}},
+    ]
+    assert fused_kernels.streamed_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
+    found = dict.fromkeys(("device", "capability", "torch", "triton"), "") | {"products": [], "chains": chains}
+    found["few"] = [{"m": 1} | use._asdict() | {"times": {"[2, 256, 1]": 2.0, "cublas": 9.0}} for use in (qkv, output)]
+    rows = {(row["n"], row["k"]): row for row in json.loads(fused_kernels.table(found))["matrices"]}
+    assert rows[qkv.n, qkv.k]["fused"] == [streamed] and rows[output.n, output.k]["launches"] == [gemv]
 
 
 # -- the files -------------------------------------------------------------------------------------------------------

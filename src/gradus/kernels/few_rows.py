@@ -107,10 +107,10 @@ def few_rows_kernel(
     output = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
     here = row[None, :] * N + output[:, None]
     inside = (row < M)[None, :] & (output < N)[:, None]
-    bias = _vector(bias_ptr, output, output < N)
-    up_bias = _vector(bias_ptr, N + output, output < N) if GATED else bias
+    bias = vector(bias_ptr, output, output < N)
+    up_bias = vector(bias_ptr, N + output, output < N) if GATED else bias
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
-    onto = _vector(residual_ptr, here, inside)
+    onto = vector(residual_ptr, here, inside)
     sums, ups, squares = _products(
         tiles, x_ptr, weights, up_weights, gain_ptr, M, N - first, K, GATED, ROWS, BLOCK_N, WARPS, AHEAD, SUMS
     )
@@ -209,7 +209,7 @@ def _columns_of_x(WARPS: constexpr) -> tensor:
 
 
 @gluon.jit
-def _vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
+def vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
     """What lies there, in float32; or zeros, if there is no such vector."""
     if pointer is not None:
         return gl.load(pointer + at, mask=inside, other=0.0).to(gl.float32)

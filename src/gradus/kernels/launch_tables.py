@@ -28,8 +28,9 @@ from gradus.device.capability import Capability, capability
 from gradus.kernels.few_rows_launch import FewRowsLaunch
 from gradus.kernels.gemv import GemvLaunch
 from gradus.kernels.skinny import SkinnyLaunch
+from gradus.kernels.streamed_launch import StreamedLaunch
 
-FusedLaunch = GemvLaunch | FewRowsLaunch  # of kernels with a norm, an activation and a sum in them
+FusedLaunch = GemvLaunch | FewRowsLaunch | StreamedLaunch  # of kernels with a norm, an activation and a sum in them
 Launch = FusedLaunch | SkinnyLaunch
 
 
@@ -103,9 +104,8 @@ def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int
 
 def launch_of(numbers: Sequence[int]) -> Launch:
     """Each kind has as many numbers as fields, and no two have as many."""
-    return next(
-        kind(*numbers) for kind in (GemvLaunch, FewRowsLaunch, SkinnyLaunch) if len(kind._fields) == len(numbers)
-    )
+    kinds = (GemvLaunch, FewRowsLaunch, SkinnyLaunch, StreamedLaunch)
+    return next(kind(*numbers) for kind in kinds if len(kind._fields) == len(numbers))
 
 
 class Unmeasured:
@@ -114,7 +114,7 @@ class Unmeasured:
     def choose(self, m: int, n: int, k: int) -> Launch | None:
         return self.fused(m, n, k)
 
-    def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
+    def fused(self, m: int, n: int, k: int) -> GemvLaunch | None:
         if m != 1:
             return None
         if k < 1024:

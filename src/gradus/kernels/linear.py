@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from gradus.kernels.few_rows_launch import FewRowsLaunch
 from gradus.kernels.gemv import Around, GemvLaunch, gemv
 from gradus.kernels.hopper_launch import in_gluon
-from gradus.kernels.launch_tables import FusedLaunch, Launch, table_of
+from gradus.kernels.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
 from gradus.kernels.skinny import SkinnyLaunch, skinny
+from gradus.kernels.streamed_launch import VECTOR, StreamedLaunch
 
 
 def _few_rows() -> Callable[..., Tensor]:
@@ -21,24 +22,40 @@ def _few_rows() -> Callable[..., Tensor]:
     return few_rows
 
 
+def _streamed_gemv() -> Callable[..., Tensor]:
+    from gradus.kernels.streamed_gemv import streamed_gemv
+
+    return streamed_gemv
+
+
 few_rows = in_gluon(_few_rows)
+streamed_gemv = in_gluon(_streamed_gemv)
 
 
 @cache
 def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
     """How to multiply [m, k] by a 16-bit matrix [n, k]: a launch of one of this project's kernels; None for cuBLAS."""
     launch = table_of(device).choose(m, n, k)
+    if isinstance(launch, StreamedLaunch):
+        return _streamed(launch, n, k)
     return None if isinstance(launch, FewRowsLaunch) and few_rows is None else launch
+
+
+def _streamed(launch: StreamedLaunch, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
+    """That launch, or `gemv`'s where there is no Gluon, or where rows of the matrix are no multiples of 16 bytes."""
+    return Unmeasured().fused(1, n, k) if streamed_gemv is None or k % VECTOR else launch
 
 
 @cache
 def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> FusedLaunch | None:
     """How to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None where apart is faster."""
     launch = table_of(device).fused(m, n, k)
-    if isinstance(launch, FewRowsLaunch):
-        return launch if few_rows is not None else None
+    if isinstance(launch, StreamedLaunch):
+        launch = _streamed(launch, n, k)
+    if isinstance(launch, FewRowsLaunch) and few_rows is None:
+        return None
     # with a gate, a program reads two rows of weights for an output
-    return launch._replace(rows=max(1, launch.rows // 2)) if launch and gated else launch
+    return launch._replace(rows=max(1, launch.rows // 2)) if isinstance(launch, GemvLaunch) and gated else launch
 
 
 def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpack[Around]) -> Tensor:
@@ -47,8 +64,9 @@ def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpac
     """
     if isinstance(launch, GemvLaunch):
         return gemv(x, weight, launch, **around)
-    assert few_rows is not None
-    return few_rows(x, weight, launch, **around)
+    kernel = few_rows if isinstance(launch, FewRowsLaunch) else streamed_gemv
+    assert kernel is not None
+    return kernel(x, weight, launch, **around)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
