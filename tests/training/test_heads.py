@@ -14,6 +14,7 @@ from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 from gradus.loading import open_checkpoint
 from gradus.loading.progress import Silent
+from gradus.models import Model, create_model
 from gradus.speculative.heads import HeadsShape, create_heads
 from gradus.speculative.heads_drafter import draft_head
 from gradus.text.llm import LLM
@@ -115,9 +116,16 @@ def test_the_gradient_in_pieces_is_that_of_all_logits_at_once(kind, monkeypatch)
     torch.testing.assert_close(gradient, whole, atol=1e-7, rtol=1e-4)
 
 
+def narrow_model() -> Model:
+    model = create_model(tiny_model(SHAPE).config, dtype=torch.bfloat16)
+    model.load_state_dict(tiny_model(SHAPE).state_dict())
+    return model
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_learn_to_say_what_the_model_says(kind):
-    model, spoken = tiny_model(SHAPE), conversations(40)
+@pytest.mark.parametrize("model", [tiny_model(SHAPE), narrow_model()], ids=["float32", "bfloat16"])
+def test_heads_learn_to_say_what_the_model_says(kind, model):
+    spoken = conversations(40)
     train = batches(spoken, 256, K)
     shape = HeadsShape(kind, K, model.config.hidden_size, 96, model.config.vocab_size)
     heads, head = begun(shape, model, train[0], seed=1), draft_head(model, shape.vocabulary)
@@ -126,7 +134,7 @@ def test_heads_learn_to_say_what_the_model_says(kind):
     steps = descend(model, heads, head, train, recipe, Silent(), float("inf"), scale)
     heads.layer.fuse.weight[:, model.config.hidden_size :] *= scale
     after = agreement(model, heads, head, train, K)
-    assert steps == 30 * len(train)
+    assert steps == 30 * len(train) and heads.layer.fuse.weight.dtype == torch.float32
     assert after.right[0] > before.right[0] + 0.05 and after.tokens_per_step > before.tokens_per_step + 0.1
 
 

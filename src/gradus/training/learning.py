@@ -40,15 +40,28 @@ def loss_and_gradient(features: Tensor, hidden: Tensor, counts: Tensor, head: nn
     gradient, total = torch.zeros_like(features), torch.zeros((), device=features.device)
     for some in slices(features, int(logits_of(head, hidden[:1, :1]).shape[-1])):
         with torch.no_grad():
-            expected = logits_of(head, hidden[some]).softmax(-1)
+            expected = logits_of(head, hidden[some]).softmax(-1, dtype=torch.float32)
         for i in range(drafts):
-            part = features[some, :, i].detach().requires_grad_()
-            found = logits_of(head, part.to(hidden.dtype)).log_softmax(-1)
-            losses = -(expected[:, i + 1 : i + 1 + places] * found).sum(-1)
-            loss = (losses * counts[some, :, i]).sum() * share[i]
-            (gradient[some, :, i],) = torch.autograd.grad(loss, part)
-            total += loss.detach()
+            weight = share[i] * counts[some, :, i]
+            losses, part = cross_entropy(expected[:, i + 1 : i + 1 + places], features[some, :, i], head, hidden.dtype)
+            gradient[some, :, i] = weight.unsqueeze(-1) * part
+            total += (weight * losses).sum()
     return float(total), gradient
+
+
+def cross_entropy(expected: Tensor, features: Tensor, head: nn.Module, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """At each place, and its gradient by that place's features: [S, P] and [S, P, D]. expected: [S, P, vocabulary].
+
+    The gradient by a logit is what is found less what is expected. So nothing as large as the logits is kept for a
+    backward pass, and what is written last is as narrow as they are.
+    """
+    part = features.detach().to(dtype).requires_grad_()
+    logits = logits_of(head, part)
+    with torch.no_grad():
+        found = logits.log_softmax(-1, dtype=torch.float32)
+        losses = -torch.linalg.vecdot(expected, found)
+        by_logit = torch.sub(found.exp_(), expected, out=torch.empty_like(logits))
+    return losses, torch.autograd.grad(logits, part, by_logit)[0]
 
 
 def slices(features: Tensor, vocabulary: int) -> list[slice]:
@@ -58,6 +71,6 @@ def slices(features: Tensor, vocabulary: int) -> list[slice]:
 
 
 def logits_of(head: nn.Module, hidden: Tensor) -> Tensor:
-    """[…, D] → float32 […, vocabulary]."""
-    found: Tensor = head(hidden.flatten(0, -2)).float()
+    """[…, D] → […, vocabulary]."""
+    found: Tensor = head(hidden.flatten(0, -2))
     return found.unflatten(0, hidden.shape[:-1])
