@@ -197,7 +197,7 @@ def test_the_half_that_does_not_copy_waits_for_longer_steps_but_not_twice_as_lon
     cost, half = by_rows(row), sequences // 2
     device = settled(mixed(sequences, 1 / 2), cost)
     alone = half / cost(sequences, 0)  # tokens per second of half of the sequences, without drafts
-    assert device.of_each[half:].sum() / device.seconds > 0.6 * alone
+    assert device.of_each[half:].sum() / device.seconds > 0.55 * alone
     assert device.of_each[:half].sum() / device.seconds > 0.95 * alone, "those that copy never lose"
 
 
@@ -222,7 +222,7 @@ def test_it_says_why_there_are_so_many():
     assert control.choose(device.slots, 11) == 2, "a step with less room"
 
     whys = set()
-    for _ in range(600):
+    for _ in range(1500):  # first it makes good for drafts that were verified too long
         device.step(0.0)
         whys.add((control.stats().drafts, control.stats().why))
     assert (2, "a probe") in whys

@@ -25,8 +25,9 @@ MOST_ROWS = 256
 """Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
 
 PRIOR = 0.5  # that a draft of a request stands, before there is any of its own
-WORTH = 1  # step with drafts that what is expected of a new request counts for
+WORTH = 4  # steps with drafts that what is expected of a new request counts for, as far as others bear it out
 NEW = 1 / 8  # how much of a new observation an average takes over, once there were some
+OWN = 1 / 16  # the same for what a request's drafts come to: with 1 / 8 chance alone stopped drafts that paid
 SLOW = 1 / 64  # the same for positions that were not tried, towards what those before them suggest
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
@@ -61,7 +62,7 @@ class DraftControl:
         self._shared = prior  # of all requests
         self._prior = prior
         self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
-        self._seen = np.full(slots, WORTH)  # by slot: steps with drafts
+        self._seen = np.ones(slots)  # by slot: steps with drafts
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
@@ -81,7 +82,8 @@ class DraftControl:
 
     def begin(self, slot: int) -> None:
         """The slot has a new owner: it may be what other requests are, or better."""
-        self._agree[slot], self._seen[slot] = np.maximum(self._shared, self._prior), WORTH
+        expected = np.maximum(self._shared, self._prior)
+        self._agree[slot], self._seen[slot] = expected, max(1.0, WORTH * self._shared[0] / expected[0])
         self._held, self._unlooked = 0, min(self._unlooked, SOON)
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
@@ -156,15 +158,16 @@ class DraftControl:
         return drafts
 
     def _cost(self, size: int, drafts: int) -> float:
-        """Seconds of a step: measured, or guessed from the nearest numbers of drafts below that were."""
-        if (size, drafts) in self._seconds:
-            return self._seconds[size, drafts]
-        *_, below = known = [each for each in self.choices if each < drafts and (size, each) in self._seconds]
-        seconds = self._seconds[size, below]
-        each = GUESS * seconds
-        if len(known) > 1:
-            each = max(each, (seconds - self._seconds[size, known[-2]]) / (below - known[-2]))
-        return seconds + each * (drafts - below)
+        """Seconds of a step: measured, or guessed from the nearest numbers of drafts that were. 0 always was."""
+        known = [each for each in self.choices if (size, each) in self._seconds]
+        less, more = [each for each in known if each <= drafts], [each for each in known if each > drafts]
+        below, seconds = less[-1], self._seconds[size, less[-1]]
+        if more:
+            rise = (self._seconds[size, more[0]] - seconds) / (more[0] - below)
+        else:
+            rise = (seconds - self._seconds[size, less[-2]]) / (below - less[-2]) if len(less) > 1 else 0.0
+            rise = max(rise, GUESS * seconds)
+        return seconds + rise * (drafts - below)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -189,7 +192,7 @@ class DraftControl:
         self._accepted[:drafts] += np.count_nonzero(stood[:, 1:], axis=0)
         agreed = stood[:, 1:].astype(np.float64)
         self._seen[slots] += 1
-        self._agree[slots] = _moved(self._agree[slots], agreed, np.maximum(NEW, 1 / self._seen[slots, None]))
+        self._agree[slots] = _moved(self._agree[slots], agreed, np.maximum(OWN, 1 / self._seen[slots, None]))
         self._shared = _moved(self._shared[None], agreed.mean(axis=0, keepdims=True), np.array([[NEW]]))[0]
         if agreed[:, 0].mean() < PRIOR:
             self._run = 0  # a probe has seen enough
