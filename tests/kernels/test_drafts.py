@@ -9,6 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a slow processor takes five minutes for the second
 @pytest.mark.parametrize("name", ["interpreted_drafts.py", "interpreted_speculation.py"])
 def test_interpreted_on_the_cpu(name):
     """In a process of its own: Triton decides at its import whether it interprets."""

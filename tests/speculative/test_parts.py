@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradus.engine.plan import REJECTED, Admission
+from gradus.engine.plan import REJECTED, UNKNOWN, Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.kernels.ngram_reference import look_up
 from gradus.sampling.sampler import standing
@@ -52,3 +52,18 @@ def test_the_history_grows_by_what_stands_and_forgets_with_its_owner():
     history.admit([Admission(1, request, 0, (4, 5))])
     assert history.lengths.tolist()[1] == 2
     assert np.all(history.lengths[2].numpy() == 1), "padding stays one token long"
+
+
+@pytest.mark.parametrize("device", ["cpu", "another"])
+def test_the_host_reads_and_appends_what_the_device_has(device):
+    """On a CPU in its own memory, elsewhere by tensors: the same."""
+    history = History(3, 10, torch.device("cpu"))
+    if device != "cpu":
+        history._mine = None
+    request = Request.create("a", [4, 5], SamplingParams(max_tokens=4), ModelLimits(10, 10))
+    history.admit([Admission(0, request, 0, (1,)), Admission(1, request, 0, (4, 5))])
+    slots, positions = np.array([1, 1, 1, 0]), np.array([2, 3, 4, 1])
+    history.append(slots, positions, torch.tensor([6, 7, REJECTED, UNKNOWN]))
+    assert history.newest(np.array([1, 0])) == ([4, 2], [7, 0])
+    assert history.tokens[1, :5].tolist() == [4, 5, 6, 7, 0]
+    assert history.lengths.tolist() == [2, 4, 1, 1]

@@ -30,7 +30,9 @@ ALIGNMENT = 16  # bytes: a kernel compiled for pointers at such addresses is ano
 
 
 def upload_parts(parts: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Several lists in one copy: a tensor [len(part)] each, every one of them aligned."""
+    """Several lists in one copy, where there is one to make: a tensor [len(part)] each, every one of them aligned."""
+    if device.type == "cpu":
+        return [upload(part, dtype, device) for part in parts]
     unit = ALIGNMENT // dtype.itemsize
     padded = [[*part, *[0] * (-len(part) % unit)] for part in parts]
     whole = upload([number for part in padded for number in part], dtype, device)

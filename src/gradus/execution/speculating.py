@@ -75,14 +75,12 @@ class SpeculatingRunner:
         if not len(decodes):
             return {}
         assert decodes.limits is not None, "a plan of an engine that does not speculate"
-        slots = upload(decodes.slots, torch.int64, self.device)
-        lengths = self.history.lengths[slots]
-        newest = self.history.tokens[slots, lengths - 1]
+        lengths, newest = self.history.newest(decodes.slots)
         drafts: list[list[int]] = [[] for _ in range(len(decodes))]
         if decodes.drafts:
-            limits = upload(decodes.limits, torch.int64, self.device)
+            slots, limits = (upload(each, torch.int64, self.device) for each in (decodes.slots, decodes.limits))
             drafts = self.drafter.propose(self.history, slots, decodes.drafts, limits).tolist()
-        columns = decodes.slots.tolist(), lengths.tolist(), decodes.limits.tolist(), newest.tolist(), drafts
+        columns = decodes.slots.tolist(), lengths, decodes.limits.tolist(), newest, drafts
         spans = {}
         for row, (slot, length, limit, token, proposed) in enumerate(zip(*columns, strict=True)):
             tokens = [token, *upto_missing(proposed)][: max(0, limit - (length - 1))]
@@ -99,13 +97,13 @@ class SpeculatingRunner:
 
     def record(self, rows: Rows, tokens: Tensor) -> None:
         if len(rows):
-            slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
-            self.history.record(slots, positions, tokens)
+            self.history.append(rows.slots, rows.positions, tokens)
         if self.states is not None and self.runner.hidden is not None:
             drawn = zip(rows.slots.tolist(), tokens.tolist(), strict=True)
             last = {slot: row for row, (slot, token) in enumerate(drawn) if token > REJECTED}  # rows are in their order
             slots, standing = upload_parts([list(last), list(last.values())], torch.int64, self.device)
-            self.states.record(slots, self.runner.hidden[standing])
+            hidden = self.runner.hidden
+            self.states.record(slots, hidden if len(standing) == len(hidden) else hidden[standing])
 
 
 def upto_missing(drafts: Iterable[int]) -> list[int]:

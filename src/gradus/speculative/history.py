@@ -5,13 +5,14 @@ which token is its newest, is known here first.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.device.transfer import upload
-from gradus.engine.plan import REJECTED, Admission
+from gradus.device.transfer import upload, upload_parts
+from gradus.engine.plan import REJECTED, Admission, Column
 
 
 def history_bytes(slots: int, context_length: int) -> int:
@@ -19,11 +20,17 @@ def history_bytes(slots: int, context_length: int) -> int:
 
 
 class History:
-    """tokens: int32 [slots + 1, context_length]; lengths: int64 [slots + 1]. The last slot is padding's: one token."""
+    """tokens: int32 [slots + 1, context_length]; lengths: int64 [slots + 1]. The last slot is padding's: one token.
+
+    On a CPU, `newest` and `append` are what each step needs, in the host's own memory: a handful of torch operations
+    would take some hundredths of each step, whether anything is drafted or not.
+    """
 
     def __init__(self, slots: int, context_length: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots + 1, context_length, dtype=torch.int32, device=device)
         self.lengths = torch.ones(slots + 1, dtype=torch.int64, device=device)
+        on_host = device.type == "cpu"
+        self._mine = (self.tokens.numpy(), self.lengths.numpy()) if on_host else None  # the same memory
 
     @property
     def device(self) -> torch.device:
@@ -33,24 +40,45 @@ class History:
         """Slots change owners: their tokens are those known already. In one copy, since crowds arrive at once."""
         if not admissions:
             return
-        longest = self.tokens.shape[1]
         known = {admission.slot: admission.tokens for admission in admissions}  # a slot may change hands twice
-        places = [slot * longest + np.arange(len(tokens)) for slot, tokens in known.items()]
-        lengths = [len(tokens) for tokens in known.values()]
-        parts = [np.array(part) for part in (*places, *known.values(), list(known), lengths)]
-        total, count = sum(lengths), len(known)
-        numbers = upload(np.concatenate(parts), torch.int64, self.device)
-        where, tokens, slots, ends = numbers.split([total, total, count, count])
-        self.tokens.view(-1)[where] = tokens.int()
-        self.lengths[slots] = ends
+        slots, ends = np.array([*known]), np.array([len(tokens) for tokens in known.values()])
+        total, count = int(ends.sum()), len(known)
+        # row by row of the table: each slot's places are from its row's first on
+        where = np.arange(total) + np.repeat(slots * self.tokens.shape[1] + ends - ends.cumsum(), ends)
+        said = np.fromiter(chain.from_iterable(known.values()), np.int64, total)
+        numbers = upload(np.concatenate([where, said, slots, ends]), torch.int64, self.device)
+        places, tokens, owned, lengths = numbers.split([total, total, count, count])
+        self.tokens.view(-1)[places] = tokens.int()
+        self.lengths[owned] = lengths
 
     def record(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Append what a step drew: token and position of each row, int64 [R]; rows that do not stand are passed over.
 
         A row without a finite logit counts as token 0: its sequence has ended, and runs a step in vain at most.
         """
-        stands = tokens > REJECTED
-        slots = torch.where(stands, slots, len(self.lengths) - 1)
-        positions = torch.where(stands, positions, 0)
-        self.tokens[slots, positions] = tokens.clamp(min=0).int()
-        self.lengths.scatter_reduce_(0, slots, positions + 1, "amax")
+        self.tokens[slots, positions] = tokens.clamp(min=0).int()  # of a row that is passed over, beyond the length
+        self.lengths.scatter_reduce_(0, slots, torch.where(tokens > REJECTED, positions + 1, 0), "amax")
+
+    def newest(self, slots: Column) -> tuple[list[int], list[int]]:
+        """Each slot's length and its last token, on the host."""
+        if self._mine is not None:
+            said, counts = self._mine
+            lengths = counts[slots]
+            return lengths.tolist(), said[slots, lengths - 1].tolist()
+        there = upload(slots, torch.int64, self.device)
+        counted = self.lengths[there]
+        return counted.tolist(), self.tokens[there, counted - 1].tolist()
+
+    def append(self, slots: Column, positions: Column, tokens: Tensor) -> None:
+        """As `record`, of slots and positions that the host knows."""
+        if self._mine is None:
+            there, places = upload_parts([slots.tolist(), positions.tolist()], torch.int64, self.device)
+            self.record(there, places, tokens)
+            return
+        said, counts = self._mine
+        drawn = tokens.numpy()
+        stands = drawn > REJECTED
+        if not stands.all():
+            slots, positions, drawn = slots[stands], positions[stands], drawn[stands]
+        said[slots, positions] = np.maximum(drawn, 0)
+        np.maximum.at(counts, slots, positions + 1)
