@@ -82,6 +82,18 @@ BENCHMARK = Benchmark(
     ),
     profile=("p06", "p07"),
     accounts={
+        "cpu": Account(
+            explains=(
+                "p07 has about half of p06's rate, as predicted for torch: {alone/32/p07/speedup} times it alone, and "
+                "{batch/4/p07/speedup} with four at once. A matrix is widened once for all rows of a step, so the more "
+                "there are, the less that counts: with sixteen at once it is {batch/16/p07/speedup}."
+            ),
+            loses=(
+                "Every wide copy is new memory. Where the C library gives freed memory back to the system, each is "
+                "filled with zeros first, and p07 takes several times as long; so the command line has it kept "
+                "(`src/gradus/device/allocator.py`)."
+            ),
+        ),
         "h200": Account(
             explains=(
                 "p07 is slower than p06 everywhere, as predicted for torch: {batch/1/p07/speedup} times its rate "

@@ -6,4 +6,5 @@ Read in this order:
     capability.py   what a GPU can do
     processor.py    what Linux says of the processor
     threads.py      how many threads compute on a CPU, and how they wait for one another
+    allocator.py    what the C library does with memory that was freed
 """
