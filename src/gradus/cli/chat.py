@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT = SamplingParams()
 COMMANDS = "/reset forgets the conversation, /quit leaves, Ctrl-C cancels the current answer"
+LOOK_S = 0.5  # between two looks at the prompt for a Ctrl-C that came too early
 
 
 @options.for_one_prompt
@@ -79,11 +80,28 @@ def _lines(interactive: bool) -> Iterator[str]:
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 
+    signal.signal(signal.SIGALRM, lambda *_: None)  # for good: an alarm that came late would end the process
     while True:
         try:
-            yield input("\n> ")
+            with _early_interruptions():
+                line = input("\n> ")
         except EOFError:
             return
+        yield line
+
+
+@contextmanager
+def _early_interruptions() -> Iterator[None]:
+    """Ctrl-C leaves the prompt even if it came between its being shown and its waiting for a key.
+
+    A signal ends that wait only if it comes meanwhile. Python has noted an earlier one, but acts on it when the wait is
+    next disturbed, by a key or by another signal: so an alarm disturbs it twice a second.
+    """
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _answer(conversation: "Conversation", text: str, interactive: bool) -> None:
@@ -115,8 +133,8 @@ class Conversation:
     def say(self, text: str) -> Completion:
         """Answer `text`, showing the answer as it comes. Ctrl-C ends it early; what was said until then is kept."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        request = self.llm.submit(self.llm.chat_prompt(asked), self.params)
         with _interruptions() as interrupted:
+            request = self.llm.submit(self.llm.chat_prompt(asked), self.params)
             completion = None
             while completion is None:
                 deltas = self.llm.cancel(request) if interrupted.is_set() else self.llm.step()
