@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,13 +22,25 @@ def test_every_family_at_every_number_of_rows(shape, rows):
     close(step.compiled(Pages(model).decode_model(model)), step.in_torch(model, Pages(model)))
 
 
-@pytest.mark.parametrize("rows", [9, 16, 20, 32])
+@pytest.mark.parametrize("rows", [9, 11, 16, 20, 32])
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-llama", "tiny-gemma3"])
 def test_as_many_rows_as_a_step_takes(shape, rows):
     model = made(shape, context_length=256)
     step = Step(model, (MIXED * 4)[:rows])
     found = step.compiled(Pages(model, slots=MANY).decode_model(model))
     close(found, step.in_torch(model, Pages(model, slots=MANY)))
+
+
+@pytest.mark.parametrize(("rows", "multiplied"), [(3, 4), (5, 8), (9, 9), (10, 10), (11, 12), (13, 16), (17, 17)])
+def test_a_few_rows_more_than_eight_are_not_filled_up_to_sixteen(rows, multiplied):
+    """Eight sequences of which one verifies a draft are nine rows."""
+    model = made("tiny-llama", context_length=256)
+    decode = Pages(model, slots=MANY).decode_model(model)
+    poison(decode)
+    Step(model, (MIXED * 4)[:rows]).compiled(decode)
+    for worker in decode.workers:
+        filled = ~np.isnan(worker.rows.x[:, 0])
+        assert not filled.any() or filled.tolist() == [row < multiplied for row in range(MOST_ROWS)]
 
 
 @pytest.mark.parametrize("context", [0, 1, 15, 16, 17, 30, 31, 32, 33, 63, 64, 127])

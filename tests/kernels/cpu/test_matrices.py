@@ -159,7 +159,7 @@ def product(linear, width, rows, hidden, scale=1.0, dtype=torch.float32):
     return model.layers[-1].down, features, added
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 20])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 10, 20])
 @pytest.mark.parametrize(
     ("kind", "width"),
     [(kind, width) for kind in FLOATS for width in WIDTHS if kind != "int4-g64" or width % 64 == 0],
@@ -167,10 +167,11 @@ def product(linear, width, rows, hidden, scale=1.0, dtype=torch.float32):
 def test_a_product_is_that_of_the_stored_floats(kind, width, rows, monkeypatch):
     monkeypatch.setattr(kernel_model, "CHUNK_BYTES", 1)  # 16 columns each; the last chunk has 4
     down, features, added = product(FLOATS[kind], width, rows, hidden=52)
-    is_product(down, features, added)
+    # codes times x, less zeros times the sum of x: each may be larger than what is left
+    is_product(down, features, added, 2e-6 if kind.startswith("int4") else 1e-6)
 
 
-@pytest.mark.parametrize("rows", [*range(1, 10), 17, 32])
+@pytest.mark.parametrize("rows", [*range(1, 13), 17, 32])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_chunks_of_more_weight_rows_than_a_turn_takes(kind, rows):
     """140 rows in chunks of 48 and a last one of 44, which neither 3 nor 33 divides."""
@@ -186,7 +187,7 @@ def test_every_row_of_activations_begins_at_a_line_of_memory(width):
         assert each.ctypes.data % LINE == 0 and each.strides[0] % LINE == 0
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 20])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 9, 10, 20])
 @pytest.mark.parametrize("width", [192, 256])
 @pytest.mark.parametrize("kind", ["int4", "int4-g32", "int4-g64", "int4-ordered"])
 def test_int4_multiplies_bfloat16_where_activations_are(kind, width, rows, monkeypatch):
@@ -223,7 +224,7 @@ def test_int4_made_wide_for_torch_is_the_same_matrix(kind, dtype, together, monk
     torch.testing.assert_close(product, down.forward(x))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 20])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 9, 10, 20])
 @pytest.mark.parametrize("width", [24, 64, 100, 128, 160, 192, 640])  # multiples of 64 are VNNI's
 def test_int8_sums_are_those_of_integers(width, rows, monkeypatch):
 

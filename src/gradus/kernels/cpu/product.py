@@ -1,7 +1,8 @@
 """Products of a few rows: some rows of a matrix, times 1 to 32 rows of activations.
 
 Reading the weights is the cost, so each is read once from memory. It meets up to 8 rows of activations in registers,
-and more of them from the cache, where the few rows of weights that a thread works on stay meanwhile. What a scheme does
+and more of them from the cache, where the few rows of weights that a thread works on stay meanwhile. After whole eights
+there may be 1, 2 or 4 rows: eight sequences of which one verifies a draft are nine, and not sixteen. What a scheme does
 to activations is done once per thread, on a copy: int8 rounds them, int4 puts them into the order of its words.
 
 The torch reference is `forward` of the matrix's class. Sums are taken in another order; those of integers are the same.
@@ -83,8 +84,9 @@ def make_rows(width: int) -> Rows:
 
 @njit(**FLAGS)
 def padded(count: int) -> int:
-    """The number of rows that a product works on for `count` of them: 1, 2, 4, or multiples of 8."""
-    return count if count <= 2 else 4 if count <= 4 else -(-count // TOGETHER) * TOGETHER
+    """The number of rows that a product works on for `count` of them: a multiple of 8, and 1, 2 or 4 more."""
+    rest = count % TOGETHER
+    return count - rest + (rest if rest <= 2 else 4 if rest <= 4 else TOGETHER)
 
 
 # -- activations, as a matrix wants them -------------------------------------------------------------------------------
