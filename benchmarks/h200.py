@@ -78,11 +78,11 @@ PARTS = (
     Part("p10", LLAMA, "bfloat16"),
     # memory as the size of the batch
     Part("p05", LLAMA, "bfloat16"),
-    Part("p06", LLAMA, "bfloat16"),
+    Part("p06", LLAMA, "bfloat16", repeats=3),  # of half a minute and more
     # fewer bits in plain torch
     Part("p07", LLAMA, "bfloat16"),
     Part("p04", GPT2, "float32", ("memory",), repeats=1),  # minutes a run, and a cache's size is the same in all
-    Part("p04", GPT2, "float32", ("equal-memory", "gather", "profile")),
+    Part("p04", GPT2, "float32", ("equal-memory", "gather", "profile"), repeats=3),
     # GPT-2 in float32: the shape of the published build-up that the course's first phases are compared with
     Part("p01", GPT2, "float32"),
     Part("p02", GPT2, "float32"),
@@ -109,7 +109,7 @@ def main() -> int:
     if options.out is None or options.commit is None:
         parser.error("--out and --commit are needed")
     keep(options.before, options.out)
-    bench = Bench(options.out, options.commit, options.vllm, quick=options.quick)
+    bench = Bench(options.out, options.commit, options.vllm, quick=options.quick, peers=not options.no_peers)
     took, failed = [], 0
     for number in chosen(options.parts):
         part = PARTS[number - 1]
@@ -133,6 +133,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--commit", help="the commit that is measured, as `git rev-parse` gives it")
     parser.add_argument("--vllm", type=Path, help="the folder that vLLM was unpacked in; without it, it is left out")
     parser.add_argument("--parts", help="only these, counted from 1: as in 1-5 or 6,7")
+    parser.add_argument("--no-peers", action="store_true", help="leave transformers out: a third of p09's time")
     parser.add_argument("--list", action="store_true", help="show the parts and do nothing")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: short workloads, two repeats")
     return parser
@@ -155,6 +156,7 @@ class Bench:
     commit: str
     vllm: Path | None
     quick: bool
+    peers: bool
     suite: Suite | None = None
 
     def run(self, part: Part) -> None:
@@ -166,7 +168,7 @@ class Bench:
             return
         settings = Settings(
             part.model, "cuda", part.dtype, repeats=part.repeats, quick=self.quick, resume=True, commit=self.commit,
-            tables=part.tables, contenders=part.contenders,
+            tables=part.tables, contenders=part.contenders, peers=self.peers,
         )  # fmt: skip
         with watcher() as watching:
             suite = self.suite
