@@ -99,16 +99,17 @@ class PlainTriton:
 
 
 def interpret(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
-    """From now on, that module's kernels are interpreted. Of its layouts nothing is tested.
-
-    What it imports from another module's kernels is looked up there, so that module has Triton's language as well.
+    """From now on, that module's kernels are interpreted, with what they call of other modules'. Of layouts nothing is
+    tested.
     """
-    for name, value in vars(module).copy().items():
-        if isinstance(value, GluonJITFunction):
-            patch.setattr(module, name, triton.jit(value.fn))
-            patch.setitem(value.fn.__globals__, "gl", PlainTriton())
-        elif isinstance(value, triton.runtime.jit.ConstexprFunction):
-            patch.setattr(module, name, lambda *_: None)
-    patch.setattr(module, "gl", PlainTriton())
-    patch.setattr(module, "mma_v2", lambda a, b, sums: tl.dot(a, b, sums), raising=False)
-    patch.setattr(module, "async_copy", Copies(), raising=False)
+    gluon = [value for value in vars(module).values() if isinstance(value, GluonJITFunction)]
+    homes = {function.fn.__module__: function.fn.__globals__ for function in gluon} | {module.__name__: vars(module)}
+    for names in homes.values():
+        for name, value in names.copy().items():
+            if isinstance(value, GluonJITFunction):
+                patch.setitem(names, name, triton.jit(value.fn))
+            elif isinstance(value, triton.runtime.jit.ConstexprFunction):
+                patch.setitem(names, name, lambda *_: None)
+        patch.setitem(names, "gl", PlainTriton())
+        patch.setitem(names, "mma_v2", lambda a, b, sums: tl.dot(a, b, sums))
+        patch.setitem(names, "async_copy", Copies())
