@@ -127,7 +127,7 @@ class DraftRunner:
         self.step, self.graphs = step, graphs
         self.run_model: RunModel = step.model
         self.device = step.model.device
-        self.arrived: float | None = 0.0  # when the host saw the newest step; None if prompts were in it
+        self.arrived: float | None = None  # when the host saw the newest step; None if prompts were in it
 
     @property
     def attention(self) -> AttentionBackend:
@@ -255,7 +255,7 @@ class DraftResult:
         self, runner: DraftRunner, plan: Plan, rows: int, tokens: Tensor, width: int, logprobs: DrawnLogprobs | None
     ) -> None:
         self.rows = rows
-        self._runner, self._launched, self._width = runner, time.perf_counter(), width
+        self._runner, self._width = runner, width
         self._steady = runner.step.drafter.steady
         self._counts = [span.logits for span in plan.spans]
         self._tokens = to_host(tokens)
@@ -266,8 +266,9 @@ class DraftResult:
         """Wait until it is there, and for nothing that comes later."""
         self._arrival.wait()
         now, before = time.perf_counter(), self._runner.arrived
-        # after prompts the host has more to do than after decodes: the next step's time would be the prompts' as well
-        seconds = now - max(self._launched, before) if self._steady and before is not None else 0.0
+        # From one to the next: where the host is slower than the device, what it does is part of a step. After prompts
+        # it has more to do than after decodes, and before them it may have had nothing to do.
+        seconds = now - before if self._steady and before is not None else 0.0
         self._runner.arrived = None if self._counts else now
         told = () if self._logprobs is None else packed(self._logprobs)
         return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)

@@ -63,6 +63,7 @@ class DraftControl:
         self._prior = prior
         self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
         self._seen = np.ones(slots)  # by slot: steps with drafts
+        self._begun: list[int] = []  # slots whose new owners nothing is expected of yet
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
@@ -81,15 +82,23 @@ class DraftControl:
         return self.lag * self.most + 1
 
     def begin(self, slot: int) -> None:
-        """The slot has a new owner: it may be what other requests are, or better."""
+        """The slot has a new owner. Crowds come at once, and their first tokens wait for this."""
+        self._begun.append(slot)
+
+    def _expect(self) -> None:
+        """Of the new owners: they may be what other requests are, or better."""
         expected = np.maximum(self._shared, self._prior)
-        self._agree[slot], self._seen[slot] = expected, max(1.0, WORTH * self._shared[0] / expected[0])
+        self._agree[self._begun] = expected
+        self._seen[self._begun] = max(1.0, WORTH * self._shared[0] / expected[0])
+        self._begun.clear()
         self._held, self._unlooked = 0, min(self._unlooked, SOON)
 
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def choose(self, slots: Column, left: int) -> int:
         """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs."""
+        if self._begun:
+            self._expect()
         if self._held and self._holds == len(slots) and self._left > 1:
             self._held, self._left = self._held - 1, self._left - 1
             return 0

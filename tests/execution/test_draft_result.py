@@ -1,0 +1,43 @@
+"""What a step that verifies drafts is said to have taken: the number of drafts is chosen by it."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gradus.engine.plan import Plan, Span
+from gradus.execution.draft_steps import DraftResult
+
+PROMPT = Plan([Span(None, 0, 0, (3, 4), 1)])
+
+
+@pytest.fixture
+def took():
+    """Seconds of a step whose result is asked for now."""
+    drafter = SimpleNamespace(steady=True)
+    runner = SimpleNamespace(step=SimpleNamespace(drafter=drafter), device=torch.device("cpu"), arrived=None)
+
+    def ask(plan: Plan, steady: bool = True) -> float:
+        drafter.steady = steady
+        return DraftResult(runner, plan, 1, torch.tensor([5]), 1, None).get().seconds
+
+    return ask
+
+
+def test_what_the_host_does_between_two_steps_is_part_of_one(took):
+    assert took(Plan()) == 0.0, "nothing came before it"
+    time.sleep(0.02)
+    assert 0.02 <= took(Plan()) < 0.2
+
+
+def test_a_step_after_a_prompt_is_not_timed(took):
+    took(PROMPT)
+    assert took(Plan()) == 0.0
+    assert took(Plan()) > 0.0
+
+
+def test_a_step_in_which_a_drafter_catches_up_is_not_timed(took):
+    took(Plan())
+    assert took(Plan(), steady=False) == 0.0
+    assert took(Plan()) > 0.0
