@@ -188,22 +188,25 @@ class DraftControl:
             self._steps, self._tokens = self._steps + len(tokens) - len(ended), self._tokens + len(tokens) - len(ended)
             self._brought = 1.0
             return
-        rows = np.ones(len(tokens), np.bool_)
-        rows[ended] = False
-        tokens, slots, drafts = tokens[rows], decodes.slots[rows], tokens.shape[1] - 1
+        slots, drafts = decodes.slots, tokens.shape[1] - 1
+        if ended:
+            slots, tokens = np.delete(slots, ended), np.delete(tokens, ended, axis=0)
+            if not len(tokens):
+                return
         stood = tokens >= 0
-        self._steps += len(tokens)
-        self._tokens += int(np.count_nonzero(stood))
-        if not len(tokens):
-            return
-        self._brought = np.count_nonzero(stood) / len(tokens)
-        self._drafted[:drafts] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
-        self._accepted[:drafts] += np.count_nonzero(stood[:, 1:], axis=0)
-        agreed = stood[:, 1:].astype(np.float64)
+        standing = stood.sum(axis=0)  # by position
+        self._steps, self._tokens = self._steps + len(tokens), self._tokens + int(standing.sum())
+        self._brought = standing.sum() / len(tokens)
+        self._drafted[:drafts] += (tokens[:, 1:] != UNDRAFTED).sum(axis=0)
+        self._accepted[:drafts] += standing[1:]
         self._seen[slots] += 1
-        self._agree[slots] = _moved(self._agree[slots], agreed, np.maximum(OWN, 1 / self._seen[slots, None]))
-        self._shared = _moved(self._shared[None], agreed.mean(axis=0, keepdims=True), np.array([[NEW]]))[0]
-        if agreed[:, 0].mean() < PRIOR:
+        # of each of these sequences, and of all requests
+        before = np.vstack([self._agree[slots], self._shared])
+        agreed = np.vstack([stood[:, 1:], standing[1:] / len(tokens)])
+        rates = np.append(np.maximum(OWN, 1 / self._seen[slots]), NEW)
+        after = _moved(before, agreed, rates[:, None])
+        self._agree[slots], self._shared = after[:-1], after[-1]
+        if agreed[-1, 0] < PRIOR:
             self._run = 0  # a probe has seen enough
 
     def took(self, sequences: int, drafts: int, seconds: float) -> None:
