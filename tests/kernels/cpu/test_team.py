@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +169,39 @@ def test_a_model_that_is_dropped_leaves_memory_and_its_threads_end():
     gc.collect()
     assert soon(lambda: gc.collect() >= 0 and all(one() is None for one in seen))
     assert soon(lambda: not any(thread.is_alive() for thread in started))
+
+
+LETS_GO = """
+import threading
+import time
+
+import torch
+
+from gradus.kernels.cpu.team import Team
+
+class Owner:
+    def __init__(self):
+        self.kept = [torch.empty(1) for _ in range(200_000)]
+        self.begun = threading.Event()
+        self.team = Team(2, self.work)
+
+    def work(self, thread, patience):
+        if thread:
+            self.begun.set()
+            time.sleep(0.1)
+
+owner = Owner()
+begun = owner.begun
+owner.team.run()
+begun.wait()
+del owner
+time.sleep(0.11)  # the thread is at it
+"""
+
+
+def test_a_process_ends_well_while_a_thread_lets_go_of_tensors():
+    done = subprocess.run([sys.executable, "-c", LETS_GO], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_threads_that_have_nothing_to_do_sleep():

@@ -9,11 +9,13 @@ One word says what there is to do: the number of the stage, counted over all ste
 compare and swap, so a thread that slept through a step cannot take what is no longer there.
 """
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakSet
 
 from numba import njit
 
@@ -76,7 +78,9 @@ class Team:
     """The caller, and threads beside it that live as long as the team.
 
     work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is
-    a method of what owns the team, and referred to weakly: threads must not keep a model in memory.
+    a method of what owns the team, and referred to weakly: threads must not keep a model in memory. While a thread
+    waits for another step it does, so it may be the last to let go of it. The process does not end before it has: torch
+    aborts one whose tensors go while the interpreter does.
     """
 
     def __init__(self, threads: int, work: Callable[[int, int], None]) -> None:
@@ -100,16 +104,44 @@ class Team:
         for call in self.calls:
             call.release()
 
+    def join(self) -> None:
+        """Wait for the threads of a team that was closed."""
+        for each in self.others:
+            each.join()
+
     def _start(self) -> None:
         self.process = os.getpid()
         self.awake = [True] + [False] * (self.threads - 1)
         self.calls = [threading.Semaphore(0) for _ in range(self.threads)]
-        for thread in range(1, self.threads):
-            arguments = thread, self.calls[thread], self.awake
-            threading.Thread(target=self._serve, args=arguments, name=f"gradus-cpu-{thread}", daemon=True).start()
+        self.others = [
+            threading.Thread(
+                target=self._serve,
+                args=(thread, self.calls[thread], self.awake),
+                name=f"gradus-cpu-{thread}",
+                daemon=True,
+            )
+            for thread in range(1, self.threads)
+        ]
+        _teams().add(self)
+        for each in self.others:
+            each.start()
 
     def _serve(self, thread: int, call: threading.Semaphore, awake: list[bool]) -> None:
         while call.acquire() and awake is self.awake and (work := self.work()) is not None:
             work(thread, PATIENCE)
             del work
             awake[thread] = False
+
+
+@cache
+def _teams() -> WeakSet[Team]:
+    """All that have threads."""
+    teams: WeakSet[Team] = WeakSet()
+    atexit.register(_end, teams)
+    return teams
+
+
+def _end(teams: WeakSet[Team]) -> None:
+    for team in [*teams]:
+        team.close()
+        team.join()
