@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import triton
@@ -82,7 +83,7 @@ def instructions(cubin: bytes) -> str:
 
 def _dumped(cubin: bytes, option: str) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with_path = Path(triton.knobs.cache.dir) / "usage.cubin"
-    with_path.parent.mkdir(parents=True, exist_ok=True)
-    with_path.write_bytes(cubin)
-    return subprocess.run([tool, option, with_path], capture_output=True, text=True, check=True).stdout
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
