@@ -110,6 +110,7 @@ def interpret(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
                 patch.setitem(names, name, triton.jit(value.fn))
             elif isinstance(value, triton.runtime.jit.ConstexprFunction):
                 patch.setitem(names, name, lambda *_: None)
+        patch.setitem(names, "tl", tl)  # the interpreter wants to see it, from functions that kernels call
         patch.setitem(names, "gl", PlainTriton())
         patch.setitem(names, "mma_v2", lambda a, b, sums: tl.dot(a, b, sums))
         patch.setitem(names, "async_copy", Copies())
