@@ -111,9 +111,9 @@ def write_table(found: dict[str, Any]) -> Path:
             and ALWAYS < other["tokens"] <= row["tokens"]
         )
         widths[width] = before if slower else max(before, row["tokens"])
-    processor = found["hardware"]["processor"]
-    file = MEASURED / f"{re.sub('[^a-z0-9]+', '-', processor.lower()).strip('-')}.json"
-    told = {"processor": processor, "commit": found["commit"], "most_rows": most}
+    processor, sets = found["hardware"]["processor"], found["hardware"]["instruction sets"]
+    file = MEASURED / f"{re.sub('[^a-z0-9]+', '-', f'{processor} {sets}'.lower()).strip('-')}.json"
+    told = {"processor": processor, "instruction_sets": sets, "commit": found["commit"], "most_rows": most}
     MEASURED.mkdir(exist_ok=True)
     file.write_text(json.dumps(told, indent=1) + "\n")
     return file

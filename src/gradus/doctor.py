@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradus.device.processor import cpu_info
+from gradus.device.processor import cpu_info, instruction_sets
 from gradus.device.threads import usable_cores, use
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 OK, NOTE, WARNING, FAILED = "ok", "note", "warning", "failed"
 
-INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 PACKAGES = (
     "torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "gguf",
     "huggingface-hub", "jinja2", "fastapi", "uvicorn", "typer", "rich",
@@ -101,13 +100,11 @@ def _check(name: str, severity: str, look: Callable[[], str], remedy: str) -> Fi
 
 
 def hardware() -> dict[str, str]:
-    flags = cpu_info("flags") or cpu_info("Features")
-    sets = [name for name in INSTRUCTION_SETS if name in flags.split()]
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": cpu_info("model name") or platform.processor() or "unknown",
         "cores": str(usable_cores()),
-        "instruction sets": " ".join(sets) or "unknown",
+        "instruction sets": instruction_sets() or "unknown",
         "memory": _memory(),
     }
 

@@ -19,7 +19,11 @@ def measured(**milliseconds: list[tuple[int, float, float]]) -> dict:
         for kind, told in milliseconds.items()
         for count, ours, torchs in told
     ]
-    return {"commit": "0123", "hardware": {"processor": "A Processor (TM) 7"}, "rows": found}
+    return {
+        "commit": "0123",
+        "hardware": {"processor": "A Processor (TM) 7", "instruction sets": "asimd sve"},
+        "rows": found,
+    }
 
 
 def test_kernels_are_taken_as_far_as_they_are_no_slower(monkeypatch, tmp_path):
@@ -28,17 +32,17 @@ def test_kernels_are_taken_as_far_as_they_are_no_slower(monkeypatch, tmp_path):
         bfloat16=[(8, 1, 2), (16, 2, 3), (32, 4, 3)], int8=[(8, 3, 2), (16, 5, 4), (32, 6, 9)], int4=[(32, 1, 2)]
     )
     file = cpu_rows.write_table(found)
-    assert file.name == "a-processor-tm-7.json"
+    assert file.name == "a-processor-tm-7-asimd-sve.json"
     most = json.loads(file.read_text())["most_rows"]
     assert most == {"bfloat16": {"64": 16}, "int8": {"64": 8}, "int4": {"64": 32}}
 
 
 def test_a_model_takes_the_nearest_width_and_a_processor_without_a_file_all_rows(monkeypatch):
-    monkeypatch.setattr(rows, "stored", lambda: {"mine": {"int8": {576: 16, 2048: 24}}})
-    monkeypatch.setattr(rows, "processor", lambda: "mine")
+    monkeypatch.setattr(rows, "stored", lambda: {("mine", "avx2"): {"int8": {576: 16, 2048: 24}}})
+    monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2"))
     assert [rows.most_rows("int8", width) for width in (64, 1024, 1536)] == [16, 16, 24]
     assert rows.most_rows("int4", 576) == MOST_ROWS
-    monkeypatch.setattr(rows, "processor", lambda: "another")
+    monkeypatch.setattr(rows, "processor", lambda: ("mine", "avx2 avx512f"))
     assert rows.most_rows("int8", 576) == MOST_ROWS
 
 

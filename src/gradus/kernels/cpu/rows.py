@@ -2,18 +2,22 @@
 
 `benchmarks/cpu_rows.py --table` writes a processor's file in `measured_rows/`: for each kind of matrix and each width
 of a model that it measured, the most rows, MOST_ROWS at the most. A model of another width takes the nearest one's. A
-processor without a file takes MOST_ROWS everywhere: on those that were measured the kernels win that far.
+processor without a file takes MOST_ROWS everywhere: on those that were measured the kernels win that far. A processor
+is a name and its instruction sets: on a rented machine many have one name.
 """
 
 import json
 from functools import cache
 from importlib.resources import files
 
-from gradus.device.processor import cpu_info
+from gradus.device.processor import cpu_info, instruction_sets
 from gradus.kernels.cpu.product import MOST_ROWS
 
 Widths = dict[int, int]
 """Most rows by hidden size."""
+
+Processor = tuple[str, str]
+"""Name and instruction sets."""
 
 
 def most_rows(kind: str, hidden_size: int) -> int:
@@ -25,17 +29,17 @@ def most_rows(kind: str, hidden_size: int) -> int:
 
 
 @cache
-def stored() -> dict[str, dict[str, Widths]]:
+def stored() -> dict[Processor, dict[str, Widths]]:
     """By processor and kind."""
     found = {}
     for file in files("gradus.kernels.cpu").joinpath("measured_rows").iterdir():
         if file.name.endswith(".json"):
             told = json.loads(file.read_text(encoding="utf-8"))
             kinds = {kind: {int(width): rows for width, rows in row.items()} for kind, row in told["most_rows"].items()}
-            found[told["processor"]] = kinds
+            found[told["processor"], told["instruction_sets"]] = kinds
     return found
 
 
 @cache
-def processor() -> str:
-    return cpu_info("model name")
+def processor() -> Processor:
+    return cpu_info("model name"), instruction_sets()
