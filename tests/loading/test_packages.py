@@ -78,7 +78,7 @@ def shop(tmp_path, monkeypatch):
 
 class Notes:
     def __init__(self):
-        self.said, self.tasks = [], {}
+        self.said, self.tasks, self.noted = [], {}, threading.Event()
 
     def begin(self, task, total):
         self.now = task
@@ -89,6 +89,7 @@ class Notes:
 
     def note(self, text):
         self.said.append(text)
+        self.noted.set()
 
 
 def everything_under(folder: Path) -> set[str]:
@@ -255,7 +256,7 @@ def test_two_pulls_at_once_fetch_it_once(shop):
 
     def slow(*arguments):
         inside.set()
-        threading.Event().wait(0.1)
+        notes[1].noted.wait(10)  # the other has found the lock taken
         return sound(*arguments)
 
     packages.pip_download = slow
