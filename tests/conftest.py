@@ -6,6 +6,7 @@ Everything here happens before torch is first imported.
 import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)  # a test's random numbers are the same alone, in any order and in any process
     if item.get_closest_marker("gpu") and not _has_gpu():
         pytest.skip("no CUDA GPU")
     for marker in item.iter_markers("weights"):

@@ -181,11 +181,12 @@ def test_ctrl_c_cancels_an_answer_and_at_the_prompt_leaves(terminal):
 
 
 UNHEARD = """
-import signal, threading, time
+import pathlib, signal, sys, threading, time
 from gradus.cli.chat import _lines
 
 def interrupt():
-    time.sleep(0.5)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.01)
     signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
 threading.Thread(target=interrupt).start()
@@ -193,13 +194,15 @@ next(_lines(interactive=True))
 """
 
 
-def test_ctrl_c_leaves_the_prompt_though_nothing_ends_its_wait_for_a_key(terminal):
+def test_ctrl_c_leaves_the_prompt_though_nothing_ends_its_wait_for_a_key(terminal, tmp_path):
     """Python has noted the signal but the prompt goes on waiting: as after Ctrl-C an instant before the wait begins.
 
     Here it is another thread that is sent the signal, and so disturbed by it.
     """
-    prompt = terminal("-c", UNHEARD)
+    shown = tmp_path / "shown"
+    prompt = terminal("-c", UNHEARD, str(shown))
     prompt.wait_for("> ")
+    shown.touch()
     prompt.wait_for("KeyboardInterrupt")
 
 

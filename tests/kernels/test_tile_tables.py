@@ -41,6 +41,7 @@ def on(monkeypatch, able):
 
 @pytest.fixture(autouse=True)
 def _forget():
+    choose_tile.cache_clear()
     yield
     choose_tile.cache_clear()
 

@@ -78,7 +78,7 @@ def shop(tmp_path, monkeypatch):
 
 class Notes:
     def __init__(self):
-        self.said, self.tasks = [], {}
+        self.said, self.tasks, self.noted = [], {}, threading.Event()
 
     def begin(self, task, total):
         self.now = task
@@ -89,6 +89,7 @@ class Notes:
 
     def note(self, text):
         self.said.append(text)
+        self.noted.set()
 
 
 def everything_under(folder: Path) -> set[str]:
@@ -237,7 +238,8 @@ def test_only_the_wanted_members_are_unpacked(shop, tmp_path):
     wheel = next(shop.shelf.glob("toy_part0*"))
     with zipfile.ZipFile(wheel) as sound:
         content = sound.read(part.member)
-    hostile = {part.member: content, "../../escaped": b"x", "/tmp/escaped": b"x", "toy_part0/__init__.py": b"x"}
+    escapes = {"../../escaped": b"x", str(tmp_path / "escaped"): b"x"}
+    hostile = {part.member: content, "toy_part0/__init__.py": b"x"} | escapes
     write_wheel(shop.shelf, "toy-part0", hostile)
     pull("toy")
     assert not list(tmp_path.rglob("escaped")) and not list(cache_folder().rglob("*.py"))
@@ -255,7 +257,7 @@ def test_two_pulls_at_once_fetch_it_once(shop):
 
     def slow(*arguments):
         inside.set()
-        threading.Event().wait(0.1)
+        notes[1].noted.wait(10)  # the other has found the lock taken
         return sound(*arguments)
 
     packages.pip_download = slow

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,3 +56,8 @@ def test_marked_tests_run_only_where_they_can_and_when_asked_for(tmp_path, argum
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run([*command, "-c", ROOT / "pyproject.toml", tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert outcome in done.stdout
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_torchs_random_numbers_do_not_depend_on_the_tests_before(turn):
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(0)))
