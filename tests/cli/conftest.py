@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,6 +48,11 @@ def models_folder(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
+def hears_ctrl_c() -> None:
+    """As what is started at a prompt: tests run in the background may have it ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(*arguments: str, **options) -> subprocess.Popen:
     """The real command in a process of its own, as text with its three streams piped."""
     return subprocess.Popen(
@@ -57,6 +63,7 @@ def start(*arguments: str, **options) -> subprocess.Popen:
         text=True,
         cwd=ROOT,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        preexec_fn=hears_ctrl_c,
         **options,
     )
 

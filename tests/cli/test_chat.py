@@ -13,6 +13,7 @@ import pytest
 from gradus import LLM, SamplingParams
 from gradus.cli.chat import Conversation
 from gradus.errors import RequestError
+from tests.cli.conftest import hears_ctrl_c
 
 TINY = ["--model", "random:tiny-llama", "--dtype", "float32"]
 CHAT = ["-m", "gradus", "chat", *TINY]
@@ -105,7 +106,7 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests run in the background may have it ignored
+            hears_ctrl_c()
             plain = os.environ | {"TERM": "dumb"}  # nothing is shown but text
             os.execve(sys.executable, [sys.executable, *arguments], plain)
         self.shown = ""

@@ -1,6 +1,7 @@
 """The final engine on a CPU: decode steps through compiled kernels, all others through torch, the same tokens."""
 
 import logging
+import threading
 import time
 
 import pytest
@@ -201,13 +202,15 @@ def test_quantized_models_decode_through_the_kernels(quantize, counted):
 def test_compiling_is_announced_where_it_takes_long(monkeypatch, caplog):
     monkeypatch.setattr(compiled, "NOTICEABLE_S", 0.05)
     with announced():
-        time.sleep(0.3)
+        while not caplog.records:
+            time.sleep(0.01)
     assert [record.getMessage() for record in caplog.records] == ["compiling the CPU kernels: once, for some seconds"]
     caplog.clear()
+    monkeypatch.setattr(compiled, "NOTICEABLE_S", 60)
     with announced():
-        pass
-    time.sleep(0.2)
-    assert not caplog.records
+        (notice,) = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    notice.join(20)
+    assert not notice.is_alive() and not caplog.records
 
 
 def test_the_warm_up_stores_into_padding_alone():

@@ -26,9 +26,10 @@ def took():
 
 
 def test_what_the_host_does_between_two_steps_is_part_of_one(took):
+    begun = time.perf_counter()
     assert took(Plan()) == 0.0, "nothing came before it"
     time.sleep(0.02)
-    assert 0.02 <= took(Plan()) < 0.2
+    assert 0.02 <= took(Plan()) <= time.perf_counter() - begun
 
 
 def test_a_step_after_a_prompt_is_not_timed(took):

@@ -10,6 +10,7 @@ import pytest
 
 from tests.server.conftest import Process, events, eventually
 
+SOON = 10  # seconds: enough for a process to end on a busy machine, and far from a drain_timeout that is waited for
 STREAM = {"prompt": "a", "max_tokens": 100, "stream": True}
 
 
@@ -51,7 +52,7 @@ def test_what_runs_is_finished_before_leaving(number):
         begun, result = stream_in_background(url)
         assert begun.wait(10)
         server.signal(number)
-        assert eventually(lambda: get(url).status_code == 503, 0.5)
+        assert eventually(lambda: get(url).status_code == 503)
         assert get(url).json()["status"] == "draining"
         assert get(url, "/health/live").status_code == 200
         refused = httpx.post(f"{url}/generate", json={"prompt": "a"}, trust_env=False)
@@ -61,7 +62,7 @@ def test_what_runs_is_finished_before_leaving(number):
         assert frames[-1]["finish_reason"] == "length" and done
         assert frames[-1]["usage"]["completion_tokens"] == 100
         code, errors = server.end()
-        assert time.monotonic() - ended < 1.5
+        assert time.monotonic() - ended < SOON
         assert code == 0
         assert "Traceback" not in errors
 
@@ -80,7 +81,7 @@ def test_what_does_not_finish_in_time_gets_a_last_frame():
             assert frames[-1]["finish_reason"] == "cancelled" and done
             assert frames[-1]["error"]["type"] == "draining"
         code, errors = server.end()
-        assert 0.5 <= time.monotonic() - start < 3
+        assert 0.5 <= time.monotonic() - start < SOON
         assert code == 0
         assert "Traceback" not in errors
 
@@ -97,7 +98,7 @@ def test_a_second_signal_stops_at_once_with_last_frames():
         frames, done = result()
         assert frames[-1]["finish_reason"] == "cancelled" and done
         assert server.end()[0] == 0
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < SOON
 
 
 def test_a_step_that_hangs_does_not_keep_the_process():
@@ -157,7 +158,7 @@ def test_by_default_it_is_on_loopback_says_how_to_try_it_and_leaves_at_once_when
         server.signal()
         code, errors = server.end()
         assert code == 0
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - start < SOON
         assert "authentication" not in errors
 
 
