@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gradus import LLM, SamplingParams, phases
+from gradus.assembly.guard import BrokenEngine
 from gradus.config.options import SWITCHES
 from gradus.config.settings import Settings
 from gradus.device.threads import use
@@ -254,7 +255,22 @@ def test_a_step_without_memory_ends_the_engine_with_a_line_that_says_what_to_do(
         llm.submit("a")
 
 
-def test_other_errors_of_a_step_keep_their_traceback(llm, monkeypatch):
+def test_other_errors_of_a_step_keep_their_traceback(monkeypatch):
+    llm = tiny()
     monkeypatch.setattr(llm.engine, "step", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
+        llm.generate("a", SOME)
+
+
+def interrupt(plan, result):
+    raise KeyboardInterrupt
+
+
+def test_an_engine_that_was_interrupted_in_a_step_refuses_to_go_on(monkeypatch):
+    """Its step is planned and never committed: the next request would wait for it for good."""
+    llm = tiny()
+    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
+        during.setattr(llm.engine.scheduler, "commit", interrupt)
+        llm.generate("a", SOME)
+    with pytest.raises(BrokenEngine, match=r"KeyboardInterrupt ended a step .*: load the model again"):
         llm.generate("a", SOME)

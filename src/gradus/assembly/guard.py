@@ -1,4 +1,4 @@
-"""A core whose lack of memory is said in one line, with what to lower."""
+"""A core that does not go on after a step that was left half done, and says why in one line."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,16 @@ from gradus.engine.core import Core
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
+from gradus.errors import GradusError
 from gradus.execution.memory import OutOfMemory, ran_out
 
 
+class BrokenEngine(GradusError):
+    """A call of an engine in one of whose steps something was raised, Ctrl-C included."""
+
+
 class GuardedCore:
-    """`core`, until one of its steps finds no memory. That step is half done, so no other can follow it.
+    """`core`, until one of its steps raises. That step is half done, so no other can follow it.
 
     device, options: what the core was built with, for the message.
     """
@@ -22,7 +27,7 @@ class GuardedCore:
         self.core = core
         self.device = device
         self.options = options
-        self._broken: OutOfMemory | None = None
+        self._broken: GradusError | None = None
 
     @property
     def limits(self) -> ModelLimits:
@@ -33,17 +38,19 @@ class GuardedCore:
         return self.core.has_work
 
     def submit(self, request: Request) -> None:
-        """Raises OutOfMemory after a step that raised it, and what the core raises."""
+        """Raises what the core raises, and after a step that raised something, OutOfMemory or BrokenEngine."""
         self._check_whole()
         self.core.submit(request)
 
     def step(self) -> Sequence[Output]:
-        """Raises OutOfMemory, from then on always. Any other error of a step keeps its traceback."""
+        """Raises OutOfMemory, from then on always. Anything else is raised as it is, and from then on BrokenEngine."""
         self._check_whole()
         try:
             return self.core.step()
-        except (RuntimeError, MemoryError) as error:
+        except BaseException as error:
             if not ran_out(error):
+                what = f"{type(error).__name__} ended a step of this engine half-way"
+                self._broken = BrokenEngine(f"{what}, so it cannot go on: load the model again")
                 raise
             self._broken = OutOfMemory(f"a step found no memory on {self.device}: start again with {self._smaller()}")
             raise self._broken from error
