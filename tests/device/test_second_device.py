@@ -15,6 +15,9 @@ def test_an_arrival_is_a_point_in_its_own_devices_stream(monkeypatch):
     recorded = []
 
     class Event:
+        def __init__(self, enable_timing):
+            assert not enable_timing, "a point that is only waited for costs less"
+
         def record(self, stream):
             recorded.append(stream)
 

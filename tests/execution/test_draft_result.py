@@ -14,13 +14,15 @@ PROMPT = Plan([Span(None, 0, 0, (3, 4), 1)])
 
 @pytest.fixture
 def took():
-    """Seconds of a step whose result is asked for now."""
+    """Seconds of a step that is done now, and looked at `look_after` seconds later."""
     drafter = SimpleNamespace(steady=True)
     runner = SimpleNamespace(step=SimpleNamespace(drafter=drafter), device=torch.device("cpu"), arrived=None)
 
-    def ask(plan: Plan, steady: bool = True) -> float:
+    def ask(plan: Plan, steady: bool = True, *, look_after: float = 0.0) -> float:
         drafter.steady = steady
-        return DraftResult(runner, plan, 1, torch.tensor([5]), 1, None).get().seconds
+        result = DraftResult(runner, plan, 1, torch.tensor([5]), 1, None)
+        time.sleep(look_after)
+        return result.get().seconds
 
     return ask
 
@@ -30,6 +32,11 @@ def test_what_the_host_does_between_two_steps_is_part_of_one(took):
     assert took(Plan()) == 0.0, "nothing came before it"
     time.sleep(0.02)
     assert 0.02 <= took(Plan()) <= time.perf_counter() - begun
+
+
+def test_a_host_that_looks_late_at_a_step_makes_the_next_one_no_shorter(took):
+    took(Plan(), look_after=0.05)
+    assert took(Plan()) >= 0.05
 
 
 def test_a_step_after_a_prompt_is_not_timed(took):

@@ -125,6 +125,17 @@ def test_looks_at_steps_without_drafts_cost_next_to_nothing_where_drafts_pay():
     assert device.run(0.98, 2560).count(0) == 10 * LOOKED
 
 
+def test_more_drafts_are_looked_at_where_a_line_through_what_is_known_would_bar_them():
+    """The first draft makes a step half as long again, and the next six together add less: few drafts say little of the
+    time of many."""
+    device = Device(adaptive(8, most=7), lambda count, drafts: 1e-3 * (1 + 0.5 * (drafts > 0) + 0.08 * drafts), 8)
+    device.run(0.1, 2000)  # what is expected of the next ones is little
+    for slot in device.slots:
+        device.control.begin(slot)
+    device.run(0.9, 60)
+    assert device.run(0.9, 60).count(7) > 50
+
+
 def test_one_sequence_that_copies_does_not_slow_the_others_down():
     """15 of 16 say nothing that could be drafted, and a row costs what it costs: it is the sum that counts."""
     chance = np.array([1.0] + [0.0] * 15)

@@ -5,6 +5,7 @@ pinned memory, which the device reads by itself, a copy is one more piece of wor
 an event says when it is done. On a CPU there is nothing to move, and nothing to wait for.
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -58,21 +59,31 @@ def _number(gpu: torch.device) -> int:
 
 
 class Arrival:
-    """A point in the device's work: `wait` returns when all that was given to it before has been done."""
+    """A point in the device's work: `wait` returns when all that was given to it before has been done.
 
-    def __init__(self, device: torch.device) -> None:
+    timed: it can be asked for the time since another.
+    """
+
+    def __init__(self, device: torch.device, *, timed: bool = False) -> None:
         self._device = device
-        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self._event = torch.cuda.Event(enable_timing=timed) if device.type == "cuda" else None
         self.renew()
 
     def renew(self) -> None:
         """Make it the point that the work has come to by now."""
         if self._event is not None:
             self._event.record(torch.cuda.current_stream(_number(self._device)))
+        self._renewed = time.perf_counter()
 
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()
+
+    def since(self, earlier: "Arrival") -> float:
+        """Seconds from the earlier point to this one, on the device's clock. Both have come, and are timed."""
+        if self._event is None or earlier._event is None:
+            return self._renewed - earlier._renewed
+        return 1e-3 * earlier._event.elapsed_time(self._event)
 
 
 class Staging:

@@ -9,7 +9,6 @@ A step with prompts beside decodes is launched by the host, but for the model's 
 no drafts: the prompts' tokens use what the GPU can compute anyway.
 """
 
-import time
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -127,7 +126,7 @@ class DraftRunner:
         self.step, self.graphs = step, graphs
         self.run_model: RunModel = step.model
         self.device = step.model.device
-        self.arrived: float | None = None  # when the host saw the newest step; None if prompts were in it
+        self.arrived: Arrival | None = None  # of the newest step that the host saw; None if prompts were in it
 
     @property
     def attention(self) -> AttentionBackend:
@@ -260,15 +259,16 @@ class DraftResult:
         self._counts = [span.logits for span in plan.spans]
         self._tokens = to_host(tokens)
         self._logprobs = None if logprobs is None else logprobs.to_host()
-        self._arrival = Arrival(runner.device)
+        self._arrival = Arrival(runner.device, timed=True)
 
     def get(self) -> Sampled:
         """Wait until it is there, and for nothing that comes later."""
         self._arrival.wait()
-        now, before = time.perf_counter(), self._runner.arrived
-        # From one to the next: where the host is slower than the device, what it does is part of a step. After prompts
-        # it has more to do than after decodes, and before them it may have had nothing to do.
-        seconds = now - before if self._steady and before is not None else 0.0
-        self._runner.arrived = None if self._counts else now
+        before = self._runner.arrived
+        # From one's end to the next's: where the host is slower than the device, what it does is part of a step. By the
+        # device's clock: the host may look late, and then see two at once. After prompts it has more to do than after
+        # decodes, and before them it may have had nothing to do.
+        seconds = self._arrival.since(before) if self._steady and before is not None else 0.0
+        self._runner.arrived = None if self._counts else self._arrival
         told = () if self._logprobs is None else packed(self._logprobs)
         return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)

@@ -39,6 +39,7 @@ HOLD = 8  # steps for which a decision against drafts stands, if the batch stays
 LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at some without to the next
 SOON = 64  # the same once a request has begun: its text may be another kind
 LOOKED = 2  # steps without that are timed then; a look takes one more for each that is under way
+HOPE = 1.4  # what more drafts than the best number could gain at most, for a look at them
 FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
 SHARE = 1 / 100  # of the time, for probes that bring nothing
 LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
@@ -70,6 +71,7 @@ class DraftControl:
         self._run = 0  # steps that the probe under way may still take
         self._held, self._holds = 0, 0  # steps that the decision for no drafts still stands, for so many sequences
         self._unlooked = self._looks = LOOK  # steps with drafts until the next look at one without
+        self._higher = 0  # steps of a look at more drafts that are left
         self._debt = 0.0  # seconds that probes have cost, beyond their share of the time since
         self._brought = 1.0  # tokens per sequence of the step that was learned from last
         self._now, self._why = 0, "nothing has run yet"
@@ -108,7 +110,8 @@ class DraftControl:
         size = len(slots).bit_length()
         if self._timed[size, 0] < FIRST:
             return self._decide(0, "the time of a step without drafts is not known yet")
-        tokens = np.concatenate([[0], self._agree[slots].sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
+        agree = self._agree[slots]
+        tokens = np.concatenate([[0], agree.sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
         rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= most}
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
@@ -116,6 +119,8 @@ class DraftControl:
             self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
             if self._looks_without(size, best):
                 return self._decide(0, "a look at a step without drafts")
+            if (more := self._worth_a_look(size, best, most, agree)) > best:
+                return self._decide(more, "a look at a step with more drafts")
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
         if self._probes(size) and most:
@@ -136,10 +141,29 @@ class DraftControl:
         if self._unlooked > 0:
             return False
         self._looks = min(2 * self._looks, RAREST_LOOK)
-        self._unlooked = self._looks
+        self._unlooked, self._higher = self._looks, LOOKED
         self._forget(size, {*self.choices} - {best})
         self._timed[size, 0] = FIRST - LOOKED
         return True
+
+    def _worth_a_look(self, size: int, best: int, most: int, agree: NDArray[Any]) -> int:
+        """After a look at steps without drafts, for as many: the larger number that could bring the most, or `best`.
+
+        A step's time rises less and less with its drafts, so a line through what is known makes larger numbers look too
+        slow, and how often their drafts stand is only learned from them. So it is hoped that drafts beyond the best
+        number stand as often as those up to it, and take next to nothing.
+        """
+        if not self._higher:
+            return best
+        self._higher -= 1
+
+        def hoped(drafts: int) -> float:
+            beyond = agree[:, best - 1 : best] ** (np.arange(best + 1, drafts + 1) / best)
+            seconds = self._seconds.get((size, drafts), self._cost(size, best) * (1 + GUESS * (drafts - best)))
+            return (len(agree) + float(agree[:, :best].sum() + beyond.sum())) / seconds
+
+        more = max((each for each in self.choices if best <= each <= most), key=hoped)
+        return more if hoped(more) > HOPE * hoped(best) else best
 
     def _probes(self, size: int) -> bool:
         """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
