@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 
 from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes
-from gradus.scheduling.drafting import CHOICES, LOOKED, MOST_ROWS, DraftControl
+from gradus.scheduling.drafting import CHOICES, LOOKED, MOST_ROWS, PROBE, DraftControl
 
 
 class Device:
-    """A device whose steps take `cost(sequences, drafts)` seconds, and on which drafts agree with `chance`."""
+    """A device whose steps take `cost(sequences, drafts)` seconds, and on which drafts agree with `chance`.
 
-    def __init__(self, control: DraftControl, cost, sequences: int = 1) -> None:
+    catch_up: seconds more, where the step before had no drafts.
+    """
+
+    def __init__(self, control: DraftControl, cost, sequences: int = 1, catch_up: float = 0.0) -> None:
         self.control, self.cost, self.slots = control, cost, np.arange(sequences)
+        self.catch_up, self.drafted = catch_up, False
         self.draw = np.random.default_rng(0)
         self.seconds, self.tokens = 0.0, 0
         self.of_each = np.zeros(sequences, np.int64)  # tokens, by sequence
@@ -27,9 +31,11 @@ class Device:
         count = len(self.slots)
         agrees = self.draw.random((count, drafts)) < np.broadcast_to(np.asarray(chance)[..., None], (count, drafts))
         stood = np.concatenate([np.ones((count, 1), bool), agrees.cumprod(axis=1, dtype=bool)], axis=1)
-        seconds = self.cost(count, drafts)
+        usual = not self.catch_up or not drafts or self.drafted
+        seconds = self.cost(count, drafts) + (0.0 if usual else self.catch_up)
+        self.drafted = drafts > 0
         self.control.learn(Decodes(slots=self.slots), np.where(stood, 7, REJECTED), [])
-        self.control.took(count, drafts, seconds)
+        self.control.took(count, drafts, seconds, usual)
         self.seconds, self.tokens = self.seconds + seconds, self.tokens + int(stood.sum())
         self.of_each += stood.sum(axis=1)
         return drafts
@@ -83,6 +89,30 @@ def test_probes_of_a_slow_drafter_take_a_small_share_of_the_time():
     device.seconds, device.tokens = 0.0, 0
     assert any(device.run(0.5, 20_000)), "it goes on looking"
     assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
+@pytest.mark.parametrize("draft", [0.9, 1.4])
+def test_a_draft_model_that_brings_nothing_and_has_to_catch_up_costs_little(draft):
+    """Each time that it drafts again it reads what came since: steps that say nothing of the next ones, and cost."""
+    device = Device(adaptive(most=7), lambda count, drafts: 1e-3 * (1 + draft * drafts), catch_up=3e-3)
+    for _ in range(20):
+        device.control.begin(0)
+        device.run(0.9, 150)
+    assert device.tokens / device.seconds > 0.97 / 1e-3
+
+
+def test_the_first_drafts_of_all_are_no_more_than_a_probes():
+    begun = Device(adaptive(most=7), memory_bound).run(0.9, 40)
+    assert next(filter(None, begun)) == PROBE, "their time is a guess"
+    assert begun[-1] == 7
+
+
+def test_drafts_that_have_paid_for_long_survive_a_streak_of_bad_luck():
+    device = Device(adaptive(most=7), lambda count, drafts: 1e-3 * (1 + 0.5 * drafts))
+    device.run(0.9, 500)
+    device.control.begin(0)
+    device.run(0.0, 8)
+    assert device.run(0.9, 200).count(0) < 30
 
 
 @pytest.mark.parametrize("slow", [1, 3])

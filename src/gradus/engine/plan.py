@@ -172,7 +172,8 @@ class Sampled:
     logprobs: of each row, packed as in gradus.engine.logprobs, b"" where the request asks for none; () if none does.
     width: rows of each decode in the columns: 1, and one for each draft that the step had room for, which may be fewer
     than its plan allows. Those that stand come first, the others are REJECTED or UNDRAFTED.
-    seconds: how long the step took, where its runner measures that; else 0.
+    seconds: how long the step took, where its runner measures that; else 0. usual: the next one like it takes as long;
+    not where a drafter had to catch up first.
 
     Iterating gives a SpanResult per span outside the columns, as `zip(plan.spans, result.get())` wants them.
     """
@@ -182,6 +183,7 @@ class Sampled:
     logprobs: Ordered[bytes] = ()
     width: int = 1
     seconds: float = 0.0
+    usual: bool = True
 
     @classmethod
     def of(cls, plan: Plan, results: Iterable[SpanResult]) -> "Sampled":

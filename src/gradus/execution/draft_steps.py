@@ -255,7 +255,7 @@ class DraftResult:
     ) -> None:
         self.rows = rows
         self._runner, self._width = runner, width
-        self._steady = runner.step.drafter.steady
+        self._usual = runner.step.drafter.steady
         self._counts = [span.logits for span in plan.spans]
         self._tokens = to_host(tokens)
         self._logprobs = None if logprobs is None else logprobs.to_host()
@@ -268,7 +268,7 @@ class DraftResult:
         # From one's end to the next's: where the host is slower than the device, what it does is part of a step. By the
         # device's clock: the host may look late, and then see two at once. After prompts it has more to do than after
         # decodes, and before them it may have had nothing to do.
-        seconds = self._arrival.since(before) if self._steady and before is not None else 0.0
+        seconds = 0.0 if before is None else self._arrival.since(before)
         self._runner.arrived = None if self._counts else self._arrival
         told = () if self._logprobs is None else packed(self._logprobs)
-        return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds)
+        return Sampled(self._tokens.numpy(), self._counts, told, self._width, seconds, self._usual)

@@ -67,7 +67,7 @@ class SpeculatingRunner:
             batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions, plan.wiped))
             self.record(rows, drawn.tokens)
             usual = self.drafter.steady or not plan.decodes.drafts
-            result.draw(drawn, len(batch.token_ids), time.perf_counter() - began if usual else 0.0)
+            result.draw(drawn, len(batch.token_ids), time.perf_counter() - began, usual)
         return result
 
     def spans(self, decodes: Decodes) -> dict[int, Span]:
@@ -125,14 +125,14 @@ class SpeculatedResult:
         self._width, self._counts = 1 + decodes.drafts, [span.logits for span in plan.spans]
         self._tokens = np.full(decodes.rows + sum(self._counts), UNDRAFTED)
         self._logprobs: list[bytes] = []
-        self._seconds = 0.0
+        self._seconds, self._usual = 0.0, True
         places = [range(row * self._width, row * self._width + span.logits) for row, span in verified.items()]
         places.append(range(decodes.rows, len(self._tokens)))
         self._places: Column = np.array([place for span in places for place in span], np.int64)
 
-    def draw(self, drawn: Drawn, rows: int, seconds: float) -> None:
-        """Take in what was drawn, on a model's so many rows."""
-        self.rows, self._seconds = rows, seconds
+    def draw(self, drawn: Drawn, rows: int, seconds: float, usual: bool) -> None:
+        """Take in what was drawn, on a model's so many rows. seconds, usual: as in `Sampled`."""
+        self.rows, self._seconds, self._usual = rows, seconds, usual
         self._tokens[self._places] = drawn.tokens.numpy(force=True)
         if drawn.logprobs is not None:
             self._logprobs = [b""] * len(self._tokens)
@@ -140,4 +140,4 @@ class SpeculatedResult:
                 self._logprobs[place] = told
 
     def get(self) -> Sampled:
-        return Sampled(self._tokens, self._counts, self._logprobs, self._width, self._seconds)
+        return Sampled(self._tokens, self._counts, self._logprobs, self._width, self._seconds, self._usual)

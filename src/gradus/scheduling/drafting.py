@@ -43,6 +43,7 @@ HOPE = 1.4  # what more drafts than the best number could gain at most, for a lo
 FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
 SHARE = 1 / 100  # of the time, for probes that bring nothing
 LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
+CREDIT = 8  # the most that drafts that paid put by for probes, in the same
 
 
 def choices(most: int, *, adaptive: bool) -> list[int]:
@@ -72,7 +73,7 @@ class DraftControl:
         self._held, self._holds = 0, 0  # steps that the decision for no drafts still stands, for so many sequences
         self._unlooked = self._looks = LOOK  # steps with drafts until the next look at one without
         self._higher = 0  # steps of a look at more drafts that are left
-        self._debt = 0.0  # seconds that probes have cost, beyond their share of the time since
+        self._debt = 0.0  # seconds that drafts have lost beyond their share of the time; below 0, have gained
         self._brought = 1.0  # tokens per sequence of the step that was learned from last
         self._now, self._why = 0, "nothing has run yet"
         self._steps = self._tokens = 0
@@ -112,7 +113,8 @@ class DraftControl:
             return self._decide(0, "the time of a step without drafts is not known yet")
         agree = self._agree[slots]
         tokens = np.concatenate([[0], agree.sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
-        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= most}
+        known = most if any(self._timed[size, each] for each in self.choices if each) else min(most, PROBE)
+        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= known}
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if gain > MARGIN:
@@ -177,7 +179,7 @@ class DraftControl:
         if self._left > 0 or self._debt > 0:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._left, self._run = self._patience, RUN - 1
+        self._left, self._run, self._held = self._patience, RUN - 1, 0
         self._forget(size, {drafts for drafts in self.choices if drafts > PROBE})
         return True
 
@@ -233,15 +235,22 @@ class DraftControl:
         if agreed[-1, 0] < PRIOR:
             self._run = 0  # a probe has seen enough
 
-    def took(self, sequences: int, drafts: int, seconds: float) -> None:
-        """The step that was learned from, nothing but so many decodes with so many drafts each, took so long."""
+    def took(self, sequences: int, drafts: int, seconds: float, usual: bool = True) -> None:
+        """The step that was learned from, nothing but so many decodes with so many drafts each, took so long.
+
+        usual: as in `Sampled`.
+        """
         key, plain = (sequences.bit_length(), drafts), self._seconds.get((sequences.bit_length(), 0), seconds)
-        if drafts and key in self._seconds:  # the first may have compiled something
-            self._debt = max(0.0, self._debt + min(seconds - plain * self._brought, plain * LARGEST_LOSS))
-            if seconds > plain * (1 + drafts):
-                self._run = 0  # it could not pay if all drafts stood
-        elif not drafts:
-            self._debt = max(0.0, self._debt - SHARE * seconds)
+        first = key not in self._seconds  # it may have compiled something
+        if not drafts:
+            self._debt = max(min(self._debt, 0.0), self._debt - SHARE * seconds)
+        elif not first or not usual:
+            loss = min(seconds - plain * self._brought, plain * LARGEST_LOSS)
+            self._debt = max(min(self._debt, -CREDIT * plain), self._debt + loss)
+        if not usual:
+            return
+        if drafts and not first and seconds > plain * (1 + drafts):
+            self._run = 0  # it could not pay if all drafts stood
         self._timed[key] += 1
         known = self._seconds.get(key, seconds)
         if self._timed[key] <= FIRST:

@@ -407,7 +407,7 @@ class Scheduler:
         assert self.drafting is not None
         self.drafting.learn(plan.decodes, tokens, ended)
         if sampled.seconds and not plan.spans:
-            self.drafting.took(len(plan.decodes), sampled.width - 1, sampled.seconds)
+            self.drafting.took(len(plan.decodes), sampled.width - 1, sampled.seconds, sampled.usual)
 
     def commit_exception(self, sequence: Sequence, sampled: SpanResult) -> list[Output]:
         """A decode that ends with this step, or that has lost its slot while the step was under way."""
