@@ -39,11 +39,11 @@ HOLD = 8  # steps for which a decision against drafts stands, if the batch stays
 LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at some without to the next
 SOON = 64  # the same once a request has begun: its text may be another kind
 LOOKED = 2  # steps without that are timed then; a look takes one more for each that is under way
-HOPE = 1.4  # what more drafts than the best number could gain at most, for a look at them
+HOPE = 1.4  # what more drafts than the best number must promise to gain, for a look at them
 FIRST = 4  # steps of a kind of which the fastest counts: one of the first may have set something up
 SHARE = 1 / 100  # of the time, for probes that bring nothing
 LARGEST_LOSS = 16.0  # the most that a single step's loss counts, in steps without drafts
-CREDIT = 8  # the most that drafts that paid put by for probes, in the same
+CREDIT = 8  # the most that drafts put by for probes while they pay, in the same
 
 
 def choices(most: int, *, adaptive: bool) -> list[int]:
@@ -113,8 +113,9 @@ class DraftControl:
             return self._decide(0, "the time of a step without drafts is not known yet")
         agree = self._agree[slots]
         tokens = np.concatenate([[0], agree.sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
-        known = most if any(self._timed[size, each] for each in self.choices if each) else min(most, PROBE)
-        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= known}
+        timed = any(self._timed[size, each] for each in self.choices if each)
+        few = most if timed else min(most, PROBE)  # as long as the time of drafts is a guess
+        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= few}
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if gain > MARGIN:
