@@ -30,6 +30,26 @@ def test_an_arrival_is_a_point_in_its_own_devices_stream(monkeypatch):
     assert recorded == ["stream of 1", "stream of 1", "stream of 3"]
 
 
+def test_the_time_between_two_points_is_by_the_devices_clock(monkeypatch):
+    class Event:
+        recorded = 0.0
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            Event.recorded += 250.0
+            self.at = Event.recorded
+
+        def elapsed_time(self, later):
+            return later.at - self.at  # in milliseconds, as torch has it
+
+    monkeypatch.setattr(transfer.torch.cuda, "Event", Event)
+    monkeypatch.setattr(transfer.torch.cuda, "current_stream", lambda device: device)
+    first, second = (Arrival(SECOND, timed=True) for _ in range(2))
+    assert second.since(first) == 0.25
+
+
 def test_capability_is_the_devices_own(monkeypatch):
     of = {"cuda:0": (9, 0), "cuda:1": (8, 9)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: of[str(device)])
