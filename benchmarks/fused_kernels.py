@@ -265,20 +265,27 @@ X_PARTS = 160  # of x in a lane of each of 8 warps, or more: eight values each, 
 PROCESSORS = 132  # of an H100 or H200: those for which slices that are the same are left out
 
 
-def streamed_launches(use: Use) -> Iterator[StreamedLaunch]:
-    """One or two rows per thread in a tile, and of their columns as many as a tile has room for."""
+def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
+    """With one row of x, one or two outputs per thread in a tile, and with more 16 or 32 in all; of their columns as
+    many as a tile has room for.
+    """
     if use.norm == "layer" or use.head:
         return
     outputs, seen = use.n // 2 if use.gated else use.n, set()
+    together = 1 if m == 1 else max(8, m)
     for (row_warps, column_warps, programs), each, room in product(SHARES, (1, 2), ROOM):
         parts, rows = math.ceil(use.k / (WARP_COLUMNS * column_warps)), LANE_ROWS * row_warps * each
+        if m > 1:
+            if row_warps > 1 or parts * together // 8 > (9 if column_warps > 8 else 20):
+                continue  # all warps share columns, and x is in registers
+            rows = 16 * each
         most = max(1, TILE // (rows * WARP_COLUMNS * column_warps * (4 if use.gated else 2)))  # parts in a tile
         columns = math.ceil(parts / math.ceil(parts / most)) * WARP_COLUMNS * column_warps
         launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // programs, programs)
-        slices = launch.slices(outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()))
+        slices = launch.slices(outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()), together)
         key, whole = (*launch._replace(kilobytes=0), slices), slices.groups * math.ceil(use.k / columns)
         worth = slices.stages >= min(whole, 2) and (each == 1 or (slices.groups > 1 and launch.warps <= 8))
-        if parts * max(8, launch.warps) <= X_PARTS and worth and key not in seen:
+        if (m > 1 or parts * max(8, launch.warps) <= X_PARTS) and worth and key not in seen:
             seen.add(key)
             yield launch
 
@@ -336,7 +343,7 @@ def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterat
 
 def measure_chains(models: list[str], few: list[dict]) -> Iterator[dict]:
     """A model's four products, layer behind layer as in a step, by what was fastest alone: of `gemv`, of `few_rows`, of
-    all; and with every part in a launch of its own. With one row also by `streamed_gemv`, each launch being the fastest
+    all; and with every part in a launch of its own. And by launches whose weights are streamed, each being the fastest
     beside the others. In microseconds per layer.
     """
     times_of = {(Use(*(entry[name] for name in Use._fields)), entry["m"]): entry["times"] for entry in few}
@@ -351,9 +358,10 @@ def measure_chains(models: list[str], few: list[dict]) -> Iterator[dict]:
         best = {kind: [fastest(times_of[use, m], belongs) for use in layer] for kind, belongs in KINDS.items()}
         found = {kind: chain.time([str(name) for name in names]) for kind, names in best.items() if all(names)}
         entry: dict[str, Any] = {"model": model, "m": m, "layer": found}
-        if m == 1:
-            streamed = [[json.dumps(launch) for launch in streamed_launches(use)] for use in layer]
-            names, found["streamed"] = chain.swept([str(name) for name in best["gemv"]], streamed)
+        start = best["gemv" if m == 1 else "few rows"]
+        if all(start):
+            streamed = [[json.dumps(launch) for launch in streamed_launches(use, m)] for use in layer]
+            names, found["streamed"] = chain.swept([str(name) for name in start], streamed)
             entry["launches"] = [json.loads(name) for name in names]
         yield entry
 
@@ -682,7 +690,8 @@ def main() -> None:
     if "few" in wanted:
         in_processes(compile_use, [*few_tasks(found_uses)], options.workers)
     if "chains" in wanted:
-        streamed = [(use, 1, tuple(launch)) for use in found_uses for launch in streamed_launches(use)]
+        counted = product(found_uses, (1, 8, 16))  # of rows that kernels are compiled for
+        streamed = [(use, m, tuple(launch)) for use, m in counted for launch in streamed_launches(use, m)]
         in_processes(compile_use, streamed, options.workers)
     for part in wanted:
         start, (key, measure) = time.perf_counter(), parts[part]
@@ -730,10 +739,11 @@ def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int
 
 
 def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], list[int]]:
-    """The launches of matrices, norms and one row whose weights are streamed where a layer is fastest."""
+    """The launches of matrices, norms and numbers of rows whose weights are streamed where a layer is fastest."""
     return {
         (use.n, use.k, use.norm, chain["m"]): launch
         for chain in chains
+        if chain["layer"].get("streamed", math.inf) <= min(chain["layer"].values())
         for use, launch in zip(uses(chain["model"]), chain.get("launches", ()), strict=False)  # the head has none
         if isinstance(launch_of(launch), StreamedLaunch)
     }

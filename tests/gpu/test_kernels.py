@@ -181,19 +181,62 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     assert torch.equal(stream[1], before[1]), "nothing is written behind the row"
 
 
-@pytest.mark.parametrize("launch", [(4, 1024, 1, 8, 100, 1), (8, 256, 2, 2, 24, 2)])
-def test_streamed_rows_that_start_early_wait_for_each_other(launch):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("launch", [(16, 512, 1, 8, 100, 1), (32, 128, 1, 2, 24, 2), (16, 1024, 1, 16, 200, 1)])
+@pytest.mark.parametrize("rows", [2, 4, 7, 16])
+@pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 2048), (3072, 1536), (1001, 1000), (5, 24)])
+def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dtype):
+    from gradus.device.capability import capability
+    from gradus.kernels.gemv import Norm, gemv_reference
+    from gradus.kernels.overlap import early_launches
+    from gradus.kernels.streamed_launch import StreamedLaunch
+    from gradus.kernels.streamed_rows import streamed_rows
+
+    if early and not capability(torch.device("cuda", 0)).starts_early:
+        pytest.skip("launches of this GPU do not start early")
+    x, launch, gain = noise(rows, k, dtype=dtype), StreamedLaunch(*launch), noise(k).to(dtype)
+    for options in (
+        {},
+        {"norm": Norm(gain, None, 1e-5), "activation": "silu", "gated": True},
+        {"norm": Norm(gain, None, 1e-5), "activation": "gelu_tanh"},
+    ):
+        weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
+        options["bias"] = noise(weight.shape[0]).to(dtype)
+        with early_launches(early):
+            out = streamed_rows(x, weight, launch, **options)
+            others = torch.cat([x[:1], noise(rows - 1, k, dtype=dtype)])
+            assert torch.equal(streamed_rows(others, weight, launch, **options)[0], out[0])
+        assert_close(out, gemv_reference(x, weight, **options))
+    weight, stream = noise(n, k, dtype=dtype) / k**0.5, noise(rows + 1, n, dtype=dtype)
+    before = stream.clone()
+    with early_launches(early):
+        streamed_rows(x, weight, launch, residual=stream[:rows])
+    assert_close(stream[:rows], gemv_reference(x, weight, residual=before[:rows].clone()))
+    assert torch.equal(stream[rows], before[rows]), "nothing is written behind the rows"
+
+
+@pytest.mark.parametrize(
+    ("rows", "launch"),
+    [
+        (1, (4, 1024, 1, 8, 100, 1)),
+        (1, (8, 256, 2, 2, 24, 2)),
+        (4, (16, 512, 1, 8, 100, 1)),
+        (16, (16, 256, 1, 4, 24, 2)),
+    ],
+)
+def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     """In a CUDA graph, where each launch reads what the one before it wrote, and the weights of all are under way."""
     from gradus.device.capability import capability
     from gradus.kernels.gemv import gemv_reference
+    from gradus.kernels.linear import fused_linear
     from gradus.kernels.overlap import early_launches
-    from gradus.kernels.streamed_gemv import streamed_gemv
     from gradus.kernels.streamed_launch import StreamedLaunch
 
     if not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
     weights = [noise(896, 896, dtype=torch.bfloat16) / 896**0.5 for _ in range(12)]
-    start = noise(1, 896, dtype=torch.bfloat16)
+    start = noise(rows, 896, dtype=torch.bfloat16)
 
     def chain(product):
         x = start.clone()
@@ -203,7 +246,7 @@ def test_streamed_rows_that_start_early_wait_for_each_other(launch):
 
     def streamed():
         with early_launches():
-            return chain(lambda x, weight: streamed_gemv(x, weight, StreamedLaunch(*launch)))
+            return chain(lambda x, weight: fused_linear(x, weight, StreamedLaunch(*launch)))
 
     expected = chain(gemv_reference)
     streamed()

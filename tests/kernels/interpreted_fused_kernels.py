@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.kernels import activation, few_rows, norm, streamed_gemv
+from gradus.kernels import activation, few_rows, norm, streamed_gemv, streamed_rows
 from gradus.kernels import rope_store as rope_store_module
 from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
 from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
@@ -207,6 +207,38 @@ def test_a_streamed_row_through_a_matrix_with_everything_around_it(n, k, launch,
         alone = {"norm": around, "activation": name, "gated": gated}
         assert_close(streamed_gemv.streamed_gemv(x, weight, launch, **alone), gemv_reference(x, weight, **alone))
         streamed_gemv.async_copy.copied = 0
+
+
+# Rings of one tile and of three, and all at once; one warp and several; groups of 16 outputs and of 32, the last of
+# which is cut.
+STREAMED_ROWS = [
+    (19, 136, (16, 64, 1, 1, 0, 1)),
+    (70, 200, (16, 128, 1, 2, 12, 1)),
+    (40, 264, (32, 256, 1, 4, 100, 1)),
+    (11, 72, (16, 256, 1, 2, 100, 2)),
+]
+
+
+@pytest.mark.parametrize("name", [None, "silu"])
+@pytest.mark.parametrize("rows", [2, 7, MOST_ROWS])
+@pytest.mark.parametrize(("n", "k", "launch"), STREAMED_ROWS)
+def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, monkeypatch):
+    interpret(streamed_rows, monkeypatch)
+    gated, launch, product = name == "silu", StreamedLaunch(*launch), streamed_rows.streamed_rows
+    x, weight = torch.randn(rows, k).half(), (torch.randn(n * (1 + gated), k) * k**-0.5).half()
+    bias = torch.randn(n * (1 + gated)).half()
+    for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
+        options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
+        stream = torch.randn(rows + 1, n).half()
+        expected, behind = gemv_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
+        out = product(x, weight, launch, residual=stream[:rows], **options)
+        assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[rows], behind)
+        assert_close(out, expected)
+        assert streamed_rows.async_copy.copied == weight.numel(), "each weight once, and nothing beyond"
+        others = torch.cat([x[:1], torch.randn(rows - 1, k).half()])
+        first, beside_others = (product(some, weight, launch, **options)[0] for some in (x, others))
+        assert torch.equal(first, beside_others)
+        streamed_rows.async_copy.copied = 0
 
 
 @pytest.mark.parametrize("splits", [1, 3])

@@ -48,11 +48,13 @@ from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
 from gradus.kernels.slot_settings import SlotSettings
 from gradus.kernels.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.streamed_launch import StreamedLaunch
+from gradus.kernels.streamed_rows import streamed_rows_kernel
 from gradus.kernels.tile import TOGETHER
 from gradus.kernels.tile_tables import SCHEMES, Scheme, unmeasured_tile
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 
 STREAMED = (StreamedLaunch(4, 1024, 1, 8, 200, 1), StreamedLaunch(8, 512, 2, 4, 100, 1))
+STREAMED_ROWS = StreamedLaunch(16, 512, 1, 8, 100, 1)
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 # Bytes per thread that may be spilled on an H200, by how the name begins: the most that Triton 3.6 and 3.7 make of it.
 # In float32 a product is three, so registers are short. Of a prompt's 256 rows some values are spilled outside of the
@@ -187,6 +189,16 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         types = {"N": "i32:16", "eps": "fp32"}
         name = f"streamed gemv {n} {k} {launch.row_warps} {launch.column_warps}"
         yield name, Case(streamed_gemv_kernel, types, constants, {"num_warps": launch.warps})
+    for (n, k, gated), rows in product(((1152, 896, False), (896, 2048, False), (4864, 896, True)), (8, MOST_ROWS)):
+        launch = STREAMED_ROWS
+        slices = launch.slices(n, k, gated, 132, able.shared_memory, rows)
+        assert slices.bytes <= able.shared_memory
+        constants = {"K": k, "MATRICES": 1 + gated, "ROWS": rows, "OUTPUTS": launch.outputs, "COLUMNS": launch.columns}
+        constants |= {"WARPS": launch.warps, "GROUPS": slices.groups, "STAGES": slices.stages, "ACTIVATION": None}
+        constants |= {"ACTIVATION": "silu", "residual_ptr": None} if gated else {"gain_ptr": None}
+        types = {"M": "i32", "N": "i32:16", "eps": "fp32"}
+        name = f"streamed rows {rows} {n} {k}"
+        yield name, Case(streamed_rows_kernel, types, constants, {"num_warps": launch.warps})
     found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
     for launch in sorted(launch for launch in found if isinstance(launch, SkinnyLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
@@ -361,6 +373,7 @@ SAMPLE = [
     "few rows 8 gated",
     "streamed gemv 896 4864 1 8",
     "streamed gemv 4864 896 2 4",
+    "streamed rows 8 4864 896",
     "decode 128 bfloat16 16 2",
     "block best",
     "statistics",

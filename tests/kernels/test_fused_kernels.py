@@ -1,5 +1,6 @@
 """The kernels beside attention: interpreted on the CPU, and compiled for an H200."""
 
+import math
 import os
 import re
 import subprocess
@@ -18,7 +19,8 @@ from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
 from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
 from gradus.kernels.streamed_gemv import streamed_gemv_kernel
-from gradus.kernels.streamed_launch import StreamedLaunch
+from gradus.kernels.streamed_launch import WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.streamed_rows import streamed_rows_kernel
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 POINTER = "*bf16"
@@ -153,6 +155,35 @@ def test_a_streamed_rows_weights_are_under_way_before_it_waits(n, k, around, lau
     copies = len(re.findall(r"cp\.async\.cg[^;]*, 0x10, ", code))
     assert copies == code.count("cp.async.cg") > 0, "16 bytes each"
     assert not re.search(r"ld\.shared\.(v2\.)?b(16|8)", code)
+
+
+# Outputs and columns of Qwen2.5-Coder-1.5B's qkv, gate and up, and down; of Qwen2.5-Coder-0.5B's gate and up.
+@pytest.mark.parametrize(
+    ("n", "k", "around", "rows", "launch", "registers"),
+    [
+        (2048, 1536, NORMED, 8, (16, 512, 1, 8, 100, 1), 96),
+        (8960, 1536, GATED, 8, (16, 256, 1, 4, 100, 1), 168),
+        (1536, 8960, PLAIN, 8, (16, 1024, 1, 16, 100, 1), 128),
+        (4864, 896, GATED, 16, (16, 512, 1, 8, 100, 1), 128),
+    ],
+)
+def test_streamed_rows_weights_are_under_way_before_they_wait(n, k, around, rows, launch, registers):
+    launch = StreamedLaunch(*launch)
+    slices = launch.slices(n, k, around is GATED, 132, H200.shared_memory, rows)
+    constants = {name: value for name, value in around.items() if name not in ("shift_ptr", "GATED", "ROWS")}
+    constants |= {"K": k, "MATRICES": 1 + around["GATED"], "ROWS": rows, "OUTPUTS": launch.outputs, "PDL": True}
+    constants |= {"COLUMNS": launch.columns, "WARPS": launch.warps, "GROUPS": slices.groups, "STAGES": slices.stages}
+    used = compiled(streamed_rows_kernel, constants, NUMBERS, num_warps=launch.warps)
+    assert_within(used, registers)
+    assert used.shared <= slices.bytes
+    code = used.assembly
+    start, wait = code.index("griddepcontrol.launch_dependents"), code.index("griddepcontrol.wait")
+    assert start < code.index("cp.async.cg.shared.global") < wait < code.index("cp.async.wait_group")
+    copies = len(re.findall(r"cp\.async\.cg[^;]*, 0x10, ", code))
+    assert copies == code.count("cp.async.cg") > 0, "16 bytes each"
+    steps = math.ceil(k / launch.columns) * launch.columns // (launch.warps * WARP_COLUMNS)
+    assert code.count("mma.sync") == steps * (WARP_COLUMNS // 16) * (1 + around["GATED"]) * (rows // 8)
+    assert len(re.findall(r"ld\.shared\.v4\.b32", code)) >= 4 * steps * (1 + around["GATED"]), "16 bytes of an output"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     overlap.py                            launches that start while the ones before them drain
     gemv.py, splits.py, skinny.py         products of few rows;  few_rows_launch.py, few_rows.py: of 2 to 16, in Gluon
     streamed_launch.py, streamed_gemv.py  one row, all of whose weights are on their way before it is there, in Gluon
+    streamed_rows.py                      2 to 16 rows on such a stream
     linear.py                             which one, by launch_tables.py (measured/)
     tile.py, int4.py, quantize.py, eight_bits.py   products of quantized matrices, whose tiles tile_tables.py chooses
     hopper_launch.py, hopper_product.py   the same for prompts in int8 on Hopper, in Gluon

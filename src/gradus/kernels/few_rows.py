@@ -114,9 +114,9 @@ def few_rows_kernel(
     sums, ups, squares = _products(
         tiles, x_ptr, weights, up_weights, gain_ptr, M, N - first, K, GATED, ROWS, BLOCK_N, WARPS, AHEAD, SUMS
     )
-    parts = _shared(sums)
-    up_parts = _shared(ups) if GATED else parts
-    scale = _scale(squares, eps, K, LAST) if gain_ptr is not None else 1.0
+    parts = shared(sums)
+    up_parts = shared(ups) if GATED else parts
+    scale = scale_of(squares, eps, K, LAST) if gain_ptr is not None else 1.0
     out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
     if ACTIVATION is not None:
         out = activate(out, ACTIVATION)
@@ -218,7 +218,7 @@ def vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
 
 
 @gluon.jit
-def _shared(values: tensor) -> gl.shared_memory_descriptor:
+def shared(values: tensor) -> gl.shared_memory_descriptor:
     """The sum of a tuple of tensors, in shared memory."""
     total = values[0]
     for i in gl.static_range(len(values) - 1):
@@ -229,9 +229,9 @@ def _shared(values: tensor) -> gl.shared_memory_descriptor:
 
 
 @gluon.jit
-def _scale(squares: tensor, eps: float, K: constexpr, LAST: constexpr) -> tensor:
+def scale_of(squares: tensor, eps: float, K: constexpr, LAST: constexpr) -> tensor:
     """An RMSNorm's factor for each row, [1, ROWS]."""
-    parts = _shared((gl.sum(squares, 1),))
+    parts = shared((gl.sum(squares, 1),))
     square = gl.convert_layout(
         gl.sum(parts.load(gl.SliceLayout(1, LAST)), 0), gl.SliceLayout(0, gl.SliceLayout(0, LAST))
     )

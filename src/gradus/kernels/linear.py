@@ -28,8 +28,15 @@ def _streamed_gemv() -> Callable[..., Tensor]:
     return streamed_gemv
 
 
+def _streamed_rows() -> Callable[..., Tensor]:
+    from gradus.kernels.streamed_rows import streamed_rows
+
+    return streamed_rows
+
+
 few_rows = in_gluon(_few_rows)
 streamed_gemv = in_gluon(_streamed_gemv)
+streamed_rows = in_gluon(_streamed_rows)
 
 
 @cache
@@ -37,13 +44,15 @@ def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
     """How to multiply [m, k] by a 16-bit matrix [n, k]: a launch of one of this project's kernels; None for cuBLAS."""
     launch = table_of(device).choose(m, n, k)
     if isinstance(launch, StreamedLaunch):
-        return _streamed(launch, n, k)
+        return _streamed(launch, m, n, k)
     return None if isinstance(launch, FewRowsLaunch) and few_rows is None else launch
 
 
-def _streamed(launch: StreamedLaunch, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
-    """That launch, or `gemv`'s where there is no Gluon, or where rows of the matrix are no multiples of 16 bytes."""
-    return Unmeasured().fused(1, n, k) if streamed_gemv is None or k % VECTOR else launch
+def _streamed(launch: StreamedLaunch, m: int, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
+    """That launch, or an unmeasured device's where there is no Gluon, or where rows of the matrix are no multiples of
+    16 bytes.
+    """
+    return Unmeasured().fused(m, n, k) if streamed_gemv is None or k % VECTOR else launch
 
 
 @cache
@@ -51,7 +60,7 @@ def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> F
     """How to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None where apart is faster."""
     launch = table_of(device).fused(m, n, k)
     if isinstance(launch, StreamedLaunch):
-        launch = _streamed(launch, n, k)
+        launch = _streamed(launch, m, n, k)
     if isinstance(launch, FewRowsLaunch) and few_rows is None:
         return None
     # with a gate, a program reads two rows of weights for an output
@@ -64,7 +73,8 @@ def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpac
     """
     if isinstance(launch, GemvLaunch):
         return gemv(x, weight, launch, **around)
-    kernel = few_rows if isinstance(launch, FewRowsLaunch) else streamed_gemv
+    streamed = streamed_gemv if len(x) == 1 else streamed_rows
+    kernel = few_rows if isinstance(launch, FewRowsLaunch) else streamed
     assert kernel is not None
     return kernel(x, weight, launch, **around)
 

@@ -1,4 +1,4 @@
-"""What `streamed_gemv` is launched with: without Gluon, which not every Triton has."""
+"""What `streamed_gemv` and `streamed_rows` are launched with: without Gluon, which not every Triton has."""
 
 import math
 from typing import NamedTuple
@@ -26,6 +26,8 @@ class Slices(NamedTuple):
 class StreamedLaunch(NamedTuple):
     """outputs, columns: of a tile; with a gate it is a pair of them. row_warps, column_warps: those that share a tile's
     rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor.
+
+    For more than one row of activations, `outputs` is a multiple of 16, and all warps share columns.
     """
 
     outputs: int
@@ -39,13 +41,16 @@ class StreamedLaunch(NamedTuple):
     def warps(self) -> int:
         return self.row_warps * self.column_warps
 
-    def slices(self, outputs: int, k: int, gated: bool, processors: int, shared_memory: int) -> Slices:
-        """For so many outputs of k columns, on a device with so many multiprocessors and bytes for a program."""
+    def slices(self, outputs: int, k: int, gated: bool, processors: int, shared_memory: int, rows: int = 1) -> Slices:
+        """For so many outputs of k columns and rows of activations, on a device with so many multiprocessors and bytes
+        for a program.
+        """
         programs = min(outputs, max(self.programs * processors, math.ceil(outputs / MOST_OUTPUTS)))
         groups = math.ceil(math.ceil(outputs / programs) / self.outputs)
         matrices = 2 if gated else 1
         tile = 2 * self.outputs * self.columns * matrices
-        sums = 4 * (self.outputs * (1 << (groups - 1).bit_length()) * matrices + 1) * self.column_warps
+        together = 1 << (groups - 1).bit_length() if rows == 1 else rows  # one row's sums meet once, others by group
+        sums = 4 * (self.outputs * together * matrices + rows) * self.column_warps
         room = min(self.kilobytes * KIB, shared_memory - sums)
         stages = max(1, min(groups * math.ceil(k / self.columns), room // tile))
         return Slices(programs, groups, stages, stages * tile + sums)

@@ -1,0 +1,256 @@
+"""Two to sixteen rows through a matrix whose weights are on their way before the rows are there.
+
+Idea: `few_rows.py` multiplies on the matrix units, but has no more weights under way than registers hold.
+`streamed_gemv.py` streams a slice of the outputs through shared memory, but multiplies outside of the matrix units.
+This is the product of the one on the stream of the other. A program owns a slice of the outputs and passes through it
+in groups of a tile's height. It asks for a ring of tiles before it waits for the launch before it.
+
+- *K is split over a program's warps*: each has a tile's columns of its own, and adds up a product of its own.
+- *x stays in registers* for all groups, in the order in which the matrix units read it, and normalized. RMSNorm's
+  factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+- *A lane reads 16 bytes of an output at once*, eight columns of two products. Two outputs that are read together lie in
+  different banks: every second row of a tile has its halves exchanged.
+- *The warps' sums meet in shared memory group by group*, while the tiles of the next groups are on their way.
+
+g x is rounded to x's dtype before the product, as the result of a norm in a launch of its own is. Sums are float32.
+Bytes: N K of weights, once; x (M K) comes from the cache, once per program. Layout: as in `streamed_gemv.py`, x [M, K].
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.language import constexpr, tensor
+
+from gradus.kernels.activation import activate
+from gradus.kernels.few_rows import by_output, products, scale_of, shared, vector
+from gradus.kernels.few_rows_launch import MOST_ROWS
+from gradus.kernels.gemv import Norm
+from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.streamed_gemv import slices_on
+from gradus.kernels.streamed_launch import VECTOR as VALUES_AT_ONCE
+from gradus.kernels.streamed_launch import WARP_COLUMNS, StreamedLaunch
+
+VECTOR = constexpr(VALUES_AT_ONCE)
+COLUMNS_OF_WARP = constexpr(WARP_COLUMNS)
+
+# -- where values lie: of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
+
+
+@gluon.constexpr_function
+def copies(warps: int) -> gl.BlockedLayout:
+    """[warps, outputs, COLUMNS_OF_WARP]: one copy of 16 bytes in a lane, eight lanes on an output."""
+    return gl.BlockedLayout([1, 1, VECTOR.value], [1, 4, 8], [warps, 1, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def halves() -> gl.SwizzledSharedLayout:
+    """The same in shared memory: of every second output, the halves are exchanged."""
+    return gl.SwizzledSharedLayout(COLUMNS_OF_WARP.value // 2, 1, 2, [2, 1, 0])
+
+
+@gluon.constexpr_function
+def weight_side(warps: int) -> gl.DotOperandLayout:
+    """[warps, outputs, COLUMNS_OF_WARP]: eight columns of an output in a lane."""
+    return gl.DotOperandLayout(0, products(warps), VECTOR.value)
+
+
+@gluon.constexpr_function
+def x_side(warps: int) -> gl.DotOperandLayout:
+    """[warps, COLUMNS_OF_WARP, rows]: eight columns of a row in a lane."""
+    return gl.DotOperandLayout(1, products(warps), VECTOR.value)
+
+
+@gluon.constexpr_function
+def along(layout: gl.BlockedLayout | gl.DotOperandLayout, dim: int) -> gl.SliceLayout:
+    """The layout of what lies along one of three dimensions alone."""
+    for other in (2, 1, 0):
+        if other != dim:
+            layout = gl.SliceLayout(other, layout)
+    return layout
+
+
+@gluon.jit
+def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
+    """0 … COUNT - 1 along one of three dimensions."""
+    numbers = gl.arange(0, COUNT, along(LAYOUT, DIM))
+    for other in gl.static_range(3):
+        if other != DIM:
+            numbers = gl.expand_dims(numbers, other)
+    return numbers
+
+
+# -- the kernel --------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def streamed_rows_kernel(
+    x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, gain_ptr: tensor, out_ptr: tensor,
+    M: int, N: int, eps: float,
+    K: constexpr, ACTIVATION: constexpr, MATRICES: constexpr, ROWS: constexpr, OUTPUTS: constexpr, COLUMNS: constexpr,
+    WARPS: constexpr, GROUPS: constexpr, STAGES: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """The outputs of slice program_id(0), of M rows. Pointers may be None: that part is then not compiled.
+
+    MATRICES: 2 with a gate. GROUPS: of OUTPUTS, that cover the longest slice. STAGES: tiles in shared memory, of so
+    many outputs (of each matrix) and COLUMNS columns.
+    """
+    PARTS: constexpr = COLUMNS // (WARPS * COLUMNS_OF_WARP)  # of a tile
+    STEPS: constexpr = (K + COLUMNS - 1) // COLUMNS  # tiles of a group
+    LAST: constexpr = by_output(WARPS)
+    let_next_start(PDL)
+    first = gl.program_id(0) * N // gl.num_programs(0)
+    outputs = (gl.program_id(0) + 1) * N // gl.num_programs(0) - first
+    weights = weight_ptr + first.to(gl.int64) * K
+    up_weights = weight_ptr + (first.to(gl.int64) + N) * K
+    tiles: tensor = ()
+    shape: constexpr = [STAGES, WARPS, OUTPUTS, COLUMNS_OF_WARP]
+    for _ in gl.static_range(PARTS * MATRICES):
+        tiles += (gl.allocate_shared_memory(weight_ptr.dtype.element_ty, shape, halves()),)
+    for step in range(STAGES):
+        _copy(tiles, weights, up_weights, step, outputs, K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES)
+        async_copy.commit_group()
+    gain = _row(gain_ptr, 1, K, 1, WARPS, PARTS * STEPS) if gain_ptr is not None else ()
+    wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
+    x = _row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS)
+    scale = 1.0
+    if gain_ptr is not None:
+        x, squares = _normed(x, gain)
+        scale = scale_of(squares, eps, K, LAST)
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, LAST)))
+    for group in range(GROUPS):
+        output = group * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, LAST)))
+        mine = output < outputs
+        output += first
+        here = row[None, :] * N + output[:, None]
+        inside = (row < M)[None, :] & mine[:, None]
+        bias = vector(bias_ptr, output, mine)
+        up_bias = vector(bias_ptr, N + output, mine) if MATRICES == 2 else bias
+        onto = vector(residual_ptr, here, inside)
+        sums, ups = _multiply(
+            tiles, x, weights, up_weights, group, outputs,
+            K, MATRICES, ROWS, OUTPUTS, WARPS, PARTS, STEPS, GROUPS, STAGES,
+        )  # fmt: skip
+        parts = shared((sums,))
+        up_parts = shared((ups,)) if MATRICES == 2 else parts
+        out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
+        if ACTIVATION is not None:
+            out = activate(out, ACTIVATION)
+        if MATRICES == 2:
+            out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
+        out += onto
+        gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _copy(
+    tiles: tensor, weights: tensor, up_weights: tensor, step: tensor, outputs: tensor,
+    K: constexpr, MATRICES: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr,
+    STAGES: constexpr,
+) -> None:  # fmt: skip
+    """Ask for the tile of that step: zeros where it goes beyond the slice, and beyond K.
+
+    Each of its parts has memory of its own: of two writes to the same, even to other tiles, the second would be made to
+    wait for all threads' first.
+    """
+    HERE: constexpr = copies(WARPS)
+    output = step // STEPS * OUTPUTS + _along(OUTPUTS, 1, HERE)
+    for part in gl.static_range(PARTS):
+        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        inside = (output < outputs) & (column < K)
+        at = output * K + column
+        for matrix in gl.static_range(MATRICES):
+            async_copy.async_copy_global_to_shared(
+                tiles[part * MATRICES + matrix].index(step % STAGES),
+                (weights if matrix == 0 else up_weights) + at,
+                inside,
+            )
+
+
+@gluon.jit
+def _multiply(
+    tiles: tensor, x: tensor, weights: tensor, up_weights: tensor, group: tensor, outputs: tensor,
+    K: constexpr, MATRICES: constexpr, ROWS: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr,
+    STEPS: constexpr, GROUPS: constexpr, STAGES: constexpr,
+) -> tensor:  # fmt: skip
+    """A group's sums, and up's, [WARPS, OUTPUTS, ROWS] each."""
+    SIDE: constexpr = weight_side(WARPS)
+    sums = gl.full([WARPS, OUTPUTS, ROWS], 0.0, gl.float32, products(WARPS))
+    ups = sums
+    for i in gl.static_range(STEPS):
+        step = group * STEPS + i
+        async_copy.wait_group(STAGES - 1)  # so many have been asked for after it
+        for part in gl.static_range(PARTS):
+            rows = x[i * PARTS + part]
+            sums = mma_v2(tiles[part * MATRICES].index(step % STAGES).load(SIDE), rows, sums)
+            if MATRICES == 2:
+                ups = mma_v2(tiles[part * MATRICES + 1].index(step % STAGES).load(SIDE), rows, ups)
+        if i + STAGES < GROUPS * STEPS:  # noqa: SIM102  # where no group asks for more, nothing is compiled
+            if step + STAGES < GROUPS * STEPS:
+                _copy(
+                    tiles, weights, up_weights, step + STAGES, outputs,
+                    K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
+                )  # fmt: skip
+        async_copy.commit_group()  # of nothing, at the end: so that the count is right
+    return sums, ups
+
+
+@gluon.jit
+def _row(pointer: tensor, M: int, K: constexpr, ROWS: constexpr, WARPS: constexpr, COUNT: constexpr) -> tensor:
+    """Rows' columns where each thread needs them: COUNT parts, [WARPS, COLUMNS_OF_WARP, ROWS] each."""
+    SIDE: constexpr = x_side(WARPS)
+    row = _along(ROWS, 2, SIDE)
+    parts: tensor = ()
+    for part in gl.static_range(COUNT):
+        column = (part * WARPS + _along(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 1, SIDE)
+        parts += (gl.load(pointer + (row * K + column), mask=(row < M) & (column < K), other=0.0),)
+    return parts
+
+
+@gluon.jit
+def _normed(x: tensor, gain: tensor) -> tensor:
+    """The rows normalized but for an RMSNorm's factor, as wide as they were; and of each lane, the sum of squares."""
+    parts: tensor = ()
+    squares = gl.zeros_like(x[0], dtype=gl.float32)
+    for part in gl.static_range(len(x)):
+        wide = x[part].to(gl.float32)
+        squares += wide * wide
+        parts += ((wide * gain[part].to(gl.float32)).to(x[part].dtype),)
+    return parts, squares
+
+
+def streamed_rows(
+    x: Tensor,
+    weight: Tensor,
+    launch: StreamedLaunch,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """As `few_rows`, for K a multiple of 8: residual + activation(norm(x) weightᵀ + bias), for 2 to MOST_ROWS rows.
+
+    norm: an RMSNorm. A row's result does not depend on the rows beside it.
+    """
+    (rows, inner), height = x.shape, weight.shape[0]
+    outputs = height // 2 if gated else height
+    gain, shift, eps = norm or (None, None, 0.0)
+    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
+    assert inner % VECTOR.value == 0 and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
+    assert shift is None, "a LayerNorm needs the mean of all columns first"
+    together = max(8, triton.next_power_of_2(rows))
+    slices = slices_on(x.device, launch, outputs, inner, gated, together)
+    early = starts_early()
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    streamed_rows_kernel[(slices.programs,)](
+        x, weight, bias, residual, gain, out, rows, outputs, eps,
+        inner, activation, 2 if gated else 1, together, launch.outputs, launch.columns, launch.warps,
+        slices.groups, slices.stages, early,
+        num_warps=launch.warps, launch_pdl=early,
+    )  # fmt: skip
+    return out
