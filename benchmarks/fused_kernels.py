@@ -261,6 +261,7 @@ def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
 SHARES = ((1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (1, 16, 1), (2, 8, 1))
 ROOM = (100, 200)  # KiB of weights per multiprocessor: so that two launches find room there, and one
 TILE = 20 << 10  # bytes, at most
+X_OF_A_LANE = 80  # registers of x, for 8 rows and 8 warps, that leave room for those of the next launch
 X_PARTS = 160  # of x in a lane of each of 8 warps, or more: eight values each, and with more of them some are spilled
 PROCESSORS = 132  # of an H100 or H200: those for which slices that are the same are left out
 
@@ -276,13 +277,15 @@ def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
     for (row_warps, column_warps, programs), each, room in product(SHARES, (1, 2), ROOM):
         parts, rows = math.ceil(use.k / (WARP_COLUMNS * column_warps)), LANE_ROWS * row_warps * each
         if m > 1:
-            if row_warps > 1 or parts * together // 8 > (9 if column_warps > 8 else 20):
-                continue  # all warps share columns, and x is in registers
+            if row_warps > 1 or (use.norm and parts * together > 8 * X_OF_A_LANE // column_warps):
+                continue  # all warps share columns, and with a norm x is in registers
             rows = 16 * each
         most = max(1, TILE // (rows * WARP_COLUMNS * column_warps * (4 if use.gated else 2)))  # parts in a tile
         columns = math.ceil(parts / math.ceil(parts / most)) * WARP_COLUMNS * column_warps
         launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // programs, programs)
-        slices = launch.slices(outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()), together)
+        slices = launch.slices(
+            outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()), together, use.norm is not None
+        )
         key, whole = (*launch._replace(kilobytes=0), slices), slices.groups * math.ceil(use.k / columns)
         worth = slices.stages >= min(whole, 2) and (each == 1 or (slices.groups > 1 and launch.warps <= 8))
         if (m > 1 or parts * max(8, launch.warps) <= X_PARTS) and worth and key not in seen:
@@ -334,7 +337,7 @@ def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterat
             tops = [
                 entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (max(8, m), *use[:2])
             ]
-            if tops and m > 1 and use.norm is None:
+            if tops and (m > 1 or use.head) and use.norm is None:
                 names += [json.dumps(numbers) for numbers, _ in tops[0]]
             with early_launches(not use.head):
                 times = race({name: by_name(name, given) for name in names}, weights)

@@ -35,6 +35,10 @@ class Memory:
     def index(self, at: Any) -> "Memory":
         return Memory(self.dtype, self.shape[1:], None, self.values[number(at)])
 
+    def permute(self, order: Any) -> "Memory":
+        values = self.values.transpose([number(dim) for dim in order])
+        return Memory(self.dtype, values.shape, None, values)
+
     def _reinterpret(self, dtype: Any, shape: Any, layout: None) -> "Memory":
         return Memory(dtype, shape, None, self.values.reshape([number(size) for size in shape]))
 

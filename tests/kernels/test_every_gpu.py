@@ -191,7 +191,7 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         yield name, Case(streamed_gemv_kernel, types, constants, {"num_warps": launch.warps})
     for (n, k, gated), rows in product(((1152, 896, False), (896, 2048, False), (4864, 896, True)), (8, MOST_ROWS)):
         launch = STREAMED_ROWS
-        slices = launch.slices(n, k, gated, 132, able.shared_memory, rows)
+        slices = launch.slices(n, k, gated, 132, able.shared_memory, rows, normed=gated)
         assert slices.bytes <= able.shared_memory
         constants = {"K": k, "MATRICES": 1 + gated, "ROWS": rows, "OUTPUTS": launch.outputs, "COLUMNS": launch.columns}
         constants |= {"WARPS": launch.warps, "GROUPS": slices.groups, "STAGES": slices.stages, "ACTIVATION": None}

@@ -245,7 +245,7 @@ def streamed_gemv(
     assert rows == 1 and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
     assert inner % VECTOR.value == 0 and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
     assert shift is None, "a LayerNorm needs the mean of all columns first"
-    slices = slices_on(x.device, launch, outputs, inner, gated, 1)
+    slices = slices_on(x.device, launch, outputs, inner, gated)
     early = starts_early()
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
     streamed_gemv_kernel[(slices.programs,)](
@@ -258,7 +258,9 @@ def streamed_gemv(
 
 
 @cache
-def slices_on(device: torch.device, launch: StreamedLaunch, outputs: int, k: int, gated: bool, rows: int) -> Slices:
+def slices_on(
+    device: torch.device, launch: StreamedLaunch, outputs: int, k: int, gated: bool, rows: int = 1, normed: bool = True
+) -> Slices:
     """Of a GPU's multiprocessors; for a CPU, where Triton interprets, of a few. Kept: a step asks in every layer."""
     processors = 2 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
-    return launch.slices(outputs, k, gated, processors, capability(device).shared_memory, rows)
+    return launch.slices(outputs, k, gated, processors, capability(device).shared_memory, rows, normed)

@@ -41,14 +41,24 @@ class StreamedLaunch(NamedTuple):
     def warps(self) -> int:
         return self.row_warps * self.column_warps
 
-    def slices(self, outputs: int, k: int, gated: bool, processors: int, shared_memory: int, rows: int = 1) -> Slices:
-        """For so many outputs of k columns and rows of activations, on a device with so many multiprocessors and bytes
-        for a program.
+    def slices(
+        self,
+        outputs: int,
+        k: int,
+        gated: bool,
+        processors: int,
+        shared_memory: int,
+        rows: int = 1,
+        normed: bool = True,
+    ) -> Slices:
+        """For so many outputs of k columns, on a device with so many multiprocessors and bytes for a program.
+
+        rows: of activations. They lie beside each tile if there are several, and no norm.
         """
         programs = min(outputs, max(self.programs * processors, math.ceil(outputs / MOST_OUTPUTS)))
         groups = math.ceil(math.ceil(outputs / programs) / self.outputs)
         matrices = 2 if gated else 1
-        tile = 2 * self.outputs * self.columns * matrices
+        tile = 2 * (self.outputs * matrices + (0 if normed or rows == 1 else rows)) * self.columns
         together = 1 << (groups - 1).bit_length() if rows == 1 else rows  # one row's sums meet once, others by group
         sums = 4 * (self.outputs * together * matrices + rows) * self.column_warps
         room = min(self.kilobytes * KIB, shared_memory - sums)

@@ -6,14 +6,17 @@ This is the product of the one on the stream of the other. A program owns a slic
 in groups of a tile's height. It asks for a ring of tiles before it waits for the launch before it.
 
 - *K is split over a program's warps*: each has a tile's columns of its own, and adds up a product of its own.
-- *x stays in registers* for all groups, in the order in which the matrix units read it, and normalized. RMSNorm's
-  factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
-- *A lane reads 16 bytes of an output at once*, eight columns of two products. Two outputs that are read together lie in
+- *With a norm, x stays in registers* for all groups, normalized, in the order in which the matrix units read it.
+  RMSNorm's factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+- *Without one, x is streamed beside the weights*, tile by tile, from the wait on: rows are long where a model narrows,
+  and registers few, if the next launch is to find room beside this one.
+- *A lane reads 16 bytes of a row at once*, eight columns of two products. Two rows that are read together lie in
   different banks: every second row of a tile has its halves exchanged.
 - *The warps' sums meet in shared memory group by group*, while the tiles of the next groups are on their way.
 
 g x is rounded to x's dtype before the product, as the result of a norm in a launch of its own is. Sums are float32.
-Bytes: N K of weights, once; x (M K) comes from the cache, once per program. Layout: as in `streamed_gemv.py`, x [M, K].
+Bytes: N K of weights, once; x (M K) comes from the cache, once per program, or without a norm once per group. Layout:
+as in `streamed_gemv.py`, x [M, K].
 """
 
 import torch
@@ -114,11 +117,18 @@ def streamed_rows_kernel(
         async_copy.commit_group()
     gain = _row(gain_ptr, 1, K, 1, WARPS, PARTS * STEPS) if gain_ptr is not None else ()
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
-    x = _row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS)
+    x: tensor = ()
     scale = 1.0
     if gain_ptr is not None:
-        x, squares = _normed(x, gain)
+        x, squares = _normed(_row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS), gain)
         scale = scale_of(squares, eps, K, LAST)
+    else:
+        x_shape: constexpr = [STAGES, WARPS, ROWS, COLUMNS_OF_WARP]
+        for _ in gl.static_range(PARTS):
+            x += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, x_shape, halves()),)
+        for step in range(STAGES):
+            _copy_rows(x, x_ptr, M, step, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+            async_copy.commit_group()
     row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, LAST)))
     for group in range(GROUPS):
         output = group * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, LAST)))
@@ -130,8 +140,8 @@ def streamed_rows_kernel(
         up_bias = vector(bias_ptr, N + output, mine) if MATRICES == 2 else bias
         onto = vector(residual_ptr, here, inside)
         sums, ups = _multiply(
-            tiles, x, weights, up_weights, group, outputs,
-            K, MATRICES, ROWS, OUTPUTS, WARPS, PARTS, STEPS, GROUPS, STAGES,
+            tiles, x, x_ptr, weights, up_weights, M, group, outputs,
+            K, MATRICES, ROWS, OUTPUTS, WARPS, PARTS, STEPS, GROUPS, STAGES, gain_ptr is None,
         )  # fmt: skip
         parts = shared((sums,))
         up_parts = shared((ups,)) if MATRICES == 2 else parts
@@ -171,30 +181,73 @@ def _copy(
 
 
 @gluon.jit
+def _copy_rows(
+    tiles: tensor, x_ptr: tensor, M: int, step: tensor,
+    K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
+) -> None:  # fmt: skip
+    """Ask for the columns of x that the tile of that step is multiplied with: zeros beyond M, and beyond K."""
+    HERE: constexpr = copies(WARPS)
+    row = _along(ROWS, 1, HERE)
+    for part in gl.static_range(PARTS):
+        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        inside = (row < M) & (column < K)
+        async_copy.async_copy_global_to_shared(tiles[part].index(step % STAGES), x_ptr + (row * K + column), inside)
+
+
+@gluon.jit
 def _multiply(
-    tiles: tensor, x: tensor, weights: tensor, up_weights: tensor, group: tensor, outputs: tensor,
+    tiles: tensor, x: tensor, x_ptr: tensor, weights: tensor, up_weights: tensor, M: int, group: tensor,
+    outputs: tensor,
     K: constexpr, MATRICES: constexpr, ROWS: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr,
-    STEPS: constexpr, GROUPS: constexpr, STAGES: constexpr,
+    STEPS: constexpr, GROUPS: constexpr, STAGES: constexpr, STREAMED: constexpr,
 ) -> tensor:  # fmt: skip
-    """A group's sums, and up's, [WARPS, OUTPUTS, ROWS] each."""
-    SIDE: constexpr = weight_side(WARPS)
+    """A group's sums, and up's, [WARPS, OUTPUTS, ROWS] each. STREAMED: x is, else it is in registers."""
     sums = gl.full([WARPS, OUTPUTS, ROWS], 0.0, gl.float32, products(WARPS))
     ups = sums
-    for i in gl.static_range(STEPS):
-        step = group * STEPS + i
-        async_copy.wait_group(STAGES - 1)  # so many have been asked for after it
-        for part in gl.static_range(PARTS):
-            rows = x[i * PARTS + part]
-            sums = mma_v2(tiles[part * MATRICES].index(step % STAGES).load(SIDE), rows, sums)
-            if MATRICES == 2:
-                ups = mma_v2(tiles[part * MATRICES + 1].index(step % STAGES).load(SIDE), rows, ups)
-        if i + STAGES < GROUPS * STEPS:  # noqa: SIM102  # where no group asks for more, nothing is compiled
+    if STREAMED:
+        for i in range(STEPS):
+            step = group * STEPS + i
+            async_copy.wait_group(STAGES - 1)  # so many have been asked for after it
+            rows: tensor = ()
+            for part in gl.static_range(PARTS):
+                rows += (x[part].index(step % STAGES).permute((0, 2, 1)).load(x_side(WARPS)),)
+            sums, ups = _added(sums, ups, tiles, rows, step % STAGES, MATRICES, WARPS, PARTS)
             if step + STAGES < GROUPS * STEPS:
                 _copy(
                     tiles, weights, up_weights, step + STAGES, outputs,
                     K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
                 )  # fmt: skip
-        async_copy.commit_group()  # of nothing, at the end: so that the count is right
+                _copy_rows(x, x_ptr, M, step + STAGES, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+            async_copy.commit_group()  # of nothing, at the end: so that the count is right
+    else:
+        for i in gl.static_range(STEPS):
+            step = group * STEPS + i
+            async_copy.wait_group(STAGES - 1)
+            rows = x[i * PARTS : (i + 1) * PARTS]
+            sums, ups = _added(sums, ups, tiles, rows, step % STAGES, MATRICES, WARPS, PARTS)
+            if i + STAGES < GROUPS * STEPS:  # noqa: SIM102  # where no group asks for more, nothing is compiled
+                if step + STAGES < GROUPS * STEPS:
+                    _copy(
+                        tiles, weights, up_weights, step + STAGES, outputs,
+                        K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
+                    )  # fmt: skip
+            async_copy.commit_group()
+    return sums, ups
+
+
+@gluon.jit
+def _added(
+    sums: tensor, ups: tensor, tiles: tensor, rows: tensor, place: tensor,
+    MATRICES: constexpr, WARPS: constexpr, PARTS: constexpr,
+) -> tensor:  # fmt: skip
+    """Sums with the products of the tile in that place added, by a tile's parts of the rows."""
+    for part in gl.static_range(PARTS):
+        weight = tiles[part * MATRICES].index(place).load(weight_side(WARPS))
+        sums = mma_v2(weight, rows[part], sums)
+        if MATRICES == 2:
+            up = tiles[part * MATRICES + 1].index(place).load(weight_side(WARPS))
+            ups = mma_v2(up, rows[part], ups)
     return sums, ups
 
 
@@ -244,7 +297,7 @@ def streamed_rows(
     assert inner % VECTOR.value == 0 and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
     assert shift is None, "a LayerNorm needs the mean of all columns first"
     together = max(8, triton.next_power_of_2(rows))
-    slices = slices_on(x.device, launch, outputs, inner, gated, together)
+    slices = slices_on(x.device, launch, outputs, inner, gated, together, norm is not None)
     early = starts_early()
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
     streamed_rows_kernel[(slices.programs,)](
