@@ -344,13 +344,13 @@ def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterat
             yield {"m": m} | use._asdict() | {"floor": floor_of(m, use.n, use.k, rate), "times": shown(times)}
 
 
-def measure_chains(models: list[str], few: list[dict]) -> Iterator[dict]:
+def measure_chains(models: list[str], counts: list[int], few: list[dict]) -> Iterator[dict]:
     """A model's four products, layer behind layer as in a step, by what was fastest alone: of `gemv`, of `few_rows`, of
     all; and with every part in a launch of its own. And by launches whose weights are streamed, each being the fastest
     beside the others. In microseconds per layer.
     """
     times_of = {(Use(*(entry[name] for name in Use._fields)), entry["m"]): entry["times"] for entry in few}
-    for model, m in product(models, FEW):
+    for model, m in product(models, counts):
         *layer, _ = uses(model)
         if not all((use, m) in times_of for use in layer):
             continue
@@ -646,6 +646,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
     parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,few,chains,steps")
     parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
+    parser.add_argument("--rows", default=",".join(map(str, FEW)), help="of the part chains")
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
@@ -655,7 +656,7 @@ def main() -> None:
         file_of(found["device"]).write_text(table(found))
         return
     rate = options.bandwidth
-    models = options.models.split(",")
+    models, counts = options.models.split(","), [int(count) for count in options.rows.split(",")]
     shapes = list(dict.fromkeys(shape for model in models for shape in matrices(model).values()))
     shapes += [PADDED_HEAD] if "gpt2-124m" in models else []
     found_uses = list(dict.fromkeys(use for model in models for use in uses(model)))
@@ -670,7 +671,10 @@ def main() -> None:
         "heads": ("heads", lambda: measure_products([(50257, 768), PADDED_HEAD, (151936, 1024)], (128, 256), rate)),
         "steps": ("steps", lambda: measure_steps(rate)),
         "few": ("few", lambda: measure_few(found_uses, rate, found["products"])),
-        "chains": ("chains", lambda: measure_chains([model for model in models if model in MODELS], found["few"])),
+        "chains": (
+            "chains",
+            lambda: measure_chains([model for model in models if model in MODELS], counts, found["few"]),
+        ),
     }
     for part, rows in PRODUCTS.items():
         parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate)
@@ -681,7 +685,7 @@ def main() -> None:
 
     def measured_before(key: str, entry: dict[str, Any]) -> bool:
         if key == "chains":
-            return entry["model"] not in models
+            return entry["model"] not in models or entry["m"] not in counts
         if key == "few":
             return (entry["n"], entry["k"], entry["norm"]) not in {(use.n, use.k, use.norm) for use in found_uses}
         return key == "products" and not (entry["m"] in rows_now and (entry["n"], entry["k"]) in shapes)
@@ -693,7 +697,8 @@ def main() -> None:
     if "few" in wanted:
         in_processes(compile_use, [*few_tasks(found_uses)], options.workers)
     if "chains" in wanted:
-        counted = product(found_uses, (1, 8, 16))  # of rows that kernels are compiled for
+        padded = {count if count in (1, 16) else 8 for count in counts}  # rows that kernels are compiled for
+        counted = product(found_uses, sorted(padded))
         streamed = [(use, m, tuple(launch)) for use, m in counted for launch in streamed_launches(use, m)]
         in_processes(compile_use, streamed, options.workers)
     for part in wanted:
