@@ -294,7 +294,8 @@ def streamed_rows(
     outputs = height // 2 if gated else height
     gain, shift, eps = norm or (None, None, 0.0)
     assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
-    assert inner % VECTOR.value == 0 and weight.element_size() == 2 and weight.data_ptr() % 16 == 0
+    assert inner % VECTOR.value == 0 and weight.element_size() == 2
+    assert weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
     assert shift is None, "a LayerNorm needs the mean of all columns first"
     together = max(8, triton.next_power_of_2(rows))
     slices = slices_on(x.device, launch, outputs, inner, gated, together, norm is not None)
