@@ -213,12 +213,13 @@ def _multiply(
             for part in gl.static_range(PARTS):
                 rows += (x[part].index(step % STAGES).permute((0, 2, 1)).load(x_side(WARPS)),)
             sums, ups = _added(sums, ups, tiles, rows, step % STAGES, MATRICES, WARPS, PARTS)
-            if step + STAGES < GROUPS * STEPS:
-                _copy(
-                    tiles, weights, up_weights, step + STAGES, outputs,
-                    K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
-                )  # fmt: skip
-                _copy_rows(x, x_ptr, M, step + STAGES, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+            if GROUPS * STEPS > STAGES:  # noqa: SIM102  # Triton 3.6 fails at an `if` that never holds
+                if step + STAGES < GROUPS * STEPS:
+                    _copy(
+                        tiles, weights, up_weights, step + STAGES, outputs,
+                        K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
+                    )  # fmt: skip
+                    _copy_rows(x, x_ptr, M, step + STAGES, K, ROWS, WARPS, PARTS, STEPS, STAGES)
             async_copy.commit_group()  # of nothing, at the end: so that the count is right
     else:
         for i in gl.static_range(STEPS):
