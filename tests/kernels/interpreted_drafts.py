@@ -1,8 +1,10 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: drafts looked up, laid out, and kept."""
 
+import numpy as np
 import pytest
 import torch
 
+from gradus.engine.plan import Admission
 from gradus.kernels import draft_inputs
 from gradus.kernels.draft_inputs import (
     first_inputs,
@@ -22,7 +24,10 @@ from gradus.kernels.draft_passes import (
 from gradus.kernels.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
 from gradus.kernels.ngram import look_up_slots
 from gradus.kernels.ngram_reference import look_up
+from gradus.kernels.prompt_history import keep_prompts
 from gradus.models import SHAPES, create_model, randomize
+from gradus.speculative.history import History
+from gradus.speculative.states import HiddenStates
 
 SLOTS, CONTEXT, PAGE = 6, 64, 4
 
@@ -165,6 +170,31 @@ def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts
     expected = keep_standing_reference(arguments[0], rows, drawn, *states[1])
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
     assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
+
+
+@pytest.mark.parametrize("owners", [[], [(0, 3)], [(4, 700), (1, 1), (4, 31), (2, 250)]], ids=len)
+@pytest.mark.parametrize("drawing", [[], [2], [2, 4, 0, 3]], ids=len)
+@pytest.mark.parametrize("size", [0, 5, 700])
+def test_prompts_leave_what_torch_would_in_a_dozen_operations(owners, drawing, size):
+    """owners: slots and lengths of texts, a slot changing hands twice. drawing: slots behind two rows of decodes."""
+    generator = torch.Generator().manual_seed(len(owners) + len(drawing))
+    cpu = torch.device("cpu")
+    admissions = [Admission(slot, None, 0, tuple(range(length, 2 * length))) for slot, length in owners]
+    slots = np.array(drawing, np.int64)
+    drawn = torch.randint(-1, 9, (2 + len(slots),), generator=generator)
+    hidden = torch.randn(len(drawn), 2 * max(1, size), generator=generator)[:, :size]
+    mine, theirs = (History(SLOTS, 1500, cpu) for _ in range(2))
+    kept = [HiddenStates(SLOTS, size, torch.float32, cpu) for _ in range(2)]
+    places, said, lengths = mine.texts(admissions)
+    positions = np.array([lengths.get(slot, 1) for slot in drawing], np.int64)
+    lengths |= dict(zip(drawing, (positions + 1).tolist(), strict=True))
+    states = kept[0].values if size else None
+    keep_prompts((places, said), lengths, (slots, positions), 2, drawn, mine.tokens, mine.lengths, hidden, states)
+    theirs.admit(admissions)
+    theirs.record(torch.from_numpy(slots), torch.from_numpy(positions), drawn[2:])
+    kept[1].record(torch.from_numpy(slots), hidden[2:])
+    assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(mine.lengths, theirs.lengths)
+    assert torch.equal(kept[0].values, kept[1].values)
 
 
 @pytest.mark.parametrize(("drafts", "size"), [(0, 5), (1, 512), (4, 700)])

@@ -41,6 +41,7 @@ from gradus.kernels.narrowing import Statistics
 from gradus.kernels.new_token import MOST_NEW
 from gradus.kernels.ngram import look_up_kernel
 from gradus.kernels.norm import norm_kernel, warps_of
+from gradus.kernels.prompt_history import keep_prompts_kernel
 from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
 from gradus.kernels.rope_store import heads_together, rope_store_kernel
 from gradus.kernels.sampling import block_best_kernel, row_best_kernel
@@ -154,11 +155,14 @@ def drafts() -> Iterator[tuple[str, Case]]:
     types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride"), "i32:16")
     types |= {"tokens_ptr": "*bf16", "places_ptr": "*bf16", "positions_ptr": "*i32"}
     types |= {"scale": "fp32", "drafts_stride": "i32", "hidden_stride": "i32:16"}
+    types |= {"numbers_ptr": "*i64"} | dict.fromkeys(("texts", "slots", "rows", "first"), "i32")
     first = {"COUNT": 3, "COUNTS": 4, "TOGETHER": 1, "BLOCK": 512}
     width = {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}
     for name, kernel, constants in (
         ("keep standing", keep_standing_kernel, width),
         ("keep standing without states", keep_standing_kernel, width | {"states_ptr": None}),
+        ("keep prompts", keep_prompts_kernel, {"BLOCK": 256, "COLUMNS": 512}),
+        ("keep prompts without states", keep_prompts_kernel, {"BLOCK": 256, "COLUMNS": 512, "states_ptr": None}),
         ("first inputs", first_inputs_kernel, first),
         ("next inputs", next_inputs_kernel, {"BLOCK": 512}),
     ):

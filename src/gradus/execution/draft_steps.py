@@ -9,6 +9,7 @@ A step with prompts beside decodes is launched by the host, but for the model's 
 no drafts: the prompts' tokens use what the GPU can compute anyway.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -20,11 +21,12 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import Arrival, current, to_host, upload_parts
-from gradus.engine.plan import Column, Decodes, Plan, Sampled
+from gradus.engine.plan import Admission, Column, Decodes, Plan, Sampled
 from gradus.execution.runner import RunModel, kernel_logits, lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
 from gradus.kernels.overlap import early_launches
+from gradus.kernels.prompt_history import keep_prompts
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
 from gradus.sampling.sampler import DrawnLogprobs
@@ -102,6 +104,19 @@ class DraftStep:
         """What stands of what the rows drew, appended to the history."""
         kept, origins = self.keep_standing(slots, rows, draw.tokens, hidden, early)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
+
+    def keep_prompts(
+        self, admissions: Sequence[Admission], slots: Column, positions: Column, draw: SlotDraw, hidden: Tensor
+    ) -> None:
+        """New owners' texts, and of the last rows drawn those of prompts, whose slots and positions these are."""
+        history, states = self.history, None if self.states is None else self.states.values
+        places, said, lengths = history.texts(admissions)
+        lengths |= dict(zip(slots.tolist(), (positions + 1).tolist(), strict=True))
+        first = len(draw.tokens) - len(slots)
+        keep_prompts(
+            (places, said), lengths, (slots, positions), first, draw.tokens, history.tokens, history.lengths, hidden,
+            states,
+        )  # fmt: skip
 
     def keep_standing(
         self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
@@ -201,10 +216,7 @@ class DraftRunner:
         decoded, read = _split(draw, count)
         verified = step.keep(mine, rows, decoded, hidden[:count]) if count else None
         result = self.result(plan, len(computed), verified, self.reports(owners) if asked else None, read)
-        step.history.admit(plan.admissions)
-        step.history.record(slots[count:], ends[count:], read.tokens)
-        if step.states is not None:
-            step.states.record(slots[count:], hidden[count:])
+        step.keep_prompts(plan.admissions, wanted.slots, wanted.positions, draw, hidden)
         return result
 
     def _set_up_beside(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, DraftRows]:

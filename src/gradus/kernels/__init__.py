@@ -16,6 +16,7 @@ They are imported only by the parts that launch them: without a GPU, Triton need
     attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
     noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
     draft_rows.py                         how a step that verifies drafts begins and ends
+    prompt_history.py                     what a step with prompts leaves for drafts
     ngram.py, ngram_reference.py, draft_inputs.py   how drafts begin: those from the text, and those of heads
     draft_passes.py                       how each pass of a draft model begins
     seen_words.py, slot_settings.py, narrowing.py, likeliest.py, asked_sampling.py   the draw of rows that ask for more
