@@ -123,12 +123,7 @@ def streamed_rows_kernel(
         x, squares = _normed(_row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS), gain)
         scale = scale_of(squares, eps, K, LAST)
     else:
-        x_shape: constexpr = [STAGES, WARPS, ROWS, COLUMNS_OF_WARP]
-        for _ in gl.static_range(PARTS):
-            x += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, x_shape, halves()),)
-        for step in range(STAGES):
-            _copy_rows(x, x_ptr, M, step, K, ROWS, WARPS, PARTS, STEPS, STAGES)
-            async_copy.commit_group()
+        x = _streamed_rows(x_ptr, M, K, ROWS, WARPS, PARTS, STEPS, STAGES)
     row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, LAST)))
     for group in range(GROUPS):
         output = group * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, LAST)))
@@ -178,6 +173,22 @@ def _copy(
                 (weights if matrix == 0 else up_weights) + at,
                 inside,
             )
+
+
+@gluon.jit
+def _streamed_rows(
+    x_ptr: tensor, M: int,
+    K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
+) -> tensor:  # fmt: skip
+    """The ring of x's tiles, with the first ones asked for."""
+    x: tensor = ()
+    shape: constexpr = [STAGES, WARPS, ROWS, COLUMNS_OF_WARP]
+    for _ in gl.static_range(PARTS):
+        x += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, shape, halves()),)
+    for step in range(STAGES):
+        _copy_rows(x, x_ptr, M, step, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+        async_copy.commit_group()
+    return x
 
 
 @gluon.jit
