@@ -32,7 +32,7 @@ SLOW = 1 / 64  # the same for positions that were not tried, towards what those 
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
 MARGIN = 1.02  # what drafts must gain to be worth it
-PROBE = 2  # drafts of a probe
+PROBE = 1  # drafts of a probe: two would bar one where rows up to a power of two are cheap, and those beyond are not
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
 HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
@@ -102,7 +102,8 @@ class DraftControl:
         """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs."""
         if self._begun:
             self._expect()
-        if self._held and self._holds == len(slots) and self._left > 1:
+        due = self._left <= 1 and self._debt <= 0
+        if self._held and self._holds == len(slots) and not due:
             self._held, self._left = self._held - 1, self._left - 1
             return 0
         most = min(self.most, left // len(slots), max(0, self.rows // len(slots) - 1))
@@ -127,7 +128,7 @@ class DraftControl:
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
         if self._probes(size) and most:
-            return self._decide(min(PROBE, most), "a probe")
+            return self._decide(PROBE, "a probe")
         self._held, self._holds = HOLD - 1, len(slots)
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
