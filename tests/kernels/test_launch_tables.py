@@ -31,7 +31,7 @@ H200 = matching("NVIDIA H200", HOPPER)
         (1, 1024, 3072, StreamedLaunch(8, 1024, 2, 4, 100, 1)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
         (32, 576, 1536, SkinnyLaunch(16, 256, 4, 3, 4)),
-        (16, 576, 1536, FewRowsLaunch(16, 8, 6, 2)),
+        (16, 576, 1536, StreamedLaunch(16, 512, 1, 4, 100, 1)),
         (2, 576, 1536, FewRowsLaunch(16, 4, 12, 2)),
         (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
         (64, 151936, 1024, None),
@@ -132,7 +132,7 @@ def test_slices_hold_all_outputs_and_fit_shared_memory(n, k, gated, kilobytes):
 
 
 def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
-    assert isinstance(H200.choose(8, 1536, 1536), FewRowsLaunch)
+    assert isinstance(H200.choose(8, 1536, 1536), StreamedLaunch)
     assert H200.choose(32, 1536, 1536) == H200.choose(32, 2048, 2048)
 
 
