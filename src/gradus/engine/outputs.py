@@ -41,7 +41,8 @@ class Outputs(Ordered[Output]):
         """How many tokens those are."""
         if self.tokens.shape[1] == 1:
             return self.plain
-        return int(np.count_nonzero(np.delete(self.tokens, self.exceptional, axis=0) >= 0))
+        tokens = self.tokens >= 0
+        return int(np.count_nonzero(tokens)) - int(np.count_nonzero(tokens[self.exceptional]))
 
     def __iter__(self) -> Iterator[Output]:
         rows = self._plain_rows()

@@ -12,6 +12,7 @@ the time, however slow a drafter is.
 """
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,11 @@ class DraftControl:
     def __init__(self, most: int, slots: int, *, lag: int, adaptive: bool, rows: int = MOST_ROWS) -> None:
         self.most, self.lag, self.adaptive, self.rows = most, lag, adaptive, rows
         self.choices = choices(most, adaptive=adaptive)
-        prior = PRIOR ** np.arange(1, most + 1)
-        self._shared = prior  # of all requests
-        self._prior = prior
-        self._agree = np.tile(prior, (slots, 1))  # by slot: how probable it is that the first, the first two … stand
-        self._seen = np.ones(slots)  # by slot: steps with drafts
+        self._prior = PRIOR ** np.arange(1, most + 1)
+        # by slot, and last of all requests: how probable it is that the first, the first two … stand
+        self._agree = np.tile(self._prior, (slots + 1, 1))
+        self._seen = np.ones(slots + 1)  # by slot: steps with drafts
+        self._seen[-1] = 1 / NEW  # of all requests, whatever they are
         self._begun: list[int] = []  # slots whose new owners nothing is expected of yet
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
@@ -90,9 +91,10 @@ class DraftControl:
 
     def _expect(self) -> None:
         """Of the new owners: they may be what other requests are, or better."""
-        expected = np.maximum(self._shared, self._prior)
+        shared = self._agree[-1]
+        expected = np.maximum(shared, self._prior)
         self._agree[self._begun] = expected
-        self._seen[self._begun] = max(1.0, WORTH * self._shared[0] / expected[0])
+        self._seen[self._begun] = max(1.0, WORTH * shared[0] / expected[0])
         self._begun.clear()
         self._held, self._unlooked = 0, min(self._unlooked, SOON)
 
@@ -113,17 +115,18 @@ class DraftControl:
         if self._timed[size, 0] < FIRST:
             return self._decide(0, "the time of a step without drafts is not known yet")
         agree = self._agree[slots]
-        tokens = np.concatenate([[0], agree.sum(axis=0).cumsum()]) + len(slots)  # by number of drafts
+        tokens = [len(slots), *(len(slots) + agree.sum(axis=0).cumsum()).tolist()]  # by number of drafts
         timed = any(self._timed[size, each] for each in self.choices if each)
         few = most if timed else min(most, PROBE)  # as long as the time of drafts is a guess
-        rates = {each: float(tokens[each]) / self._cost(size, each) for each in self.choices if each <= few}
+        costs = self._costs(size, few)
+        rates = {each: tokens[each] / seconds for each, seconds in costs.items()}
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if gain > MARGIN:
             self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
             if self._looks_without(size, best):
                 return self._decide(0, "a look at a step without drafts")
-            if (more := self._worth_a_look(size, best, most, agree)) > best:
+            if (more := self._worth_a_look(size, best, most, agree, costs[best])) > best:
                 return self._decide(more, "a look at a step with more drafts")
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
@@ -150,8 +153,9 @@ class DraftControl:
         self._timed[size, 0] = FIRST - LOOKED
         return True
 
-    def _worth_a_look(self, size: int, best: int, most: int, agree: NDArray[Any]) -> int:
+    def _worth_a_look(self, size: int, best: int, most: int, agree: NDArray[Any], cost: float) -> int:
         """After a look at steps without drafts, for as many: the larger number that could bring the most, or `best`.
+        cost: of a step with the best number.
 
         A step's time rises less and less with its drafts, so a line through what is known makes larger numbers look too
         slow, and how often their drafts stand is only learned from them. So it is hoped that drafts beyond the best
@@ -163,7 +167,7 @@ class DraftControl:
 
         def hoped(drafts: int) -> float:
             beyond = agree[:, best - 1 : best] ** (np.arange(best + 1, drafts + 1) / best)
-            seconds = self._seconds.get((size, drafts), self._cost(size, best) * (1 + GUESS * (drafts - best)))
+            seconds = self._seconds.get((size, drafts), cost * (1 + GUESS * (drafts - best)))
             return (len(agree) + float(agree[:, :best].sum() + beyond.sum())) / seconds
 
         more = max((each for each in self.choices if best <= each <= most), key=hoped)
@@ -194,17 +198,21 @@ class DraftControl:
         self._now, self._why = drafts, why
         return drafts
 
-    def _cost(self, size: int, drafts: int) -> float:
-        """Seconds of a step: measured, or guessed from the nearest numbers of drafts that were. 0 always was."""
-        known = [each for each in self.choices if (size, each) in self._seconds]
-        less, more = [each for each in known if each <= drafts], [each for each in known if each > drafts]
-        below, seconds = less[-1], self._seconds[size, less[-1]]
-        if more:
-            rise = (self._seconds[size, more[0]] - seconds) / (more[0] - below)
-        else:
-            rise = (seconds - self._seconds[size, less[-2]]) / (below - less[-2]) if len(less) > 1 else 0.0
-            rise = max(rise, GUESS * seconds)
-        return seconds + rise * (drafts - below)
+    def _costs(self, size: int, most: int) -> dict[int, float]:
+        """Seconds of a step with each number of drafts up to `most`: measured, or guessed from the nearest ones that
+        were. Without drafts it always was.
+        """
+        measured = {each: self._seconds[size, each] for each in self.choices if (size, each) in self._seconds}
+        known = [*measured]
+        rises = [(measured[more] - measured[less]) / (more - less) for less, more in pairwise(known)]
+        rises.append(max([GUESS * measured[known[-1]], *rises[-1:]]))  # beyond the last
+        costs, place = {}, -1
+        for each in self.choices:
+            if each > most:
+                break
+            place += each in measured
+            costs[each] = measured[known[place]] + rises[place] * (each - known[place])
+        return costs
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
@@ -218,23 +226,22 @@ class DraftControl:
             return
         slots, drafts = decodes.slots, tokens.shape[1] - 1
         if ended:
-            slots, tokens = np.delete(slots, ended), np.delete(tokens, ended, axis=0)
+            goes_on = np.ones(len(slots), bool)
+            goes_on[ended] = False
+            slots, tokens = slots[goes_on], tokens[goes_on]
             if not len(tokens):
                 return
-        stood = tokens >= 0
+        stood, count = tokens >= 0, len(tokens)
         standing = stood.sum(axis=0)  # by position
-        self._steps, self._tokens = self._steps + len(tokens), self._tokens + int(standing.sum())
-        self._brought = standing.sum() / len(tokens)
+        brought = int(standing.sum())
+        self._steps, self._tokens, self._brought = self._steps + count, self._tokens + brought, brought / count
         self._drafted[:drafts] += (tokens[:, 1:] != UNDRAFTED).sum(axis=0)
         self._accepted[:drafts] += standing[1:]
         self._seen[slots] += 1
-        # of each of these sequences, and of all requests
-        before = np.vstack([self._agree[slots], self._shared])
-        agreed = np.vstack([stood[:, 1:], standing[1:] / len(tokens)])
-        rates = np.append(np.maximum(OWN, 1 / self._seen[slots]), NEW)
-        after = _moved(before, agreed, rates[:, None])
-        self._agree[slots], self._shared = after[:-1], after[-1]
-        if agreed[-1, 0] < PRIOR:
+        rows = np.append(slots, len(self._agree) - 1)
+        agreed = np.concatenate([stood[:, 1:], standing[None, 1:] / count])
+        self._agree[rows] = _moved(self._agree[rows], agreed, np.maximum(OWN, 1 / self._seen[rows])[:, None])
+        if standing[1] < PRIOR * count:
             self._run = 0  # a probe has seen enough
 
     def took(self, sequences: int, drafts: int, seconds: float, usual: bool = True) -> None:
@@ -274,16 +281,16 @@ class DraftControl:
 
 
 def _moved(averages: NDArray[Any], agreed: NDArray[Any], rate: NDArray[Any]) -> NDArray[Any]:
-    """Averages [B, most] after an observation of their first positions, [B, drafts]; rate: how much each takes over.
+    """Averages [B, most], changed by an observation of their first positions, [B, drafts]; rate: how much each takes
+    over.
 
     Positions beyond move slowly to what follows if each draft agrees as often as those tried did on average: else a
     text that begins to repeat itself would never be drafted further than it was tried.
     """
-    drafts = agreed.shape[1]
-    averages = averages.copy()
+    drafts, most = agreed.shape[1], averages.shape[1]
     averages[:, :drafts] += rate * (agreed - averages[:, :drafts])
-    beyond = np.arange(drafts + 1, averages.shape[1] + 1)
-    suggested = averages[:, drafts - 1 : drafts] ** (beyond / drafts)
-    averages[:, drafts:] += SLOW * (suggested - averages[:, drafts:])
-    averages[:, drafts:] = np.minimum(averages[:, drafts:], averages[:, drafts - 1 : drafts])
+    if drafts < most:
+        last, beyond = averages[:, drafts - 1 : drafts], averages[:, drafts:]
+        beyond += SLOW * (last ** (np.arange(drafts + 1, most + 1) / drafts) - beyond)
+        np.minimum(beyond, last, out=beyond)
     return averages
