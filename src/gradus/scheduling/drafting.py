@@ -33,7 +33,7 @@ SLOW = 1 / 64  # the same for positions that were not tried, towards what those 
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
 MARGIN = 1.02  # what drafts must gain to be worth it
-PROBE = 1  # drafts of a probe: two would bar one where rows up to a power of two are cheap, and those beyond are not
+PROBE = 2  # drafts of a probe, in turn with one: each may pay where the other does not, as rows are dear in steps
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
 HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
@@ -71,6 +71,7 @@ class DraftControl:
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
         self._run = 0  # steps that the probe under way may still take
+        self._probed = 1  # drafts of the newest probe
         self._held, self._holds = 0, 0  # steps that the decision for no drafts still stands, for so many sequences
         self._unlooked = self._looks = LOOK  # steps with drafts until the next look at one without
         self._higher = 0  # steps of a look at more drafts that are left
@@ -131,7 +132,7 @@ class DraftControl:
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
         if self._probes(size) and most:
-            return self._decide(PROBE, "a probe")
+            return self._decide(min(self._probed, most), "a probe")
         self._held, self._holds = HOLD - 1, len(slots)
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
         share = rates[nearest] / rates[0]
@@ -186,7 +187,8 @@ class DraftControl:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
         self._left, self._run, self._held = self._patience, RUN - 1, 0
-        self._forget(size, {drafts for drafts in self.choices if drafts > PROBE})
+        self._probed = 1 if self._probed == PROBE else PROBE
+        self._forget(size, {drafts for drafts in self.choices if drafts > self._probed})
         return True
 
     def _forget(self, size: int, numbers: set[int]) -> None:
