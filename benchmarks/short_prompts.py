@@ -14,8 +14,8 @@ from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams
 
 MODELS = ("random:smollm2-135m", "random:qwen3-0.6b", "random:llama-3.1-8b")
-LENGTHS = (1, 10, 40, 100, 200, 500, 900, 1500)
-REPEATS, CONTEXT, SEQUENCES = 9, 2048, 64
+LENGTHS = (1, 10, 40, 100, 200, 500, 900, 1500, 3000, 6000)
+REPEATS, CONTEXT, SEQUENCES = 9, 8192, 64
 DECODES, STEPS, EVERY, ARRIVING = 32, 200, 10, 40  # a prompt of ARRIVING tokens arrives every EVERY steps
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gradus.attention.graph_paged import MOST_PADDED, GraphPagedAttention
+from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.config.options import EngineConfig
 from gradus.execution.capturing import Recorder, Report
 from gradus.execution.draft_graphs import DraftGraphs
@@ -71,7 +71,6 @@ def start_up(
 
 def prompt_graphs(reading: Reading, recorder: Recorder, budget: int | None) -> PromptGraphs:
     """What the reader runs its model through from now on: passes over short prompts are replayed once captured."""
-    most = budget or MOST_PADDED
-    graphs = PromptGraphs(reading.model, reading.attention, recorder, longest=reading.longest, most=most)
+    graphs = PromptGraphs(reading.model, reading.attention, recorder, longest=reading.longest, budget=budget)
     reading.reader.run_model = graphs
     return graphs

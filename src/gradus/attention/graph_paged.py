@@ -20,7 +20,7 @@ from gradus.kernels.draft_rows import DraftRows
 from gradus.kernels.new_token import MOST_NEW
 from gradus.models.config import ModelConfig
 
-MOST_PADDED = 1024
+MOST_PADDED = 8192
 """Rows of a captured step with prompts at most."""
 
 
@@ -119,7 +119,8 @@ class GraphPagedAttention(TritonPagedAttention):
         number = next((number for number, each in enumerate(tokens) if each >= size), len(tokens) - 1)
         short = tokens[0] if number else size
         self.works = {group.window: [] for group in self.storage.groups}
-        self._plan_spans(self.launches[0], slots, query_start, lengths, fewest=1, most=short, tiles=size)
+        crowd = min(size, self.padding + 1) if number else size  # a slot has one span, which here fits one tile
+        self._plan_spans(self.launches[0], slots, query_start, lengths, fewest=1, most=short, tiles=crowd)
         if number:
             tiles = size // (short + 1) + size // tokens[number]  # a span's last one is not full
             self._plan_spans(

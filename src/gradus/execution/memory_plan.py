@@ -443,15 +443,16 @@ def graph_bytes(at: "_At", options: EngineConfig, sampled: int) -> int:
     """
     from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
     from gradus.execution.graphs import batch_sizes
-    from gradus.execution.prompt_graphs import SIZES
+    from gradus.execution.prompt_graphs import prompt_sizes
 
     config, itemsize = at.config, at.itemsize
     slots, most = options.max_sequences, options.most_drafts
     sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
     logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
-    own = (2 * len(sizes) + len(SIZES)) * GRAPH_BYTES  # of a step of decodes two graphs
-    left = sum(SIZES) * config.hidden_size * itemsize  # hidden states of short prompts
-    rows = max(sampled, *SIZES)
+    prompts = prompt_sizes(config, options.budget("cuda"))
+    own = (2 * len(sizes) + len(prompts)) * GRAPH_BYTES  # of a step of decodes two graphs
+    left = sum(prompts) * config.hidden_size * itemsize  # hidden states of short prompts
+    rows = max([sampled, *prompts])
     return step_bytes(config, rows, 0, itemsize) + logits + left + own + at.scratch(rows, sampled)
 
 

@@ -11,6 +11,7 @@ the host does to launch it: beyond that, padding would cost time, and a graph ga
 
 import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -23,27 +24,35 @@ from gradus.execution.capturing import Captured, Recorder, replay_ms, ways
 from gradus.execution.warm_up import crowds, padding_batch
 from gradus.kernels.overlap import early_launches
 from gradus.models import Model
+from gradus.models.config import ModelConfig, parameter_count
 
-SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, MOST_PADDED)
+SIZES = (
+    16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, MOST_PADDED,
+)  # fmt: skip
+MOST_FLOP = 8e12  # of a pass: a GPU of 800 TFLOP/s computes for ten milliseconds, as long as the host launches
+LONGER = 1.25  # times what the host takes to launch a pass: a GPU that is not done by then is the slower one
 
 
-def prompt_sizes(tokens: int) -> tuple[int, ...]:
-    """Those that steps of up to `tokens` rows may be padded to."""
-    return SIZES[: bisect_left(SIZES, tokens) + 1]
+def prompt_sizes(config: ModelConfig, budget: int | None) -> Sequence[int]:
+    """Those that steps of up to `budget` rows may be padded to, and that a GPU may be done with before its host is."""
+    most = len(SIZES) if budget is None else 1 + bisect_left(SIZES, budget)
+    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+    flop = 2 * (parameter_count(config) - embeddings)  # of a row
+    return [size for size in SIZES[:most] if size * flop <= MOST_FLOP]
 
 
 class PromptGraphs:
     """Runs the model as it would run itself, on rows that its attention was set up for.
 
     model: as the kernels see it. recorder: of the graphs that take turns with these. longest: positions of a sequence.
-    most: rows of a step with prompts.
+    budget: most rows of a step with prompts.
     """
 
     def __init__(
-        self, model: Model, attention: GraphPagedAttention, recorder: Recorder, *, longest: int, most: int
+        self, model: Model, attention: GraphPagedAttention, recorder: Recorder, *, longest: int, budget: int | None
     ) -> None:
         self.model, self.attention, self.recorder, self.longest = model, attention, recorder, longest
-        self.sizes = prompt_sizes(most)
+        self.sizes = prompt_sizes(model.config, budget)
         self.captured: dict[int, Captured[Tensor]] = {}
         self.inputs = torch.zeros(2, MOST_PADDED, dtype=torch.int64, device=model.device)  # token ids, positions
 
@@ -70,7 +79,7 @@ class PromptGraphs:
             for early in ways(size, self.model.device):
                 self._run(size, early, asked=False)
         for spans in crowds(crowd):
-            if spans <= self.sizes[-1]:
+            if spans <= max(self.sizes, default=0):
                 self.attention.prepare(self._batch([1] * spans))
         self.attention.sizes = ()
 
@@ -81,12 +90,25 @@ class PromptGraphs:
         Nothing else may run on the GPU meanwhile.
         """
         with self.recorder.counting():
-            for size in reversed(self.sizes):
+            launching = self._launching()
+            for size in reversed(launching):
                 self._set_up(size)
                 captured = self.recorder.fastest(size, partial(self._run, size))
-                if replay_ms(captured.graph) <= self._launch_ms(size):
+                if replay_ms(captured.graph) <= launching[size]:
                     self.captured[size] = captured
         self.attention.sizes = sorted(self.captured)
+
+    def _launching(self) -> dict[int, float]:
+        """What the host takes to launch a pass of each size, in milliseconds, up to where the GPU is the slower one."""
+        found = {}
+        for size in self.sizes:
+            self._set_up(size)
+            self._run(size, early=False, asked=False)  # loads what it launches
+            launched, done = self._launch_ms(size)
+            if done > LONGER * launched:
+                break
+            found[size] = launched
+        return found
 
     def _set_up(self, size: int) -> None:
         """A step of so many rows: sequences as long as they may be, all in padding's slot."""
@@ -104,9 +126,11 @@ class PromptGraphs:
         with early_launches(early):
             return self.model(token_ids, positions, self.attention)
 
-    def _launch_ms(self, size: int) -> float:
-        """What the host takes to launch the pass, however long the GPU takes to run it."""
+    def _launch_ms(self, size: int) -> tuple[float, float]:
+        """Until the host has launched the pass, and until the GPU has run it."""
         torch.cuda.synchronize(self.model.device)
         start = time.perf_counter()
         self._run(size, early=False, asked=False)
-        return 1e3 * (time.perf_counter() - start)
+        launched = time.perf_counter()
+        torch.cuda.synchronize(self.model.device)
+        return 1e3 * (launched - start), 1e3 * (time.perf_counter() - start)
