@@ -86,6 +86,7 @@ def batch_of(spans, starts, tables) -> Batch:
     return Batch(
         token_ids=torch.zeros_like(positions),
         positions=positions,
+        owners=torch.tensor([slot for slot, count in spans for _ in range(count)]),
         slots=[slot for slot, _ in spans],
         query_start=[sum(counts[:i]) for i in range(len(counts))],
         counts=counts,

@@ -140,9 +140,11 @@ def test_the_backend_attends_as_its_other_kernel_does(monkeypatch):
         counts, lengths = [2000, 1], [2000, 150]
         starts = [end - count for end, count in zip(lengths, counts, strict=True)]
         positions = torch.cat([torch.arange(*span) for span in zip(starts, lengths, strict=True)]).cuda()
+        owners = torch.tensor([0] * 2000 + [1]).cuda()
         batch = Batch(
-            token_ids=positions, positions=positions, slots=[0, 1], query_start=[0, 2000], counts=counts,
-            starts=starts, lengths=lengths, tables=[None, None], logits_rows=positions[:2], row_spans=[0, 1],
+            token_ids=positions, positions=positions, owners=owners, slots=[0, 1], query_start=[0, 2000],
+            counts=counts, starts=starts, lengths=lengths, tables=[None, None], logits_rows=positions[:2],
+            row_spans=[0, 1],
         )  # fmt: skip
         attention.prepare(batch)
         q = torch.randn(2001, 32, 128, device="cuda", dtype=torch.bfloat16)

@@ -1,10 +1,8 @@
 """Run by test_drafts.py in a process of its own, where Triton interprets: drafts looked up, laid out, and kept."""
 
-import numpy as np
 import pytest
 import torch
 
-from gradus.engine.plan import Admission
 from gradus.kernels import draft_inputs
 from gradus.kernels.draft_inputs import (
     first_inputs,
@@ -172,29 +170,31 @@ def test_what_stands_is_the_longest_agreeing_prefix_and_is_appended(seed, drafts
     assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
 
-@pytest.mark.parametrize("owners", [[], [(0, 3)], [(4, 700), (1, 1), (4, 31), (2, 250)]], ids=len)
+@pytest.mark.parametrize("spans", [[], [(0, 0, 3)], [(4, 11, 700), (1, 0, 1), (2, 300, 550)]], ids=len)
 @pytest.mark.parametrize("drawing", [[], [2], [2, 4, 0, 3]], ids=len)
 @pytest.mark.parametrize("size", [0, 5, 700])
-def test_prompts_leave_what_torch_would_in_a_dozen_operations(owners, drawing, size):
-    """owners: slots and lengths of texts, a slot changing hands twice. drawing: slots behind two rows of decodes."""
-    generator = torch.Generator().manual_seed(len(owners) + len(drawing))
+def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, size):
+    """spans: slots, first positions and ends of what prompts said. drawing: slots of rows behind two of decodes."""
+    generator = torch.Generator().manual_seed(len(spans) + len(drawing))
     cpu = torch.device("cpu")
-    admissions = [Admission(slot, None, 0, tuple(range(length, 2 * length))) for slot, length in owners]
-    slots = np.array(drawing, np.int64)
-    drawn = torch.randint(-1, 9, (2 + len(slots),), generator=generator)
-    hidden = torch.randn(len(drawn), 2 * max(1, size), generator=generator)[:, :size]
+    slots = torch.tensor(drawing, dtype=torch.int64)
+    drawn = torch.randint(-1, 9, (2 + len(slots),), generator=generator)[2:]
+    hidden = torch.randn(2 + len(drawn), 2 * max(1, size), generator=generator)[2:, :size]
+    owners = torch.tensor([slot for slot, start, end in spans for _ in range(start, end)], dtype=torch.int64)
+    places = torch.tensor([place for _, *span in spans for place in range(*span)], dtype=torch.int64)
+    said = torch.randint(0, 1000, (len(owners),), generator=generator)
+    by_slot = {slot: end for slot, _, end in spans}
+    ends = torch.tensor([by_slot.get(slot, 1) for slot in drawing], dtype=torch.int64)
     mine, theirs = (History(SLOTS, 1500, cpu) for _ in range(2))
     kept = [HiddenStates(SLOTS, size, torch.float32, cpu) for _ in range(2)]
-    places, said, lengths = mine.texts(admissions)
-    positions = np.array([lengths.get(slot, 1) for slot in drawing], np.int64)
-    lengths |= dict(zip(drawing, (positions + 1).tolist(), strict=True))
     states = kept[0].values if size else None
-    keep_prompts((places, said), lengths, (slots, positions), 2, drawn, mine.tokens, mine.lengths, hidden, states)
-    theirs.admit(admissions)
-    theirs.record(torch.from_numpy(slots), torch.from_numpy(positions), drawn[2:])
-    kept[1].record(torch.from_numpy(slots), hidden[2:])
-    assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(mine.lengths, theirs.lengths)
-    assert torch.equal(kept[0].values, kept[1].values)
+    keep_prompts((owners, places, said), (slots, ends, drawn), mine.tokens, mine.lengths, hidden, states)
+    theirs.tokens[owners, places] = said.int()
+    theirs.record(slots, ends, drawn)
+    kept[1].record(slots, hidden)
+    known = ~torch.isin(torch.arange(SLOTS + 1), slots)
+    assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(kept[0].values, kept[1].values)
+    assert mine.lengths[slots].tolist() == (ends + 1).tolist() and (mine.lengths[known] == 1).all()
 
 
 @pytest.mark.parametrize(("drafts", "size"), [(0, 5), (1, 512), (4, 700)])

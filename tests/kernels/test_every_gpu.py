@@ -155,19 +155,22 @@ def drafts() -> Iterator[tuple[str, Case]]:
     types = pointers | dict.fromkeys(("D", "tokens", "places", "history_stride"), "i32:16")
     types |= {"tokens_ptr": "*bf16", "places_ptr": "*bf16", "positions_ptr": "*i32"}
     types |= {"scale": "fp32", "drafts_stride": "i32", "hidden_stride": "i32:16"}
-    types |= {"numbers_ptr": "*i64"} | dict.fromkeys(("texts", "slots", "rows", "first"), "i32")
     first = {"COUNT": 3, "COUNTS": 4, "TOGETHER": 1, "BLOCK": 512}
     width = {"WIDTH": 5, "WIDER": 8, "BLOCK": 512}
     for name, kernel, constants in (
         ("keep standing", keep_standing_kernel, width),
         ("keep standing without states", keep_standing_kernel, width | {"states_ptr": None}),
-        ("keep prompts", keep_prompts_kernel, {"BLOCK": 256, "COLUMNS": 512}),
-        ("keep prompts without states", keep_prompts_kernel, {"BLOCK": 256, "COLUMNS": 512, "states_ptr": None}),
         ("first inputs", first_inputs_kernel, first),
         ("next inputs", next_inputs_kernel, {"BLOCK": 512}),
     ):
         named = {each: kind for each, kind in types.items() if each in kernel.arg_names}
         yield name, Case(kernel, named, constants, {"num_warps": 4})
+    told = dict.fromkeys(("owners", "places", "tokens", "slots", "positions", "drawn", "known"), "*i64")
+    types = {f"{each}_ptr": kind for each, kind in (told | {"hidden": "*bf16", "history": "*i32"}).items()}
+    types |= {"tokens": "i32", "rows": "i32"} | dict.fromkeys(("length", "D", "hidden_stride"), "i32:16")
+    for name, states in (("keep prompts", {"states_ptr": "*bf16"}), ("keep prompts without states", {})):
+        constants = {"BLOCK": 256, "COLUMNS": 512} | ({} if states else {"states_ptr": None})
+        yield name, Case(keep_prompts_kernel, types | states, constants, {"num_warps": 4})
 
 
 def products(able: Capability) -> Iterator[tuple[str, Case]]:

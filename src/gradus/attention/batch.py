@@ -11,7 +11,7 @@ from gradus.cache import TableChange
 class Batch:
     """The flat batch of one step: N rows, of which S spans have some each. No Sequence, no Span.
 
-    token_ids, positions: [N] int64, on the model's device.
+    token_ids, positions, owners: [N] int64, on the model's device; the owner of a row is its span's slot.
     slots: the S spans' slots.
     query_start, counts: span i is the counts[i] rows from query_start[i] on. Rows of no span are padding.
     starts, lengths: for each span the position of its first token, and the positions stored after this step.
@@ -23,6 +23,7 @@ class Batch:
 
     token_ids: Tensor
     positions: Tensor
+    owners: Tensor
     slots: list[int]
     query_start: list[int]
     counts: list[int]

@@ -110,9 +110,7 @@ class PagedAttention:
 
     def _place_new(self, batch: Batch) -> None:
         """The rows that this step's keys and values are stored in, one for each row of the batch."""
-        slots, counts = upload(batch.slots + batch.counts, torch.int64, self.device).chunk(2)
-        owners = slots.repeat_interleave(counts, output_size=len(batch.positions))
-        self.new_rows = [self._rows(group, owners, batch.positions) for group in range(len(self.tables))]
+        self.new_rows = [self._rows(group, batch.owners, batch.positions) for group in range(len(self.tables))]
 
     def _rows(self, group: int, slots: Tensor, positions: Tensor) -> Tensor:
         """Where positions of slots are stored. Both int64, of shapes that broadcast."""

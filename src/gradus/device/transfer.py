@@ -21,24 +21,27 @@ Numbers = Sequence[int] | Sequence[float] | NDArray[Any]
 
 def upload(values: Numbers, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers of the host as a tensor on the device: [len(values)]."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    # torch keeps the pinned block until the copy has run, whatever becomes of the tensor
-    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)
+    return upload_parts([values], dtype, device)[0]
 
 
 ALIGNMENT = 16  # bytes: a kernel compiled for pointers at such addresses is another one than for any
 
 
-def upload_parts(parts: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+def upload_parts(parts: Sequence[Numbers], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Several lists in one copy, where there is one to make: a tensor [len(part)] each, every one of them aligned."""
-    if device.type == "cpu":
-        return [upload(part, dtype, device) for part in parts]
-    unit = ALIGNMENT // dtype.itemsize
-    padded = [[*part, *[0] * (-len(part) % unit)] for part in parts]
-    whole = upload([number for part in padded for number in part], dtype, device)
-    pieces = whole.split([len(part) for part in padded])
-    return [piece[: len(part)] for piece, part in zip(pieces, parts, strict=True)]
+    if device.type != "cuda":
+        return [torch.tensor(part, dtype=dtype, device=device) for part in parts]
+    unit, spans, end = ALIGNMENT // dtype.itemsize, [], 0
+    for part in parts:
+        spans.append(slice(end, end + len(part)))
+        end += -(-len(part) // unit) * unit
+    # torch keeps the pinned block until the copy has run, whatever becomes of the tensor
+    sent = torch.empty(end, dtype=dtype, pin_memory=True)
+    numbers = sent.numpy()
+    for span, part in zip(spans, parts, strict=True):
+        numbers[span] = part
+    there = sent.to(device, non_blocking=True)
+    return [there[span] for span in spans]
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ and chunks. Steps of more tokens than that takes have work enough for torch's pr
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.device.threads import end_spinning
-from gradus.engine.plan import Plan
+from gradus.engine.plan import Admission, Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.kernels.cpu.model import DecodeModel
 from gradus.kernels.cpu.rows import most_rows
@@ -69,8 +69,18 @@ class CompiledRunner(ModelRunner):
         with self.quiet(plan):
             return super().guess(plan)
 
-    def choose(self, batch: Batch, rows: Rows) -> Tensor | None:
-        """As above, within the head's stage: where the kernels take the step, and all rows are greedy."""
+    def sampled(self, batch: Batch, rows: Rows, admissions: Sequence[Admission]) -> Drawn:
+        """As above. Where all rows are greedy no logits are made."""
+        self.sampler.admit(admissions)
+        tokens = self._choose(batch, rows)
+        return super().sampled(batch, rows, ()) if tokens is None else self.sampler.take(tokens, rows)
+
+    def guessed(self, batch: Batch, rows: Rows) -> Tensor:
+        tokens = self._choose(batch, rows)
+        return super().guessed(batch, rows) if tokens is None else tokens
+
+    def _choose(self, batch: Batch, rows: Rows) -> Tensor | None:
+        """Each row's token within the head's stage, where the kernels take the step and all rows are greedy."""
         if self._takes(sum(batch.counts)) and self.sampler.greedy(rows.slots):
             return self._in_kernels(batch, greedy=True)
         return None

@@ -96,10 +96,11 @@ class DraftPasses:
         if span.start >= self.model.config.context_length:
             return
         span = range(span.start, min(span.stop, self.model.config.context_length))
-        (positions,) = upload_parts([list(span)], torch.int64, self.model.device)
+        positions, owners = upload_parts([span, [slot] * len(span)], torch.int64, self.model.device)
         batch = Batch(
             token_ids=history.tokens[slot, span.start : span.stop].long(),
             positions=positions,
+            owners=owners,
             slots=[slot],
             query_start=[0],
             counts=[len(span)],

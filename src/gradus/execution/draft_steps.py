@@ -9,7 +9,6 @@ A step with prompts beside decodes is launched by the host, but for the model's 
 no drafts: the prompts' tokens use what the GPU can compute anyway.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -21,7 +20,7 @@ from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
 from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.device.transfer import Arrival, current, to_host, upload_parts
-from gradus.engine.plan import Admission, Column, Decodes, Plan, Sampled
+from gradus.engine.plan import Column, Decodes, Plan, Sampled
 from gradus.execution.runner import RunModel, kernel_logits, lay_out, sampled_rows
 from gradus.execution.step import packed
 from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
@@ -105,18 +104,15 @@ class DraftStep:
         kept, origins = self.keep_standing(slots, rows, draw.tokens, hidden, early)
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
 
-    def keep_prompts(
-        self, admissions: Sequence[Admission], slots: Column, positions: Column, draw: SlotDraw, hidden: Tensor
-    ) -> None:
-        """New owners' texts, and of the last rows drawn those of prompts, whose slots and positions these are."""
+    def keep_prompts(self, plan: Plan, prompts: Batch, rows: tuple[Tensor, Tensor, Tensor], hidden: Tensor) -> None:
+        """What prompts said, and what was drawn for them: slots, positions and tokens, and hidden states, of each row.
+
+        A newcomer's tokens before its first span, which others have computed, are not among the prompts'."""
         history, states = self.history, None if self.states is None else self.states.values
-        places, said, lengths = history.texts(admissions)
-        lengths |= dict(zip(slots.tolist(), (positions + 1).tolist(), strict=True))
-        first = len(draw.tokens) - len(slots)
-        keep_prompts(
-            (places, said), lengths, (slots, positions), first, draw.tokens, history.tokens, history.lengths, hidden,
-            states,
-        )  # fmt: skip
+        hits = {span.slot for span in plan.spans if span.start > 0}
+        history.admit([admission for admission in plan.admissions if admission.slot in hits])
+        said = prompts.owners, prompts.positions, prompts.token_ids
+        keep_prompts(said, rows, history.tokens, history.lengths, hidden, states)
 
     def keep_standing(
         self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
@@ -150,13 +146,13 @@ class DraftRunner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> "DraftResult":
         with current(self.device):
-            self.step.sampler.admit(plan.admissions)
             for admission in plan.admissions:
                 self.step.drafter.keep(admission.slot, 0)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
 
     def _run_decodes(self, plan: Plan) -> "DraftResult":
         step, decodes = self.step, plan.decodes
+        step.sampler.admit(plan.admissions)
         step.attention.wipe(plan.wiped)
         self._update_pages(decodes)
         step.drafter.catch_up(step.history, decodes)
@@ -181,8 +177,7 @@ class DraftRunner:
     def numbers(self, decodes: Decodes) -> tuple[Tensor, Tensor]:
         """Slots and limits on the device."""
         assert decodes.limits is not None, "a plan of an engine that does not speculate"
-        parts = decodes.slots.tolist(), decodes.limits.tolist()
-        slots, limits = upload_parts(parts, torch.int32, self.device)
+        slots, limits = upload_parts([decodes.slots, decodes.limits], torch.int32, self.device)
         return slots, limits
 
     def reports(self, slots: Column) -> Column:
@@ -192,36 +187,38 @@ class DraftRunner:
     def _run_prompts(self, plan: Plan) -> "DraftResult":
         """A step with prompts: a row for each decode, then theirs.
 
-        What the next step needs of the prompts is kept behind the copy of the tokens, which is what is waited for. The
-        history admits new owners of slots here alone: each begins with a span.
+        What only the draw needs is sent once the model runs: first tokens wait for the host. What the next step needs
+        of the prompts is kept behind the copy of the tokens, which is what is waited for. The history admits new owners
+        of slots here alone: each begins with a span.
         """
         step, decodes, count = self.step, plan.decodes, len(plan.decodes)
         prompts = lay_out(Plan(plan.spans, wiped=plan.wiped), self.device)
-        step.attention.update_pages(prompts)
         wanted = sampled_rows(prompts)
         token_ids, positions, picked = prompts.token_ids, prompts.positions, prompts.logits_rows
-        slots, ends = upload_parts([wanted.slots.tolist(), wanted.positions.tolist()], torch.int64, self.device)
         if count:
             mine, rows = self._set_up_beside(decodes, prompts)
             token_ids, positions = torch.cat([rows.tokens, token_ids]), torch.cat([rows.positions, positions])
             picked = torch.cat([torch.arange(count, device=self.device), picked + count])
-            slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
         else:
             step.attention.prepare(prompts)
-        owners = np.concatenate([decodes.slots, wanted.slots])
-        asked = step.sampler.asked(owners)
         computed = self.run_model(token_ids, positions, step.attention)
         hidden = computed[picked]
-        draw = step.sampler.draw_slots(step.model.logits(hidden), slots, ends, asked=asked)
-        decoded, read = _split(draw, count)
+        logits = step.model.logits(hidden)
+        step.sampler.admit(plan.admissions)
+        owners = np.concatenate([decodes.slots, wanted.slots])
+        asked = step.sampler.asked(owners)
+        slots, ends = upload_parts([wanted.slots, wanted.positions], torch.int64, self.device)
+        drawing = (torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])) if count else (slots, ends)
+        decoded, read = _split(step.sampler.draw_slots(logits, *drawing, asked=asked), count)
         verified = step.keep(mine, rows, decoded, hidden[:count]) if count else None
         result = self.result(plan, len(computed), verified, self.reports(owners) if asked else None, read)
-        step.keep_prompts(plan.admissions, wanted.slots, wanted.positions, draw, hidden)
+        step.keep_prompts(plan, prompts, (slots, ends, read.tokens), hidden[count:])
         return result
 
     def _set_up_beside(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, DraftRows]:
         """Set attention up for decodes without drafts, and prompts behind them. Returns the decodes' slots and rows."""
         step = self.step
+        step.attention.update_pages(prompts)
         self._update_pages(decodes)
         step.drafter.catch_up(step.history, replace(decodes, drafts=0))
         slots, limits = self.numbers(decodes)

@@ -1,6 +1,6 @@
 """From a plan to tokens: lay it out flat, run the model once, sample the rows that were asked for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradus.attention.backend import AttentionBackend
 from gradus.attention.batch import Batch
-from gradus.device.transfer import current, upload
-from gradus.engine.plan import UNKNOWN, Column, Plan
+from gradus.device.transfer import current, upload, upload_parts
+from gradus.engine.plan import UNKNOWN, Admission, Column, Plan
 from gradus.execution.step import StepResult
 from gradus.models import Model
 from gradus.sampling.sampler import Drawn, Rows, Sampler
@@ -61,13 +61,11 @@ class ModelRunner:
 
     def draw(self, plan: Plan) -> tuple[Batch, Rows, Drawn]:
         """Run the plan; also tells what each row of the draw is."""
-        self.sampler.admit(plan.admissions)
         batch = self.prepare(plan)
         if self.latest is not None:
             self.latest.fill_in(batch)
         rows = sampled_rows(batch, self.verifies)
-        tokens = self.choose(batch, rows)
-        drawn = self.sampler.sample(self.logits(batch), rows) if tokens is None else self.sampler.take(tokens, rows)
+        drawn = self.sampled(batch, rows, plan.admissions)
         if self.latest is not None and len(rows):
             self.latest.record(rows.slots, drawn.tokens)
         return batch, rows, drawn
@@ -80,12 +78,17 @@ class ModelRunner:
         """What the slots of such a plan would draw from this model's answer, int64 [R]. Nothing counts as sampled."""
         batch = self.prepare(plan)
         rows = sampled_rows(batch)
-        tokens = self.choose(batch, rows)
-        return self.sampler.guess(self.logits(batch), rows.slots, rows.positions) if tokens is None else tokens
+        return self.guessed(batch, rows)
 
-    def choose(self, batch: Batch, rows: Rows) -> Tensor | None:
-        """Run the model and return each row's token, int64 [R], where that takes no logits; None where it does."""
-        return None
+    def sampled(self, batch: Batch, rows: Rows, admissions: Sequence[Admission]) -> Drawn:
+        """Run the model and draw. What new owners of slots ask for is told while a GPU computes: first tokens wait."""
+        logits = self.logits(batch)
+        self.sampler.admit(admissions)
+        return self.sampler.sample(logits, rows)
+
+    def guessed(self, batch: Batch, rows: Rows) -> Tensor:
+        """Run the model and choose as `guess` says: int64 [R]."""
+        return self.sampler.guess(self.logits(batch), rows.slots, rows.positions)
 
     def logits(self, batch: Batch) -> Tensor:
         """The model's answer: float32 [R, V], of the rows that get logits."""
@@ -136,16 +139,19 @@ def lay_out(plan: Plan, device: torch.device) -> Batch:
     ends = list(accumulate(counts))
     # the last `logits` rows of each span
     rows = [(span, row) for span, count in enumerate(logits) for row in range(ends[span] - count, ends[span])]
+    parts = _token_ids(plan), _positions(starts, counts), np.repeat(slots, counts), [row for _, row in rows]
+    token_ids, positions, owners, logits_rows = upload_parts(parts, torch.int64, device)
     return Batch(
-        token_ids=upload(_token_ids(plan), torch.int64, device),
-        positions=upload(_positions(starts, counts), torch.int64, device),
+        token_ids=token_ids,
+        positions=positions,
+        owners=owners,
         slots=slots,
         query_start=[end - count for end, count in zip(ends, counts, strict=True)],
         counts=counts,
         starts=starts,
         lengths=[start + count for start, count in zip(starts, counts, strict=True)],
         tables=[changes.get(slot) for slot in slots[: len(decodes)]] + [span.pages for span in spans],
-        logits_rows=upload([row for _, row in rows], torch.int64, device),
+        logits_rows=logits_rows,
         row_spans=[span for span, _ in rows],
         unknown=[span for span, token in enumerate(firsts) if token == UNKNOWN],
         wiped=plan.wiped,

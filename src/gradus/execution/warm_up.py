@@ -62,6 +62,7 @@ def padding_batch(counts: list[int], slot: int, device: torch.device) -> Batch:
     return Batch(
         token_ids=torch.zeros(sum(counts), dtype=torch.int64, device=device),
         positions=torch.cat([torch.arange(count) for count in counts]).to(device),
+        owners=torch.full((sum(counts),), slot, device=device),
         slots=[slot] * len(counts),
         query_start=(ends - torch.tensor(counts)).tolist(),
         counts=counts,

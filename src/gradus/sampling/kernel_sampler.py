@@ -68,5 +68,5 @@ class KernelSampler(Sampler):
         return Drawn(tokens, DrawnLogprobs(draw.pairs[: len(slots)], counts))
 
     def sample(self, logits: Tensor, rows: Rows) -> Drawn:
-        slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
+        slots, positions = upload_parts([rows.slots, rows.positions], torch.int64, self.device)
         return self.told(self.draw_slots(logits, slots, positions, asked=self.asked(rows.slots)), rows.slots)

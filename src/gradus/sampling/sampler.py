@@ -130,14 +130,14 @@ class Sampler:
         """The tokens drawn, REJECTED where a draft was wrong."""
         if rows.inputs is None or rows.drafts is None:
             return tokens
-        inputs, drafts = upload_parts([rows.inputs.tolist(), rows.drafts.tolist()], torch.int64, self.device)
+        inputs, drafts = upload_parts([rows.inputs, rows.drafts], torch.int64, self.device)
         return standing(tokens, inputs, drafts)
 
     def _draw(self, logits: Tensor, rows: Rows) -> Tensor:
         adjusting, drawing = self.table.adjusting[rows.slots], self.table.drawing[rows.slots]
         if self.device.type == "cpu" and not (adjusting.any() or drawing.any()):
             return greedy(logits)
-        slots, positions = upload_parts([rows.slots.tolist(), rows.positions.tolist()], torch.int64, self.device)
+        slots, positions = upload_parts([rows.slots, rows.positions], torch.int64, self.device)
         adjusted = logits
         if adjusting.any():
             some, adjusted = self._where(adjusting), logits.clone()

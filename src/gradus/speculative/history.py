@@ -40,14 +40,6 @@ class History:
         """Slots change owners: their tokens are those known already. In one copy, since crowds arrive at once."""
         if not admissions:
             return
-        where, said, counts = self.texts(admissions)
-        numbers = upload(np.concatenate([where, said, [*counts], [*counts.values()]]), torch.int64, self.device)
-        places, tokens, owned, lengths = numbers.split([len(said), len(said), len(counts), len(counts)])
-        self.tokens.view(-1)[places] = tokens.int()
-        self.lengths[owned] = lengths
-
-    def texts(self, admissions: Sequence[Admission]) -> tuple[Column, Column, dict[int, int]]:
-        """Of all tokens of new owners the places in `tokens`' flat memory, and they themselves; by slot, how many."""
         known = {admission.slot: admission.tokens for admission in admissions}  # a slot may change hands twice
         slots = np.array([*known], np.int64)
         ends = np.array([len(tokens) for tokens in known.values()], np.int64)
@@ -55,7 +47,9 @@ class History:
         # row by row of the table: each slot's places are from its row's first on
         where = np.arange(total) + np.repeat(slots * self.tokens.shape[1] + ends - ends.cumsum(), ends)
         said = np.fromiter(chain.from_iterable(known.values()), np.int64, total)
-        return where, said, dict(zip(slots.tolist(), ends.tolist(), strict=True))
+        places, tokens, owned, lengths = upload_parts([where, said, slots, ends], torch.int64, self.device)
+        self.tokens.view(-1)[places] = tokens.int()
+        self.lengths[owned] = lengths
 
     def record(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """Append what a step drew: token and position of each row, int64 [R]; rows that do not stand are passed over.
@@ -78,7 +72,7 @@ class History:
     def append(self, slots: Column, positions: Column, tokens: Tensor) -> None:
         """As `record`, of slots and positions that the host knows."""
         if self._mine is None:
-            there, places = upload_parts([slots.tolist(), positions.tolist()], torch.int64, self.device)
+            there, places = upload_parts([slots, positions], torch.int64, self.device)
             self.record(there, places, tokens)
             return
         said, counts = self._mine

@@ -129,6 +129,7 @@ class Step:
         batch = Batch(
             token_ids=self.tokens,
             positions=self.positions,
+            owners=torch.tensor(self.slots),
             slots=self.slots,
             query_start=list(range(rows)),
             counts=[1] * rows,
