@@ -92,8 +92,9 @@ def chunk(tokens: int) -> Batch:
     """Of a sequence in slot 0, whose block table is empty: its keys go to page 0, which is padding's."""
     positions = torch.arange(tokens)
     return Batch(
-        token_ids=positions.clone(), positions=positions, slots=[0], query_start=[0], counts=[tokens], starts=[0],
-        lengths=[tokens], tables=[None], logits_rows=positions, row_spans=[0] * tokens,
+        token_ids=positions.clone(), positions=positions, owners=torch.zeros_like(positions), slots=[0],
+        query_start=[0], counts=[tokens], starts=[0], lengths=[tokens], tables=[None], logits_rows=positions,
+        row_spans=[0] * tokens,
     )  # fmt: skip
 
 
