@@ -3,6 +3,7 @@
 What its switches do to tokens is in tests/phases/test_final_engine.py; how its cache is sized, in test_memory_plan.py.
 """
 
+import gc
 import sys
 
 import pytest
@@ -104,7 +105,11 @@ def test_on_a_gpu_no_more_is_in_use_than_was_allowed():
     llm = LLM("random:smollm2-135m", device="cuda", dtype="bfloat16", memory_fraction=fraction)
     assert llm.settings["cache_tokens"] < 256 * 8192
     free, _ = torch.cuda.mem_get_info()
-    assert total - free <= fraction * total
+    del llm
+    gc.collect()
+    torch.cuda.empty_cache()
+    # other tests may share the GPU: what counts is what this engine held, and theirs seldom changes within a moment
+    assert 1 << 30 < torch.cuda.mem_get_info()[0] - free <= 4 << 30
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
