@@ -198,19 +198,20 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_admissions_cost_two_copies_and_the_same_launches_however_many(monkeypatch):
-    copies = []
-    upload = slots_module.upload
-    monkeypatch.setattr(slots_module, "upload", lambda *args: copies.append(args[1]) or upload(*args))
-    launches = []
+@pytest.mark.parametrize(("params", "copies"), [({}, 1), (DEMANDING, 4)], ids=["plain", "demanding"])
+def test_admissions_cost_as_many_copies_and_launches_however_many_they_are(params, copies, monkeypatch):
+    sent, launches = [], []
+    for name in ("upload", "upload_parts"):
+        send = getattr(slots_module, name)
+        monkeypatch.setattr(slots_module, name, lambda *args, send=send: sent.append(args) or send(*args))
     for count in (2, 40):
         made = SlotTable(VOCAB, CPU, slots=40)
         made.allocate()
         with Operations() as operations:
-            made.admit([admission(slot, output=(3, 4), **DEMANDING) for slot in range(count)])
+            made.admit([admission(slot, output=(3, 4), **params) for slot in range(count)])
         launches.append(operations.count)
-    assert copies == [torch.int64, torch.float32] * 2
-    assert launches[0] == launches[1] < 40
+    assert len(sent) == 2 * copies
+    assert launches[0] == launches[1] < (8 if copies == 1 else 50)
 
 
 def test_no_admission_costs_nothing():

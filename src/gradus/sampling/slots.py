@@ -1,22 +1,21 @@
 """What sampling needs of each slot's owner, as tables on the device: one row per slot, written when the owner changes.
 
 A step then sends no parameters: a row of logits finds its own by its slot, whatever mixture the batch is. Tables that
-stay where they are can be read by a CUDA graph. Admissions cost a few launches and one copy per dtype, however many
-come in a step.
+stay where they are can be read by a CUDA graph. Admissions cost one copy and one launch, however many come in a step;
+lists of tokens a few more.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradus.device.transfer import upload
+from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import Admission, Column
 from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
 from gradus.kernels.seen_words import ENTRY, ENTRY_SHIFT, IN_PROMPT
@@ -28,6 +27,7 @@ NO_MASS = math.inf  # a mass that is never reached: top-p is off, and rounding c
 COLDEST = float(np.finfo(np.float32).tiny)  # lower temperatures are greedy: a device may take such a number for 0
 
 NOTHING = np.empty(0, np.int64)
+WORDS = 12  # of 32 bits per slot: the seed has two, and four integers and six floats one each
 
 
 def table_rows(slots: int) -> int:
@@ -37,8 +37,7 @@ def table_rows(slots: int) -> int:
 
 def table_bytes(vocab_size: int, slots: int) -> int:
     """What the tables of so many slots take once a slot adjusts logits: nearly all of it is `seen`."""
-    numbers = 8 + 4 * 4 + 6 * 4  # the seed, integers, floats
-    return table_rows(slots) * (numbers + 12 * MAX_ENTRIES + 4 * vocab_size)
+    return table_rows(slots) * (4 * WORDS + 12 * MAX_ENTRIES + 4 * vocab_size)
 
 
 class SlotTable:
@@ -86,12 +85,15 @@ class SlotTable:
         return self.seen
 
     def _make(self, slots: int) -> None:
-        """Tables of as many rows, all off. Columns of one dtype are parts of one tensor: one launch writes them."""
+        """Tables of as many rows, all off. Columns are parts of one tensor of words: one launch writes them."""
         rows = table_rows(slots)
-        self.seeds = torch.zeros(rows, dtype=torch.int64, device=self.device)
-        self.ints = _filled([self.vocab_size, 0, -1, 0], rows, torch.int32, self.device)
+        self._words = torch.zeros(WORDS * rows, dtype=torch.int32, device=self.device)
+        seeds, ints, floats = self._words.split([2 * rows, 4 * rows, 6 * rows])
+        self.seeds, self.ints = seeds.view(torch.int64), ints.view(4, rows)
+        self.ints.copy_(torch.tensor([[self.vocab_size], [0], [-1], [0]]))
         self.top_k, self.adjusts, self.reports, self.entries = self.ints
-        self.floats = _filled([0, NO_MASS, 0, 1, 0, 0], rows, torch.float32, self.device)
+        self.floats = floats.view(torch.float32).view(6, rows)
+        self.floats.copy_(torch.tensor([[0], [NO_MASS], [0], [1], [0], [0]]))
         self.temperatures, self.top_p, self.min_p, self.repetition, self.frequency, self.presence = self.floats
         self._lists = torch.zeros(2, rows, MAX_ENTRIES, dtype=torch.int32, device=self.device)
         self.bias_tokens, self.banned_until = self._lists
@@ -127,17 +129,19 @@ class SlotTable:
         if new.slots.max() >= self.rows:
             self._grow(int(new.slots.max()) + 1)
         self._admit_on_host(new)
-        numbers = new.slots, new.seeds, new.ints.ravel(), new.places, new.tokens, new.until, *new.seen
-        slots, seeds, ints, places, tokens, until, *seen = self._upload(numbers, torch.int64)
-        floats, values = self._upload((new.floats.ravel(), new.values), torch.float32)
-        self.seeds[slots] = seeds
-        self.ints[:, slots] = ints.view(-1, len(slots)).int()
-        self.floats[:, slots] = floats.view(-1, len(slots))
-        if len(places):
+        places, words = upload_parts([self._places(new.slots), new.words().view(np.int64)], torch.int64, self.device)
+        self._words.scatter_(0, places, words.view(torch.int32))
+        if len(new.places):
+            places, tokens, until = upload_parts([new.places, new.tokens, new.until], torch.int64, self.device)
             self._lists.flatten(1)[:, places] = torch.stack([tokens, until]).int()
-            self.bias_values.flatten()[places] = values
+            self.bias_values.flatten()[places] = upload(new.values, torch.float32, self.device)
         if len(new.seen[0]):
-            self._recall(*seen)
+            self._recall(*upload_parts(new.seen, torch.int64, self.device))
+
+    def _places(self, slots: Column) -> Column:
+        """Of each slot's words in the tensor of all of them, in the order of `Newcomers.words`: [WORDS n]."""
+        columns = np.arange(2, WORDS)[:, None] * self.rows + slots
+        return np.concatenate([2 * slots, 2 * slots + 1, columns.ravel()])
 
     def _admit_on_host(self, new: "Newcomers") -> None:
         top_k, adjusts, reports, _ = new.ints
@@ -150,10 +154,6 @@ class SlotTable:
         self.narrowing[new.slots] = narrows
         self.plain[new.slots] = ~((adjusts > 0) | narrows | (reports >= 0))
         self.reporting[new.slots] = reports
-
-    def _upload(self, parts: Sequence[NDArray[Any]], dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """All of them in one copy."""
-        return upload(np.concatenate(parts), dtype, self.device).split([len(part) for part in parts])
 
     def _recall(self, slots: Tensor, prompts: Tensor, listed: Tensor, numbers: Tensor, outputs: Tensor) -> None:
         """Build rows of `seen` anew: see Newcomers.seen."""
@@ -191,6 +191,11 @@ class Newcomers:
     until: Column
     values: NDArray[np.float32]
     seen: tuple[Column, Column, Column, Column, Column]
+
+    def words(self) -> NDArray[np.int32]:
+        """seeds, ints and floats in 32 bits each, one column after the other: [WORDS n]."""
+        lows, highs = self.seeds.view(np.int32).reshape(-1, 2).T
+        return np.concatenate([lows, highs, self.ints.ravel(), self.floats.ravel().view(np.int32)]).astype(np.int32)
 
     @classmethod
     def of(cls, admissions: Sequence[Admission], vocab_size: int) -> "Newcomers":
@@ -258,8 +263,3 @@ def _histories(admissions: Sequence[Admission], vocab_size: int) -> tuple[Column
     prompts = [each[:length] for each, length in zip(known, lengths, strict=True)]
     outputs = [each[length:] for each, length in zip(known, lengths, strict=True)]
     return np.concatenate([*prompts, NOTHING]), np.concatenate([*outputs, NOTHING])
-
-
-def _filled(values: Sequence[float], rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[len(values), rows]: each row filled with its value."""
-    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1).repeat(1, rows)
