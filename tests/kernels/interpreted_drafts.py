@@ -178,8 +178,8 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
     generator = torch.Generator().manual_seed(len(spans) + len(drawing))
     cpu = torch.device("cpu")
     slots = torch.tensor(drawing, dtype=torch.int64)
-    drawn = torch.randint(-1, 9, (2 + len(slots),), generator=generator)[2:]
-    hidden = torch.randn(2 + len(drawn), 2 * max(1, size), generator=generator)[2:, :size]
+    drawn = torch.randint(-1, 9, (2 + len(slots),), generator=generator)
+    hidden = torch.randn(len(drawn), 2 * max(1, size), generator=generator)[:, :size]
     owners = torch.tensor([slot for slot, start, end in spans for _ in range(start, end)], dtype=torch.int64)
     places = torch.tensor([place for _, *span in spans for place in range(*span)], dtype=torch.int64)
     said = torch.randint(0, 1000, (len(owners),), generator=generator)
@@ -188,10 +188,11 @@ def test_prompts_leave_what_torch_would_in_a_dozen_operations(spans, drawing, si
     mine, theirs = (History(SLOTS, 1500, cpu) for _ in range(2))
     kept = [HiddenStates(SLOTS, size, torch.float32, cpu) for _ in range(2)]
     states = kept[0].values if size else None
-    keep_prompts((owners, places, said), (slots, ends, drawn), mine.tokens, mine.lengths, hidden, states)
+    rows = torch.cat([torch.tensor([1, 3]), slots]), torch.cat([torch.tensor([7, 8]), ends]), drawn
+    keep_prompts((owners, places, said), rows, 2, mine.tokens, mine.lengths, hidden, states)
     theirs.tokens[owners, places] = said.int()
-    theirs.record(slots, ends, drawn)
-    kept[1].record(slots, hidden)
+    theirs.record(slots, ends, drawn[2:])
+    kept[1].record(slots, hidden[2:])
     known = ~torch.isin(torch.arange(SLOTS + 1), slots)
     assert torch.equal(mine.tokens, theirs.tokens) and torch.equal(kept[0].values, kept[1].values)
     assert mine.lengths[slots].tolist() == (ends + 1).tolist() and (mine.lengths[known] == 1).all()

@@ -167,7 +167,8 @@ def drafts() -> Iterator[tuple[str, Case]]:
         yield name, Case(kernel, named, constants, {"num_warps": 4})
     told = dict.fromkeys(("owners", "places", "tokens", "slots", "positions", "drawn", "known"), "*i64")
     types = {f"{each}_ptr": kind for each, kind in (told | {"hidden": "*bf16", "history": "*i32"}).items()}
-    types |= {"tokens": "i32", "rows": "i32"} | dict.fromkeys(("length", "D", "hidden_stride"), "i32:16")
+    types |= dict.fromkeys(("tokens", "rows", "first"), "i32")
+    types |= dict.fromkeys(("length", "D", "hidden_stride"), "i32:16")
     for name, states in (("keep prompts", {"states_ptr": "*bf16"}), ("keep prompts without states", {})):
         constants = {"BLOCK": 256, "COLUMNS": 512} | ({} if states else {"states_ptr": None})
         yield name, Case(keep_prompts_kernel, types | states, constants, {"num_warps": 4})

@@ -105,14 +105,15 @@ class DraftStep:
         return Verified(kept, None if draw.pairs is None else draw.pairs[origins.flatten()])
 
     def keep_prompts(self, plan: Plan, prompts: Batch, rows: tuple[Tensor, Tensor, Tensor], hidden: Tensor) -> None:
-        """What prompts said, and what was drawn for them: slots, positions and tokens, and hidden states, of each row.
+        """What prompts said, and what was drawn for them: slots, positions and tokens, and hidden states, of all rows
+        of the step, the decodes' first.
 
         A newcomer's tokens before its first span, which others have computed, are not among the prompts'."""
         history, states = self.history, None if self.states is None else self.states.values
         hits = {span.slot for span in plan.spans if span.start > 0}
         history.admit([admission for admission in plan.admissions if admission.slot in hits])
         said = prompts.owners, prompts.positions, prompts.token_ids
-        keep_prompts(said, rows, history.tokens, history.lengths, hidden, states)
+        keep_prompts(said, rows, len(plan.decodes), history.tokens, history.lengths, hidden, states)
 
     def keep_standing(
         self, slots: Tensor, rows: DraftRows, drawn: Tensor, hidden: Tensor, early: bool
@@ -208,11 +209,13 @@ class DraftRunner:
         owners = np.concatenate([decodes.slots, wanted.slots])
         asked = step.sampler.asked(owners)
         slots, ends = upload_parts([wanted.slots, wanted.positions], torch.int64, self.device)
-        drawing = (torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])) if count else (slots, ends)
-        decoded, read = _split(step.sampler.draw_slots(logits, *drawing, asked=asked), count)
+        if count:
+            slots, ends = torch.cat([rows.slots, slots]), torch.cat([rows.ends, ends])
+        draw = step.sampler.draw_slots(logits, slots, ends, asked=asked)
+        decoded, read = _split(draw, count)
         verified = step.keep(mine, rows, decoded, hidden[:count]) if count else None
         result = self.result(plan, len(computed), verified, self.reports(owners) if asked else None, read)
-        step.keep_prompts(plan, prompts, (slots, ends, read.tokens), hidden[count:])
+        step.keep_prompts(plan, prompts, (slots, ends, draw.tokens), hidden)
         return result
 
     def _set_up_beside(self, decodes: Decodes, prompts: Batch) -> tuple[Tensor, DraftRows]:

@@ -16,18 +16,18 @@ from triton.language import constexpr, tensor
 BLOCK, COLUMNS = 256, 512
 
 
-@triton.jit(do_not_specialize=["tokens", "rows"])
+@triton.jit(do_not_specialize=["tokens", "rows", "first"])
 def keep_prompts_kernel(
     owners_ptr: tensor, places_ptr: tensor, tokens_ptr: tensor, slots_ptr: tensor, positions_ptr: tensor,
     drawn_ptr: tensor, hidden_ptr: tensor, history_ptr: tensor, known_ptr: tensor, states_ptr: tensor, tokens: int,
-    rows: int, length: int, D: int, hidden_stride: int, BLOCK: constexpr, COLUMNS: constexpr,
+    rows: int, first: int, length: int, D: int, hidden_stride: int, BLOCK: constexpr, COLUMNS: constexpr,
 ) -> None:  # fmt: skip
-    """Block program_id(0) of the tokens, and row program_id(0), of its state the columns from program_id(1) * COLUMNS
-    on. states may be None."""
-    row = tl.program_id(0)
+    """Block program_id(0) of the tokens, and row first + program_id(0), of its state the columns from
+    program_id(1) * COLUMNS on. rows: where they end. states may be None."""
+    row = first + tl.program_id(0)
     slot = tl.load(slots_ptr + row, mask=row < rows, other=0)
     if tl.program_id(1) == 0:
-        number = row * BLOCK + tl.arange(0, BLOCK)
+        number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         said = number < tokens
         owner = tl.load(owners_ptr + number, mask=said, other=0)
         place = tl.load(places_ptr + number, mask=said, other=0)
@@ -48,6 +48,7 @@ def keep_prompts_kernel(
 def keep_prompts(
     said: tuple[Tensor, Tensor, Tensor],
     rows: tuple[Tensor, Tensor, Tensor],
+    first: int,
     history: Tensor,
     known: Tensor,
     hidden: Tensor,
@@ -56,14 +57,15 @@ def keep_prompts(
     """Write into the history, int32 [S, C], and what is known of it, int64 [S].
 
     said: of each of the prompts' tokens the slot, the position, and itself: int64 [N] each. rows: of each token drawn
-    the slot, the position, and itself, where -1 counts as token 0: int64 [R] each. hidden: [R, D], of the rows.
-    states, if given: [S, D]; a slot's row takes the hidden state of its row.
+    the slot, the position, and itself, where -1 counts as token 0: int64 [R] each. The prompts' are `first` and up. (A
+    view from there on may begin at any address, and for such a one Triton would compile another kernel.) hidden:
+    [R, D], of the rows. states, if given: [S, D]; a slot's row takes the hidden state of its row.
     """
     count, drawn = len(said[0]), len(rows[0])
-    programs = max(triton.cdiv(count, BLOCK), drawn)
+    programs = max(triton.cdiv(count, BLOCK), drawn - first)
     size = 0 if states is None else states.shape[1]
     if programs:
         keep_prompts_kernel[(programs, max(1, triton.cdiv(size, COLUMNS)))](
-            *said, *rows, hidden, history, known, states, count, drawn, history.shape[1], size, hidden.stride(0), BLOCK,
-            COLUMNS, num_warps=4,
+            *said, *rows, hidden, history, known, states, count, drawn, first, history.shape[1], size, hidden.stride(0),
+            BLOCK, COLUMNS, num_warps=4,
         )  # fmt: skip
