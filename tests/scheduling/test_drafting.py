@@ -193,6 +193,22 @@ def test_a_decision_against_drafts_holds_while_they_are_in_debt(monkeypatch):
     assert 0 < len(decided) <= 400 / HOLD
 
 
+def test_the_step_behind_first_tokens_takes_the_last_decision_and_the_next_one_decides():
+    device = Device(adaptive(4), memory_bound, 4)
+    device.run(0.9, 200)
+    control, decided = device.control, []
+    control._decide = lambda drafts, why: decided.append(drafts) or drafts
+    last = control._now
+    for _ in range(3):  # newcomers before each of six steps
+        control.begin(0)
+        assert (control.choose(device.slots, 10_000), decided) == (last, [])
+        control.begin(1)
+        assert (control.choose(device.slots, 10_000), len(decided)) == (decided[-1], 1)
+        decided.clear()
+    control.begin(2)
+    assert control.choose(device.slots, 7) == 1, "as far as there is room"
+
+
 def test_one_sequence_that_copies_does_not_slow_the_others_down():
     """15 of 16 say nothing that could be drafted, and a row costs what it costs: it is the sum that counts."""
     chance = np.array([1.0] + [0.0] * 15)

@@ -67,6 +67,7 @@ class DraftControl:
         self._seen = np.ones(slots + 1)  # by slot: steps with drafts
         self._seen[-1] = 1 / NEW  # of all requests, whatever they are
         self._begun: list[int] = []  # slots whose new owners nothing is expected of yet
+        self._deferred = False  # whether the newest step was planned without a decision, for their sake
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
         self._timed: Counter[tuple[int, int]] = Counter()  # the same: how many steps that is from
         self._patience = self._left = PATIENCE
@@ -102,14 +103,21 @@ class DraftControl:
     # -- a step is planned ---------------------------------------------------------------------------------------------
 
     def choose(self, slots: Column, left: int) -> int:
-        """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs."""
+        """How many drafts each of these sequences verifies. left: tokens that the step has room for beside theirs.
+
+        First tokens wait until the step behind theirs is launched. So where owners are new, the last decision stands
+        for one step more.
+        """
+        self._deferred = bool(self._begun) and self.adaptive and not self._deferred
+        if self._deferred:
+            return min(self._now, self._room(len(slots), left))
         if self._begun:
             self._expect()
         due = self._left <= 1 and self._debt <= 0
         if self._held and self._holds == len(slots) and not due:
             self._held, self._left = self._held - 1, self._left - 1
             return 0
-        most = min(self.most, left // len(slots), max(0, self.rows // len(slots) - 1))
+        most = self._room(len(slots), left)
         if not self.adaptive:
             return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
         size = len(slots).bit_length()
@@ -138,6 +146,10 @@ class DraftControl:
         share = rates[nearest] / rates[0]
         drafts = "draft" if nearest == 1 else "drafts"
         return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
+
+    def _room(self, sequences: int, left: int) -> int:
+        """How many drafts a step of so many sequences has room for."""
+        return min(self.most, left // sequences, max(0, self.rows // sequences - 1))
 
     def _looks_without(self, size: int, best: int) -> bool:
         """Whether this step has no drafts although they pay, and the next ones neither, to see how long they take now.
