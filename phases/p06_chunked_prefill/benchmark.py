@@ -86,12 +86,11 @@ BENCHMARK = Benchmark(
                 "{interference/long prompts/p06/itl_ms_max} ms, {interference/long prompts/p06/speedup} times shorter, "
                 "at the same tokens per second. The prompt pays for it: its first token comes after "
                 "{interference/long prompts/p06/ttft_ms_longest} ms instead of "
-                "{interference/long prompts/p05/ttft_ms_longest}. The budget is the knob between the two. At half of "
-                "the usual one the gaps are shortest, {budget/1,024/p06/itl_ms_max} ms. Below it there is nothing more "
-                "to win: a step's launches are all that is left of it, and since the prompt now takes twice as many of "
-                "them, each with its own reading of the weights and of what is in the cache already, more steps have a "
-                "chunk in them and the prompt's first token comes late, after {budget/256/p06/ttft_ms_longest} ms at "
-                "the smallest."
+                "{interference/long prompts/p05/ttft_ms_longest}. The budget is the knob between the two. Below the "
+                "usual one there is little more to win: at the smallest the gaps are {budget/256/p06/itl_ms_max} ms, "
+                "for a step's launches are all that is left of it. And since the prompt then takes eight times as many "
+                "steps, each with its own reading of the weights and of what is in the cache already, most steps have "
+                "a chunk in them and the prompt's first token comes late, after {budget/256/p06/ttft_ms_longest} ms."
             ),
             loses=(
                 "Where nothing is long it brings nothing ({concurrent/concurrent/p06/speedup} times p03's tokens per "
