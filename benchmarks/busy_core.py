@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench.statistics import median, significant
-from gradus.device.threads import CHOICES, SLEEP
+from gradus.device.threads import BRIEFLY, CHOICES
 
 PROMPT = "Once upon a time, in a small village by the sea,"
 TORCH, GRADUS = "torch's own", "the command line's"
@@ -163,7 +163,7 @@ def main() -> None:
     from gradus.bench.fingerprint import commit, versions
 
     cores = confine(options.cores)
-    settings = [(TORCH, {}), (GRADUS, SLEEP), *parse(options.also)]
+    settings = [(TORCH, {}), (GRADUS, BRIEFLY), *parse(options.also)]
     engines = options.engine or ["p01", FINAL]
     contenders = [Contender(engine, name, dict(setting)) for engine in engines for name, setting in settings]
     measure(contenders, options.model, options.tokens, options.rounds)

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.busy_core import GRADUS, TORCH, Contender, parse, results
+from gradus.device.threads import BRIEFLY
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_summary_compares_medians_with_the_same_rounds_of_torchs_own():
     spins = Contender("p01", TORCH, {}, 2, idle=[100, 50, 80], busy=[30, 20, 25])
-    sleeps = Contender("p01", GRADUS, {"OMP_WAIT_POLICY": "passive"}, 2, idle=[95, 45, 76], busy=[60, 30, 57])
+    sleeps = Contender("p01", GRADUS, BRIEFLY, 2, idle=[95, 45, 76], busy=[60, 30, 57])
     first, second = (row["summary"] for row in results([spins, sleeps], {})["contenders"])
     assert first == {"idle_tok_s": 80, "busy_tok_s": 25, "kept": 0.312, "idle_of_torchs_own": 1.0}
     assert second["kept"] == 0.75 and second["idle_of_torchs_own"] == 0.95
@@ -33,5 +34,5 @@ def test_it_measures_every_contender_idle_and_busy(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["processor"] and found["model"] == "random:tiny-llama"
-    assert [row["environment"] for row in found["contenders"]] == [{}, {"OMP_WAIT_POLICY": "passive"}]
+    assert [row["environment"] for row in found["contenders"]] == [{}, BRIEFLY]
     assert all(len(row["idle"]) == len(row["busy"]) == 1 and row["idle"][0] > 0 for row in found["contenders"])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gradus.device import threads
-from gradus.device.threads import CHOICES, SLEEP, sleep_while_waiting
+from gradus.device.threads import BRIEFLY, CHOICES, spin_briefly
 from tests.cli.conftest import ROOT
 
 # Runs the command as the console script does, with a torch that only says what its OpenMP would have read.
@@ -36,7 +36,7 @@ def run(code: str, **environment: str) -> str:
 
 
 def test_torch_finds_the_setting_when_it_is_loaded():
-    assert run(STAND_IN) == "torch finds passive None\n"
+    assert run(STAND_IN) == "torch finds passive 2000\n"
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_a_users_own_choice_stays(name, value, found):
 def test_any_choice_of_the_user_leaves_the_environment_as_it_is(name, monkeypatch):
     monkeypatch.setattr(threads.sys, "modules", {})
     environment = {name: "0"}
-    sleep_while_waiting(environment)
+    spin_briefly(environment)
     assert environment == {name: "0"}
 
 
 def test_an_environment_without_a_choice_gets_ours_unless_torch_is_loaded(monkeypatch):
-    for modules, added in (({}, SLEEP), ({"torch": None}, {})):
+    for modules, added in (({}, BRIEFLY), ({"torch": None}, {})):
         monkeypatch.setattr(threads.sys, "modules", modules)
         environment = {"PATH": "/bin"}
-        sleep_while_waiting(environment)
+        spin_briefly(environment)
         assert environment == {"PATH": "/bin", **added}
 
 

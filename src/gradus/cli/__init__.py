@@ -25,7 +25,7 @@ from typer.exceptions import Abort, TyperException
 import gradus
 from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, serve, terminal, xray
 from gradus.device.allocator import keep_freed_memory
-from gradus.device.threads import sleep_while_waiting, stay_within_share
+from gradus.device.threads import spin_briefly, stay_within_share
 from gradus.errors import CapacityError, GradusError
 from gradus.exercises.solution import blamed
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         keep_freed_memory(os.environ)
-        sleep_while_waiting(os.environ)
+        spin_briefly(os.environ)
         stay_within_share(os.environ)
     try:
         return app(args=arguments, prog_name="gradus", standalone_mode=False) or 0
