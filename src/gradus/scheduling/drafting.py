@@ -32,7 +32,7 @@ OWN = 1 / 16  # the same for what a request's drafts come to: with 1 / 8 chance 
 SLOW = 1 / 64  # the same for positions that were not tried, towards what those before them suggest
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
-MARGIN = 1.02  # what drafts must gain to be worth it
+MARGIN = 1.05  # what drafts must gain to be worth longer gaps between tokens
 PROBE = 2  # drafts of a probe, in turn with one: each may pay where the other does not, as rows are dear in steps
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
@@ -66,6 +66,8 @@ class DraftControl:
         self._agree = np.tile(self._prior, (slots + 1, 1))
         self._seen = np.ones(slots + 1)  # by slot: steps with drafts
         self._seen[-1] = 1 / NEW  # of all requests, whatever they are
+        self._untried = np.zeros(slots, bool)  # by slot: whether its owner has had no drafts yet
+        self._waits = 0  # steps without drafts until it is known what came of a first one with drafts
         self._begun: list[int] = []  # slots whose new owners nothing is expected of yet
         self._deferred = False  # whether the newest step was planned without a decision, for their sake
         self._seconds: dict[tuple[int, int], float] = {}  # by size of the batch (its power of two) and drafts
@@ -97,6 +99,7 @@ class DraftControl:
         expected = np.maximum(shared, self._prior)
         self._agree[self._begun] = expected
         self._seen[self._begun] = max(1.0, WORTH * shared[0] / expected[0])
+        self._untried[self._begun] = True
         self._begun.clear()
         self._held, self._unlooked = 0, min(self._unlooked, SOON)
 
@@ -120,17 +123,23 @@ class DraftControl:
         most = self._room(len(slots), left)
         if not self.adaptive:
             return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
+        if self._waits:
+            self._waits -= 1
+            return self._decide(0, "what first drafts come to is not known yet")
         size = len(slots).bit_length()
         if self._timed[size, 0] < FIRST:
             return self._decide(0, "the time of a step without drafts is not known yet")
-        agree = self._agree[slots]
-        tokens = [len(slots), *(len(slots) + agree.sum(axis=0).cumsum()).tolist()]  # by number of drafts
+        agree, untried = self._agree[slots], self._untried[slots]
         timed = any(self._timed[size, each] for each in self.choices if each)
         few = most if timed else min(most, PROBE)  # as long as the time of drafts is a guess
         costs = self._costs(size, few)
-        rates = {each: tokens[each] / seconds for each, seconds in costs.items()}
+        rates = _rates(agree, costs)
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
+        if gain > MARGIN and untried.any() and not self._pays_without_hope(agree, untried, costs):
+            self._waits = self.lag
+            fewest = next(each for each, rate in rates.items() if rate > MARGIN * rates[0])
+            return self._decide(fewest, "the first drafts of new requests")
         if gain > MARGIN:
             self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
             if self._looks_without(size, best):
@@ -146,6 +155,11 @@ class DraftControl:
         share = rates[nearest] / rates[0]
         drafts = "draft" if nearest == 1 else "drafts"
         return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
+
+    def _pays_without_hope(self, agree: NDArray[Any], untried: NDArray[Any], costs: dict[int, float]) -> bool:
+        """Whether there are drafts that pay even if those of new requests are no better than others' were."""
+        rates = _rates(np.where(untried[:, None], self._agree[-1], agree), costs)
+        return max(rates.values()) > MARGIN * rates[0]
 
     def _room(self, sequences: int, left: int) -> int:
         """How many drafts a step of so many sequences has room for."""
@@ -189,16 +203,19 @@ class DraftControl:
     def _probes(self, size: int) -> bool:
         """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
 
-        It measures its own number of drafts. What larger numbers took is forgotten, or one slow step would bar them.
+        Its second step waits until it is known what came of the first, and there are others as long as drafts stand. It
+        measures its own number of drafts. What larger numbers took is forgotten, or one slow step would bar them.
         """
         if self._run:
             self._run -= 1
+            if not self._run:  # its drafts have stood to the end
+                self._patience = self._left = PATIENCE
             return True
         self._left -= 1
         if self._left > 0 or self._debt > 0:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._left, self._run, self._held = self._patience, RUN - 1, 0
+        self._left, self._run, self._held, self._waits = self._patience, RUN - 1, 0, self.lag
         self._probed = 1 if self._probed == PROBE else PROBE
         self._forget(size, {drafts for drafts in self.choices if drafts > self._probed})
         return True
@@ -255,8 +272,16 @@ class DraftControl:
         rows = np.append(slots, len(self._agree) - 1)
         agreed = np.concatenate([stood[:, 1:], standing[None, 1:] / count])
         self._agree[rows] = _moved(self._agree[rows], agreed, np.maximum(OWN, 1 / self._seen[rows])[:, None])
+        if self._untried[slots].any():
+            self._learn_of_new(slots[self._untried[slots]], stood[self._untried[slots], 1:])
         if standing[1] < PRIOR * count:
             self._run = 0  # a probe has seen enough
+
+    def _learn_of_new(self, slots: Column, stood: NDArray[Any]) -> None:
+        """What first drafts came to, [N, drafts], counts for all that began together: each alone would take long."""
+        others = np.full((len(slots), 1), 1 - 1 / len(slots))
+        self._agree[slots] = _moved(self._agree[slots], np.broadcast_to(stood.mean(axis=0), stood.shape), others)
+        self._untried[slots] = False
 
     def took(self, sequences: int, drafts: int, seconds: float, usual: bool = True) -> None:
         """The step that was learned from, nothing but so many decodes with so many drafts each, took so long.
@@ -292,6 +317,12 @@ class DraftControl:
             drafted=tuple(self._drafted.tolist()),
             accepted=tuple(self._accepted.tolist()),
         )
+
+
+def _rates(agree: NDArray[Any], costs: dict[int, float]) -> dict[int, float]:
+    """Tokens per second by number of drafts. agree: [B, most]; costs: seconds of a step."""
+    tokens = [len(agree), *(len(agree) + agree.sum(axis=0).cumsum()).tolist()]
+    return {each: tokens[each] / seconds for each, seconds in costs.items()}
 
 
 def _moved(averages: NDArray[Any], agreed: NDArray[Any], rate: NDArray[Any]) -> NDArray[Any]:
