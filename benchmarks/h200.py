@@ -72,10 +72,10 @@ PARTS = (
     Part(sampling_report.NAME, QWEN, "bfloat16"),
     Part(sampling_report.NAME, GPT2, "bfloat16"),
     # each phase on the workloads that it is for: kernels and graphs
-    Part("p09", QWEN, "bfloat16"),
-    Part("p10", QWEN, "bfloat16"),
-    Part("p09", LLAMA, "bfloat16"),
-    Part("p10", LLAMA, "bfloat16"),
+    Part("p09", QWEN, "bfloat16", repeats=3),
+    Part("p10", QWEN, "bfloat16", repeats=3),
+    Part("p09", LLAMA, "bfloat16", repeats=3),
+    Part("p10", LLAMA, "bfloat16", repeats=3),
     # memory as the size of the batch
     Part("p05", LLAMA, "bfloat16"),
     Part("p06", LLAMA, "bfloat16", repeats=3),  # of half a minute and more

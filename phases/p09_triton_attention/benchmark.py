@@ -1,11 +1,10 @@
 """What does attention cost that reads the pages itself, and what is left of a step when that costs little?"""
 
-from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.prediction import reusing
-from gradus.bench.workloads import burst, long_prompts, poisson, single_stream
+from gradus.bench.workloads import burst, single_stream
 
 # On a CPU the phase is p06: there is nothing to measure.
-GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05)}
 # The final engine with this phase's idea and the fused kernels around it, and without what p10 adds
 FUSED = "final-graphs-overlap"
 COLUMNS = ("output_tok_s", "ttft_ms", "itl_ms_p99", "host_us", "peak_mb")
@@ -50,27 +49,6 @@ BENCHMARK = Benchmark(
             metric="itl_ms",
             columns=COLUMNS,
             against="p06",
-        ),
-        Table(
-            name="interference",
-            title="Long prompts among steady decodes",
-            axis="workload",
-            rows=(Row("long prompts", 0, {"cuda": long_prompts(16, 400, 6, 8000, 1.0)}, batch=24),),
-            contenders=("p06", "p09"),
-            metric="itl_ms_p99",
-            columns=("itl_ms", "itl_ms_p95", "ttft_ms_longest", "output_tok_s"),
-            against="p06",
-        ),
-        Table(
-            name="arrivals",
-            title="Requests that arrive by chance, up to thirty-two at a time",
-            axis="requests per second",
-            rows=(Row("16/s", 16, {"cuda": poisson(96, 16, (32, 1000), (32, 256))}, batch=32),),
-            contenders=("p06", "p09"),
-            metric="ttft_ms",
-            columns=("ttft_ms_p99", "itl_ms", "itl_ms_p95", "itl_ms_p99", "output_tok_s", "goodput"),
-            against="p06",
-            goals=GOALS,
         ),
     ),
     profile=("p06", "p09"),

@@ -93,8 +93,8 @@ def train_heads(
     model: Annotated[str, Argument(help="A model of `gradus models`, a folder, a .gguf file, or a hub id.")],
     out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
     kind: Annotated[
-        str, Option(help="eagle (each draft knows those before it) or medusa (all in one pass).")
-    ] = "eagle",
+        str, Option(help="medusa (all in one pass) or eagle (each draft knows those before it).")
+    ] = "medusa",
     drafts: Annotated[int, Option(help="How many tokens ahead they look.")] = 4,
     tokens: Annotated[int, Option(help="Tokens of answers that the model writes to train on.")] = 4_000_000,
     minutes: Annotated[float | None, Option(help="Most minutes for all of it.")] = None,
@@ -109,7 +109,7 @@ def train_heads(
     Examples:
 
       gradus train-heads smollm2-135m --out smollm2-heads --minutes 6
-      gradus train-heads random:tiny-llama --out heads --kind medusa --tokens 2000 --device cpu
+      gradus train-heads random:tiny-llama --out heads --kind eagle --tokens 2000 --device cpu
       gradus generate "Hello" --speculate heads:smollm2-heads
     """
     from gradus.cli.progress import Bars

@@ -2,7 +2,7 @@
 
 For machines where a plain checkout and torch are all there is: no typer, no rich.
 
-    PYTHONPATH=src:. python -m gradus.training smollm2-135m --out heads --kind eagle --minutes 6
+    PYTHONPATH=src:. python -m gradus.training smollm2-135m --out heads --minutes 6
 """
 
 import argparse

@@ -46,7 +46,7 @@ class Recipe:
     """kind: of KINDS. drafts: how far heads look. tokens: of answers to train on. minutes: for all of it; None: as long
     as it takes. passes: over the text. rate: AdamW's, at its highest."""
 
-    kind: str = "eagle"
+    kind: str = "medusa"
     drafts: int = 4
     tokens: int = 4_000_000
     minutes: float | None = None
