@@ -182,9 +182,9 @@ def forgets_steps_under_way(self):
     self._more[:] = 0
 
 
-def takes_the_lower_bound_for_the_length(self, slots, drafts, reach=BoundedColumns._reach):
+def takes_the_lower_bound_for_the_length(self, slots, offsets, drafts, reach=BoundedColumns._reach):
     self._more[slots] = 0
-    return reach(self, slots, drafts)
+    return reach(self, slots, offsets, drafts)
 
 
 def counts_rejected_drafts(self, slots, accepted, move_on=BoundedColumns._move_on):

@@ -21,7 +21,7 @@ import numpy as np
 
 from gradus.engine.plan import REJECTED, UNKNOWN, Column, Decodes
 from gradus.engine.sequence import Sequence
-from gradus.scheduling.columns import NEVER, NO_STEP, RECENT, Columns
+from gradus.scheduling.columns import NEVER, NO_STEP, RECENT, Cohort, Columns
 
 
 class BoundedColumns(Columns):
@@ -45,6 +45,8 @@ class BoundedColumns(Columns):
         self._drafting = 0  # how many of these verify drafts
         self._moved = False  # whether drafts were accepted since turns were laid out
         self._settled = 0  # from this step on, none has more pages than it needs
+        self._ones = np.ones(slots, np.int64)
+        self._brought: Column = self._ones  # how many tokens each decode of the newest step sampled
 
     # -- a sequence comes and goes -------------------------------------------------------------------------------------
 
@@ -70,8 +72,7 @@ class BoundedColumns(Columns):
     def at_page_end(self) -> list[Sequence]:
         """Those going that do not have pages for all the positions that their next token may have."""
         if self._drafting:
-            going = self.going()
-            return going.owners[self._pages[going.slots] < self._reach(going.slots, 0)].tolist()
+            return self._short(self.going(), 0)
         if self._moved:
             self._lay_out_turns()
         turn = super().at_page_end()
@@ -82,12 +83,12 @@ class BoundedColumns(Columns):
     def _lay_out_turns(self) -> None:
         """By where the sequences are, now that no draft is under way."""
         self._moved, self._turns = False, [{} for _ in range(self.page_size)]
-        for sequence in self.members():
-            slot = sequence.slot
-            turn = self._turns[-int(self._offset[slot]) % self.page_size]
-            turn[slot] = int(self._last[slot]), sequence
-        there = self._last > NO_STEP
-        self._settled = int((self._pages - self._offset)[there].max(initial=0))
+        slots = (self._last > NO_STEP).nonzero()[0]
+        offsets = self._offset[slots]
+        columns = slots, -offsets % self.page_size, self._last[slots], self.owners[slots]
+        for slot, turn, last, owner in zip(*(column.tolist() for column in columns), strict=True):
+            self._turns[turn][slot] = last, owner
+        self._settled = int((self._pages[slots] - offsets).max(initial=0))
 
     def needed(self, sequence: Sequence) -> tuple[int, int]:
         return self._whole_pages(sequence, 0)
@@ -95,9 +96,12 @@ class BoundedColumns(Columns):
     def wanted(self, drafts: int) -> list[tuple[Sequence, tuple[int, int]]]:
         """Those going that need pages for drafts, and as `needed` what for."""
         self._count_pages()
-        going = self.going()
-        short = going.owners[self._pages[going.slots] < self._reach(going.slots, drafts)]
-        return [(sequence, self._whole_pages(sequence, drafts)) for sequence in short.tolist()]
+        return [(sequence, self._whole_pages(sequence, drafts)) for sequence in self._short(self.going(), drafts)]
+
+    def _short(self, going: Cohort, drafts: int) -> list[Sequence]:
+        """Those without pages for all that the next step may store."""
+        short = self._pages[going.slots] < self._reach(going.slots, going.offsets, drafts)
+        return going.owners[short].tolist() if short.any() else []
 
     def _count_pages(self) -> None:
         """Bring `pages` up to date after steps without drafts: each sequence has those for its next token."""
@@ -105,9 +109,9 @@ class BoundedColumns(Columns):
             stored = np.minimum(self.planned + 2 + self._offset, self._end - 1)
             self._pages = np.maximum(self._pages, -(-stored // self.page_size) * self.page_size)
 
-    def _reach(self, slots: Column, drafts: int) -> Column:
+    def _reach(self, slots: Column, offsets: Column, drafts: int) -> Column:
         """How many positions the next step may store: a sequence's last token is not stored."""
-        most = self.planned + 2 + self._offset[slots] + drafts
+        most = offsets + (self.planned + 2 + drafts)
         if self._drafting:
             most += self._more[slots]
         return np.minimum(most, self._end[slots] - 1)
@@ -128,7 +132,7 @@ class BoundedColumns(Columns):
         if not self._drafting:
             return True
         slots = np.array([sequence.slot for sequence in sequences])
-        return bool((self._reach(slots, 0) <= self._pages[slots] + self.page_size).all())
+        return bool((self._reach(slots, self._offset[slots], 0) <= self._pages[slots] + self.page_size).all())
 
     def entered_next(self, sequences: list[Sequence]) -> None:
         if self._drafting:
@@ -159,18 +163,20 @@ class BoundedColumns(Columns):
         if step.departures != self.departures:  # a slot may have another owner since
             mine = self._left[slots] <= step.departures
             slots, limits = slots[mine], limits[mine]
-        beyond = limits - 1 - (number + self._offset[slots])
+        beyond = limits - self._offset[slots] - (number + 1)
         self._more[slots] = np.minimum(self._more[slots] + step.drafts, beyond)
 
     # -- a step is done ------------------------------------------------------------------------------------------------
 
     def exceptions(self, decodes: Decodes, tokens: Column) -> list[int]:
         """The rows of the step that is done that need a decision. tokens: [B, width], as in `Sampled`."""
+        slots = decodes.slots
+        self._brought = self._ones[: len(slots)] if tokens.shape[1] == 1 else np.count_nonzero(tokens >= 0, axis=1)
         if tokens.shape[1] == 1:
             return super().exceptions(decodes, tokens)
-        slots, brought = decodes.slots, (tokens >= 0).sum(axis=1)
         found = tokens[:, 0] == UNKNOWN  # no finite logit
-        found |= self._last[slots] <= self.recorded + brought
+        if self._first_end <= self.recorded + tokens.shape[1]:
+            found |= self._last[slots] <= self.recorded + self._brought
         for stops in self._stops:
             found |= (tokens == stops[slots][:, None]).any(axis=1)
         if decodes.departures != self.departures:
@@ -181,14 +187,14 @@ class BoundedColumns(Columns):
         """Take in what the step sampled, and close the bounds. Sequences that it ended have left."""
         self.recorded += 1
         self._under_way.popleft()
-        slots = decodes.slots
+        slots, accepted = decodes.slots, self._brought - 1
         if decodes.departures != self.departures:
             stay = self._left[slots] <= decodes.departures
-            slots, tokens = slots[stay], tokens[stay]
+            slots, tokens, accepted = slots[stay], tokens[stay], accepted[stay]
         self._keep(slots, tokens)
         if decodes.drafts:
             self._drafting -= 1
-            self._move_on(slots, (tokens >= 0).sum(axis=1) - 1)
+            self._move_on(slots, accepted)
             if self._drafting:
                 self._close_bounds()
 
@@ -204,18 +210,20 @@ class BoundedColumns(Columns):
             for owner in self.members():
                 owner.tokens  # noqa: B018  # makes room
             self._lines, self._unread = 0, [0] * len(self._unread)
-        for column in tokens.T:
-            line = self._said[self._lines]
-            line.fill(REJECTED)
-            line[slots] = column
-            self._lines += 1
+        lines = self._said[self._lines : self._lines + tokens.shape[1]]
+        lines.fill(REJECTED)
+        lines[:, slots] = tokens.T
+        self._lines += tokens.shape[1]
 
     def _move_on(self, slots: Column, accepted: Column) -> None:
         """Each is so many tokens further than at a token per step, and as many steps nearer to its end."""
         self._offset[slots] += accepted
-        self._last[slots] -= accepted
-        self._first_end = min(self._first_end, int(self._last[slots].min(initial=NEVER)))
-        self._cohort, self._moved = None, True
+        last = self._last[slots] = self._last[slots] - accepted
+        self._first_end = min(self._first_end, int(last.min(initial=NEVER)))
+        cohort, self._moved = self._cohort, True
+        if cohort is not None:  # the same ones go on, if none of them has been planned to its end
+            goes_on = self._first_end > self.planned
+            self._cohort = cohort._replace(offsets=self._offset[cohort.slots]) if goes_on else None
 
     # -- what there is, and the invariants -----------------------------------------------------------------------------
 

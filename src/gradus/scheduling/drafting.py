@@ -12,7 +12,7 @@ the time, however slow a drafter is.
 """
 
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ MARGIN = 1.05  # what drafts must gain to be worth longer gaps between tokens
 PROBE = 2  # drafts of a probe, in turn with one: each may pay where the other does not, as rows are dear in steps
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
-HOLD = 8  # steps for which a decision against drafts stands, if the batch stays what it is
+HOLD, KEEP = 8, 4  # steps for which a decision against drafts or for some stands, if the batch stays what it is
 LOOK, RAREST_LOOK = 8, 256  # steps with drafts from a look at some without to the next
 SOON = 64  # the same once a request has begun: its text may be another kind
 LOOKED = 2  # steps without that are timed then; a look takes one more for each that is under way
@@ -75,7 +75,8 @@ class DraftControl:
         self._patience = self._left = PATIENCE
         self._run = 0  # steps that the probe under way may still take
         self._probed = 1  # drafts of the newest probe
-        self._held, self._holds = 0, 0  # steps that the decision for no drafts still stands, for so many sequences
+        self._held, self._holds = 0, 0  # steps that the last decision still stands, for so many sequences
+        self._observed: list[tuple[Column, Column]] = []  # steps to learn from: slots, and tokens as in `learn`
         self._unlooked = self._looks = LOOK  # steps with drafts until the next look at one without
         self._higher = 0  # steps of a look at more drafts that are left
         self._debt = 0.0  # seconds that drafts have lost beyond their share of the time; below 0, have gained
@@ -115,12 +116,16 @@ class DraftControl:
         if self._deferred:
             return min(self._now, self._room(len(slots), left))
         if self._begun:
+            self._take_in()
             self._expect()
-        due = self._left <= 1 and self._debt <= 0
-        if self._held and self._holds == len(slots) and not due:
-            self._held, self._left = self._held - 1, self._left - 1
-            return 0
         most = self._room(len(slots), left)
+        if self._held and self._holds == len(slots) and not self._due:
+            self._held -= 1
+            if self._now:
+                self._unlooked -= 1
+            else:
+                self._left -= 1
+            return min(self._now, most)
         if not self.adaptive:
             return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
         if self._waits:
@@ -129,6 +134,7 @@ class DraftControl:
         size = len(slots).bit_length()
         if self._timed[size, 0] < FIRST:
             return self._decide(0, "the time of a step without drafts is not known yet")
+        self._take_in()
         agree, untried = self._agree[slots], self._untried[slots]
         timed = any(self._timed[size, each] for each in self.choices if each)
         few = most if timed else min(most, PROBE)  # as long as the time of drafts is a guess
@@ -146,6 +152,8 @@ class DraftControl:
                 return self._decide(0, "a look at a step without drafts")
             if (more := self._worth_a_look(size, best, most, agree, costs[best])) > best:
                 return self._decide(more, "a look at a step with more drafts")
+            if self._timed[size, best]:
+                self._held, self._holds = KEEP - 1, len(slots)
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
         if self._probes(size) and most:
@@ -155,6 +163,11 @@ class DraftControl:
         share = rates[nearest] / rates[0]
         drafts = "draft" if nearest == 1 else "drafts"
         return self._decide(0, f"{nearest} {drafts} would bring {share:.2f} times the tokens per second")
+
+    @property
+    def _due(self) -> bool:
+        """Whether something else than the last decision is to be tried: a look at no drafts, or a probe."""
+        return self._unlooked <= 1 if self._now else self._left <= 1 and self._debt <= 0
 
     def _pays_without_hope(self, agree: NDArray[Any], untried: NDArray[Any], costs: dict[int, float]) -> bool:
         """Whether there are drafts that pay even if those of new requests are no better than others' were."""
@@ -255,33 +268,44 @@ class DraftControl:
             self._steps, self._tokens = self._steps + len(tokens) - len(ended), self._tokens + len(tokens) - len(ended)
             self._brought = 1.0
             return
-        slots, drafts = decodes.slots, tokens.shape[1] - 1
+        slots = decodes.slots
         if ended:
             goes_on = np.ones(len(slots), bool)
             goes_on[ended] = False
             slots, tokens = slots[goes_on], tokens[goes_on]
             if not len(tokens):
                 return
-        stood, count = tokens >= 0, len(tokens)
-        standing = stood.sum(axis=0)  # by position
-        brought = int(standing.sum())
+        count, standing = len(tokens), np.count_nonzero(tokens >= 0, axis=0).tolist()  # by position
+        brought = sum(standing)
         self._steps, self._tokens, self._brought = self._steps + count, self._tokens + brought, brought / count
-        self._drafted[:drafts] += (tokens[:, 1:] != UNDRAFTED).sum(axis=0)
-        self._accepted[:drafts] += standing[1:]
-        self._seen[slots] += 1
-        rows = np.append(slots, len(self._agree) - 1)
-        agreed = np.concatenate([stood[:, 1:], standing[None, 1:] / count])
-        self._agree[rows] = _moved(self._agree[rows], agreed, np.maximum(OWN, 1 / self._seen[rows])[:, None])
-        if self._untried[slots].any():
-            self._learn_of_new(slots[self._untried[slots]], stood[self._untried[slots], 1:])
         if standing[1] < PRIOR * count:
             self._run = 0  # a probe has seen enough
+        self._observed.append((slots, tokens))
+        if len(self._observed) > KEEP:
+            self._take_in()
 
-    def _learn_of_new(self, slots: Column, stood: NDArray[Any]) -> None:
-        """What first drafts came to, [N, drafts], counts for all that began together: each alone would take long."""
-        others = np.full((len(slots), 1), 1 - 1 / len(slots))
-        self._agree[slots] = _moved(self._agree[slots], np.broadcast_to(stood.mean(axis=0), stood.shape), others)
-        self._untried[slots] = False
+    def _take_in(self) -> None:
+        """Learn from the steps that were observed: of the same sequences at once, which takes as long as of one."""
+        observed, self._observed = self._observed, []
+        for (drafts, _), steps in groupby(observed, lambda step: (step[1].shape[1] - 1, step[0].tobytes())):
+            each = list(steps)
+            self._learn_from(each[0][0], np.stack([tokens[:, 1:] for _, tokens in each]), drafts)
+
+    def _learn_from(self, slots: Column, tokens: NDArray[Any], drafts: int) -> None:
+        """tokens: [S, B, drafts], of S steps of these sequences."""
+        stood, steps = tokens >= 0, len(tokens)
+        self._drafted[:drafts] += np.count_nonzero(tokens != UNDRAFTED, axis=(0, 1))
+        self._accepted[:drafts] += np.count_nonzero(stood, axis=(0, 1))
+        rows, agreed = np.append(slots, len(self._agree) - 1), stood.mean(axis=0)
+        agreed = np.concatenate([agreed, agreed.mean(axis=0, keepdims=True)])
+        self._seen[rows] += steps
+        rate = np.maximum(1 - (1 - OWN) ** steps, steps / self._seen[rows])[:, None]
+        self._agree[rows] = _moved(self._agree[rows], agreed, rate, steps)
+        if (untried := self._untried[slots]).any():  # together, or each would be tried for long
+            new, others = slots[untried], 1 - 1 / np.count_nonzero(untried)
+            shown = np.broadcast_to(agreed[:-1][untried].mean(axis=0), (len(new), drafts))
+            self._agree[new] = _moved(self._agree[new], shown, np.full((len(new), 1), others), steps)
+            self._untried[new] = False
 
     def took(self, sequences: int, drafts: int, seconds: float, usual: bool = True) -> None:
         """The step that was learned from, nothing but so many decodes with so many drafts each, took so long.
@@ -309,6 +333,7 @@ class DraftControl:
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def stats(self) -> Speculation:
+        self._take_in()
         return Speculation(
             drafts=self._now,
             why=self._why,
@@ -325,9 +350,9 @@ def _rates(agree: NDArray[Any], costs: dict[int, float]) -> dict[int, float]:
     return {each: tokens[each] / seconds for each, seconds in costs.items()}
 
 
-def _moved(averages: NDArray[Any], agreed: NDArray[Any], rate: NDArray[Any]) -> NDArray[Any]:
-    """Averages [B, most], changed by an observation of their first positions, [B, drafts]; rate: how much each takes
-    over.
+def _moved(averages: NDArray[Any], agreed: NDArray[Any], rate: NDArray[Any], steps: int) -> NDArray[Any]:
+    """Averages [B, most], changed by what so many steps showed of their first positions, [B, drafts]; rate: how much
+    each takes over.
 
     Positions beyond move slowly to what follows if each draft agrees as often as those tried did on average: else a
     text that begins to repeat itself would never be drafted further than it was tried.
@@ -336,6 +361,6 @@ def _moved(averages: NDArray[Any], agreed: NDArray[Any], rate: NDArray[Any]) -> 
     averages[:, :drafts] += rate * (agreed - averages[:, :drafts])
     if drafts < most:
         last, beyond = averages[:, drafts - 1 : drafts], averages[:, drafts:]
-        beyond += SLOW * (last ** (np.arange(drafts + 1, most + 1) / drafts) - beyond)
+        beyond += (1 - (1 - SLOW) ** steps) * (last ** (np.arange(drafts + 1, most + 1) / drafts) - beyond)
         np.minimum(beyond, last, out=beyond)
     return averages
