@@ -191,7 +191,7 @@ def _laid_out(value: Any, indent: str) -> str:
     return "[\n" + ",\n".join(inner + _laid_out(item, inner) for item in value) + f"\n{indent}]"
 
 
-_LINE = 160
+_LINE = 700  # a sample is one line
 
 
 def _plain(results: Results) -> dict[str, Any]:
