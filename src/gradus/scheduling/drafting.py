@@ -26,6 +26,7 @@ MOST_ROWS = 256
 """Of a step that verifies drafts: beyond, its time grows with its rows on any device."""
 
 PRIOR = 0.5  # that a draft of a request stands, before there is any of its own
+CROWD = 4  # sequences of which one step tells whether their drafts stand
 WORTH = 4  # steps with drafts that what is expected of a new request counts for, as far as others bear it out
 NEW = 1 / 8  # how much of a new observation an average takes over, once there were some
 OWN = 1 / 16  # the same for what a request's drafts come to: with 1 / 8 chance alone stopped drafts that paid
@@ -126,6 +127,7 @@ class DraftControl:
             else:
                 self._left -= 1
             return min(self._now, most)
+        self._held = 0
         if not self.adaptive:
             return self._decide(most, "as asked for" if most == self.most else "as a step has room for")
         if self._waits:
@@ -143,7 +145,7 @@ class DraftControl:
         best = max(rates, key=rates.__getitem__)
         gain = rates[best] / rates[0]
         if gain > MARGIN and untried.any() and not self._pays_without_hope(agree, untried, costs):
-            self._waits = self.lag
+            self._wait(len(slots))
             fewest = next(each for each, rate in rates.items() if rate > MARGIN * rates[0])
             return self._decide(fewest, "the first drafts of new requests")
         if gain > MARGIN:
@@ -152,11 +154,11 @@ class DraftControl:
                 return self._decide(0, "a look at a step without drafts")
             if (more := self._worth_a_look(size, best, most, agree, costs[best])) > best:
                 return self._decide(more, "a look at a step with more drafts")
-            if self._timed[size, best]:
+            if best == self._now and self._timed[size, best]:
                 self._held, self._holds = KEEP - 1, len(slots)
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
-        if self._probes(size) and most:
+        if self._probes(size, len(slots)) and most:
             return self._decide(min(self._probed, most), "a probe")
         self._held, self._holds = HOLD - 1, len(slots)
         nearest = max((each for each in rates if each), key=rates.__getitem__, default=0)
@@ -168,6 +170,12 @@ class DraftControl:
     def _due(self) -> bool:
         """Whether something else than the last decision is to be tried: a look at no drafts, or a probe."""
         return self._unlooked <= 1 if self._now else self._left <= 1 and self._debt <= 0
+
+    def _wait(self, sequences: int) -> None:
+        """Verify no drafts until it is known what those of this step come to, if that will tell something: of few
+        sequences it is chance.
+        """
+        self._waits = self.lag if sequences >= CROWD else 0
 
     def _pays_without_hope(self, agree: NDArray[Any], untried: NDArray[Any], costs: dict[int, float]) -> bool:
         """Whether there are drafts that pay even if those of new requests are no better than others' were."""
@@ -213,11 +221,11 @@ class DraftControl:
         more = max((each for each in self.choices if best <= each <= most), key=hoped)
         return more if hoped(more) > HOPE * hoped(best) else best
 
-    def _probes(self, size: int) -> bool:
+    def _probes(self, size: int, sequences: int) -> bool:
         """Whether this step is one of a probe. One begins when patience is over, which then is twice as long.
 
-        Its second step waits until it is known what came of the first, and there are others as long as drafts stand. It
-        measures its own number of drafts. What larger numbers took is forgotten, or one slow step would bar them.
+        Others follow as long as drafts stand. It measures its own number of drafts. What larger numbers took is
+        forgotten, or one slow step would bar them.
         """
         if self._run:
             self._run -= 1
@@ -228,7 +236,8 @@ class DraftControl:
         if self._left > 0 or self._debt > 0:
             return False
         self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._left, self._run, self._held, self._waits = self._patience, RUN - 1, 0, self.lag
+        self._left, self._run = self._patience, RUN - 1
+        self._wait(sequences)
         self._probed = 1 if self._probed == PROBE else PROBE
         self._forget(size, {drafts for drafts in self.choices if drafts > self._probed})
         return True
