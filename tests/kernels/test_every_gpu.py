@@ -126,7 +126,7 @@ def beside_products(able: Capability) -> Iterator[tuple[str, Case]]:
     found = {"tables_ptr": "*i64", "places_ptr": "*i64"}
     yield "places", Case(places_kernel, tables | found | strides, {"PAGE": 16, "BLOCK": 128}, {})
     yield from drafts()
-    numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step"), "i32")
+    numbers = dict.fromkeys(("spans", "fewest", "most", "entries", "aim", "few", "tile_tokens", "step", "whole"), "i32")
     lists = dict.fromkeys(("items", "slots", "query_start", "lengths"), "*i32")
     yield "work", Case(attention_work._lay_out, numbers | lists, {"WINDOW": 512, "SPANS": 256}, {"num_warps": 8})
 
@@ -390,7 +390,14 @@ SAMPLE = [
 SAMPLE += ["int4 1", "int8 64", "fp8 16 gated", "fp8-block 256", "rounded *i8 16384"]
 SAMPLE += ["rope and store fp8", "decode 128 bfloat16 fp8 16 2", "draft rows", "keep standing", "look up"]
 SAMPLE += ["keep standing without states", "first inputs", "next inputs"]
-SAMPLE += ["first rows", "next rows", "keep draft"]
+SAMPLE += ["first rows", "next rows", "keep draft", "work"]
+
+
+def test_every_number_of_a_kernel_has_its_type_here():
+    """What has none would be compiled as a pointer, and only the stress test would notice."""
+    for name, case in cases(H200):
+        numbers = {argument for argument, kind in case.kernel.fn.__annotations__.items() if kind in (int, float)}
+        assert numbers <= {*case.types, *case.constants}, name
 
 
 @pytest.mark.parametrize("able", [Capability(8, 6), Capability(12, 0)], ids=name_of)
