@@ -65,6 +65,7 @@ SPILLED = {
     "hopper prompt": 48,  # as in Triton 3.6; raced with them
     "decode 256 float32 fp8": 16,
     "decode that turns 64 float32": 16,
+    "drafts that turn 64 float32": 376,
     "prompt 64 float32 64": 8,
     "prompt 128 bfloat16 256": 192,
     "prompt 128 bfloat16 fp8 64": 152,
@@ -325,7 +326,7 @@ def attention(
         if head_dim <= TURNING_WIDTH and tokens == 1:
             turns = Case(paged_attention._attend, with_table, turning | {"NEW": 1}, options)
             yield f"decode that turns {what} {group}", turns
-        if head_dim <= TURNING_WIDTH and (not fp8 or tokens == 1):
+        if head_dim <= TURNING_WIDTH and chosen[0].warps > 1 and (not fp8 or tokens == 1):
             taken = triton.next_power_of_2(launch.rows // group * group)
             drafts = Case(paged_attention._attend, with_table, turning | {"NEW": MOST_NEW, "TAKEN": taken}, options)
             yield f"drafts that turn {what} {launch.rows} {group}", drafts
