@@ -158,6 +158,11 @@ def poison(decode: DecodeModel) -> None:
             array.fill(np.nan if array.dtype.kind == "f" else 77)
 
 
+def same(found: Tensor, expected: Tensor) -> None:
+    """To the last bit; otherwise with how many differ, and by how much."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
     """Within `tolerance` of the largest logit, and of the same opinion where that is clear."""
     assert found.shape == expected.shape and found.isfinite().all()

@@ -31,7 +31,7 @@ from gradus.kernels.cpu.team import (
     open_step,
     take,
 )  # fmt: skip
-from tests.kernels.cpu.steps import Pages, Step, close, made
+from tests.kernels.cpu.steps import Pages, Step, close, made, same
 
 CONTEXTS = [5, 31, 0, 16, 63, 1, 32, 200]
 SOME = SamplingParams(max_tokens=8, ignore_eos=True)
@@ -87,7 +87,7 @@ def test_who_does_what_changes_no_bit(threads):
     first = [step.compiled(decode) for step in steps]
     for _ in range(150):
         for step, expected in zip(steps, first, strict=True):
-            assert torch.equal(step.compiled(decode), expected)
+            same(step.compiled(decode), expected)
 
 
 @pytest.mark.usefixtures("short_chunks")
@@ -122,7 +122,7 @@ def test_a_step_is_done_by_those_who_run(monkeypatch):
     monkeypatch.setattr(kernel_model, "Team", Stalled)
     decode = Pages(model).decode_model(model, 3)
     for _ in range(3):
-        assert torch.equal(step.compiled(decode), expected)
+        same(step.compiled(decode), expected)
     decode.team.close()
 
 
@@ -136,12 +136,12 @@ def test_a_child_of_a_fork_decodes_with_threads_of_its_own():
     if child == 0:  # no pytest in here: only an exit code comes back
         # torch's own threads did not survive either, so the child computes nothing with them
         torch.set_num_threads(1)
-        same = all(torch.equal(step.compiled(decode), expected) for _ in range(5))
+        equal = all(torch.equal(step.compiled(decode), expected) for _ in range(5))
         own = decode.team.calls is not before and decode.team.process == os.getpid() and len(workers()) == 1
-        os._exit(0 if same and own else 1)
+        os._exit(0 if equal and own else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert torch.equal(step.compiled(decode), expected)  # and the parent goes on
+    same(step.compiled(decode), expected)  # and the parent goes on
 
 
 def test_a_closed_team_still_steps():
@@ -149,7 +149,7 @@ def test_a_closed_team_still_steps():
     step, decode = Step(model, CONTEXTS), Pages(model).decode_model(model, 3)
     expected = step.compiled(decode)
     decode.team.close()
-    assert torch.equal(step.compiled(decode), expected)
+    same(step.compiled(decode), expected)
 
 
 # -- an end ------------------------------------------------------------------------------------------------------------
