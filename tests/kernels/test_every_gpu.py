@@ -326,7 +326,7 @@ def attention(
         if head_dim <= TURNING_WIDTH and tokens == 1:
             turns = Case(paged_attention._attend, with_table, turning | {"NEW": 1}, options)
             yield f"decode that turns {what} {group}", turns
-        if head_dim <= TURNING_WIDTH and chosen[0].warps > 1 and (not fp8 or tokens == 1):
+        if head_dim <= TURNING_WIDTH and group > 1 and (not fp8 or tokens == 1):
             taken = triton.next_power_of_2(launch.rows // group * group)
             drafts = Case(paged_attention._attend, with_table, turning | {"NEW": MOST_NEW, "TAKEN": taken}, options)
             yield f"drafts that turn {what} {launch.rows} {group}", drafts

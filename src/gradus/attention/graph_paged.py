@@ -59,9 +59,9 @@ class GraphPagedAttention(TritonPagedAttention):
         """Spans of up to `most` rows for each of these slots, int32 [B]; how many each has, `rows` says. May be
         captured."""
         tokens = [launch.rows // self.group for launch in self.launches]
-        # in 8 bits a tall tile has no registers left to take new keys in, and a single warp has none in any
+        # in 8 bits a tall tile has no registers left to take new keys in; where each head has its own keys, none has
         tallest = tokens[0] if self.storage.scales(0) is not None else tokens[-1]
-        self.turns = self.may_turn and self.launches[0].warps > 1 and most <= min(MOST_NEW, tallest)
+        self.turns = self.may_turn and self.group > 1 and most <= min(MOST_NEW, tallest)
         number = next((number for number, each in enumerate(tokens) if each >= most), len(tokens) - 1)
         tiles = len(slots) * triton.cdiv(most, tokens[number])
         self.works = {}
