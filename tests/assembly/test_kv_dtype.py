@@ -18,8 +18,9 @@ from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
 from gradus.models import Model, create_model
 from gradus.models.shapes import SHAPES
+from tests.phases import drive
 from tests.phases.conftest import FAMILIES, limits_of, tiny_model
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, run_schedule, step
+from tests.phases.drive import Ending, nothing_is_left, record, run, run_schedule, step
 from tests.phases.test_paged_schedules import ask, crowd, pools, requests
 
 SWITCHES = [{}, {"overlap": False}, {"prefix_cache": False}, {"chunked": False}]
@@ -52,12 +53,7 @@ def right(shape: str, request, index: int, kv_dtype: str = "fp8") -> Ending:
 
 
 def compare(shape: str, asked, done) -> None:
-    for (name, index), ending in done.items():
-        expected = right(shape, asked[name], index)
-        if ending.finish_reason == "cancelled":
-            assert expected.tokens[: len(ending.tokens)] == ending.tokens
-        else:
-            assert ending == expected, f"{name}: {parting(asked[name].prompt, ending.tokens, expected.tokens)}"
+    drive.compare(asked, done, {(name, index): right(shape, asked[name], index) for name, index in done})
 
 
 @pytest.mark.parametrize("shape", FAMILIES)

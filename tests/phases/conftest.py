@@ -64,17 +64,33 @@ def tiny_model(shape: str) -> Model:
     return model
 
 
+@cache
+def rounded_otherwise(shape: str) -> list[Model]:
+    """The tiny model with each weight changed by some hundred-thousandth, in a few ways.
+
+    Where two tokens are as good as each other, half of these models choose the one, and half the other.
+    """
+    models, generator = [create_model(EVERY_SHAPE[shape]) for _ in range(8)], torch.Generator().manual_seed(0)
+    for model in models:
+        for mine, right in zip(model.parameters(), tiny_model(shape).parameters(), strict=True):
+            mine.copy_(right * (1 + 1e-5 * torch.randn(right.shape, generator=generator)))
+    return models
+
+
 def limits_of(shape: str) -> ModelLimits:
     config = EVERY_SHAPE[shape]
     return ModelLimits(config.vocab_size, config.context_length, config.eos_token_ids)
 
 
-def build_engine(contender: str, shape: str, max_sequences: int = 3, **settings: Any) -> Engine:
+def build_engine(
+    contender: str, shape: str, max_sequences: int = 3, model: Model | None = None, **settings: Any
+) -> Engine:
     """A contender's engine over the tiny model. Few places, so that requests wait, and take over what others leave.
 
-    settings: of EngineOptions; the final engine takes those of EngineConfig too.
+    model: of that shape, in the tiny model's place. settings: of EngineOptions; the final engine takes those of
+    EngineConfig too.
     """
-    model, limits = tiny_model(shape), limits_of(shape)
+    model, limits = model or tiny_model(shape), limits_of(shape)
     if contender == FINAL:
         return final.build(model, EngineConfig(limits, max_sequences, **settings))
     return phases.load(contender).build(model, EngineOptions(limits, max_sequences, **settings))

@@ -9,8 +9,16 @@ import torch
 from gradus.engine.request import Request, SamplingParams
 from gradus.models.shapes import SHAPES
 from phases.p01_kv_cache.contiguous import ContiguousAttention
-from tests.phases.conftest import CAPPED, FAMILIES, all_logits, build_engine, limits_of, tiny_model
-from tests.phases.drive import parting, run
+from tests.phases.conftest import (
+    CAPPED,
+    FAMILIES,
+    all_logits,
+    build_engine,
+    limits_of,
+    rounded_otherwise,
+    tiny_model,
+)  # fmt: skip
+from tests.phases.drive import Ending, compare, parting, run
 
 LENGTH = 24
 CLEAR = 1e-3  # a smaller gap between the two best logits could fall either way by rounding, and prove nothing
@@ -73,6 +81,24 @@ def test_sampled_tokens_are_the_same_in_every_phase(phase, shape):
         for i, (prompt, p) in enumerate(zip(prompts(shape), params, strict=True))
     ]
     assert run(build_engine(phase, shape), requests) == run(build_engine("p00", shape), requests)
+
+
+TIE = (28, 245, 115, 246, 128, 46, 318, 284, 300, 189, 280, 309, 280, 309, 150, 9)
+"""After it, and 11, tiny-llama's two best logits are the same float32: 150's and 11's."""
+
+
+def test_of_two_tokens_that_are_as_good_as_each_other_either_is_right_and_no_third_one():
+    request = Request.create("r", TIE, SamplingParams(max_tokens=2, ignore_eos=True), limits_of("tiny-llama"))
+
+    def judge(second: int) -> None:
+        answers = (run(build_engine("p01", "tiny-llama", model=each), [request]) for each in [None, *others])
+        compare({"r": request}, {("r", 0): Ending((11, second), "length")}, next(answers), lambda: answers)
+
+    others = rounded_otherwise("tiny-llama")
+    judge(11)
+    judge(150)
+    with pytest.raises(AssertionError, match="its token 2, position 17: 79 instead of"):
+        judge(79)  # the third best
 
 
 def test_the_check_notices_a_cache_that_is_off_by_one(monkeypatch):

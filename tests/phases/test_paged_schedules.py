@@ -16,8 +16,10 @@ from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, since
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, step, submit
+from gradus.models import Model
+from tests.phases import drive
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, since
+from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, step, submit
 
 SHAPE = "tiny-llama"
 BEGINNINGS = ((), (7, 8, 9), tuple(range(40, 57)), tuple(range(40, 74)))  # the last one begins with the one before
@@ -30,24 +32,22 @@ def ask(name: str, prompt=(5, 6, 7), shape: str = SHAPE, salt: str | None = None
 
 
 @cache
-def alone(shape: str, prompt: tuple[int, ...], params: tuple) -> dict[int, Ending]:
-    done = run(build_engine("p01", shape), [ask("a", prompt, shape, **dict(params))])
+def alone(shape: str, prompt: tuple[int, ...], params: tuple, model: Model | None = None) -> dict[int, Ending]:
+    done = run(build_engine("p01", shape, model=model), [ask("a", prompt, shape, **dict(params))])
     return {index: ending for (_, index), ending in done.items()}
 
 
-def right(shape: str, request: Request, index: int = 0) -> Ending:
+def right(shape: str, request: Request, index: int = 0, model: Model | None = None) -> Ending:
     settings = request.params
     names = ("max_tokens", "temperature", "seed", "n", "presence_penalty")
-    return alone(shape, request.prompt, tuple((name, getattr(settings, name)) for name in names))[index]
+    return alone(shape, request.prompt, tuple((name, getattr(settings, name)) for name in names), model)[index]
 
 
 def compare(shape: str, requests: dict[str, Request], done: dict[tuple[str, int], Ending]) -> None:
-    for (name, index), ending in done.items():
-        expected = right(shape, requests[name], index)
-        if ending.finish_reason == "cancelled":
-            assert expected.tokens[: len(ending.tokens)] == ending.tokens
-        else:
-            assert ending == expected, f"{name}: {parting(requests[name].prompt, ending.tokens, expected.tokens)}"
+    def answers(model: Model | None = None) -> Answers:
+        return {(name, index): right(shape, requests[name], index, model) for name, index in done}
+
+    drive.compare(requests, done, answers(), lambda: map(answers, rounded_otherwise(shape)))
 
 
 # -- random ------------------------------------------------------------------------------------------------------------

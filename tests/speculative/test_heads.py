@@ -22,7 +22,7 @@ from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
 from tests.phases.drive import nothing_is_left, run, run_schedule
 from tests.phases.test_paged_schedules import SHAPE, ask, pools, requests
 from tests.speculative.heads import DRAFTS, Reference, heads_of
-from tests.speculative.test_tokens import compare, plain
+from tests.speculative.test_tokens import compare
 
 KINDS = ("medusa", "eagle")
 
@@ -66,7 +66,7 @@ def test_heads_change_no_token(shape, kind, kernels, tmp_path):
         heads_of(tiny_model(shape), tmp_path, kind), shape, page_size=4, cache_tokens=32, token_budget=9,
         kernels=kernels,
     )  # fmt: skip
-    compare(asked, run(engine, asked.values()), plain(shape, asked))
+    compare(shape, asked, run(engine, asked.values()))
     assert engine.metrics().preemptions > 0 and sum(engine.metrics().speculation.drafted) > 0
     nothing_is_left(engine)
 
@@ -101,7 +101,7 @@ def test_whatever_the_schedule_heads_change_no_token(tmp_path_factory, data, poo
     asked = {item["name"]: ask(item["name"], item["prompt"], SHAPE, item["salt"], **item["params"]) for item in plan}
     engine = drafting(same_heads(tmp_path_factory, kind), drafts=drafts, **pool)
     engine.lag = engine.scheduler.drafting.lag = lag
-    compare(asked, run_schedule(engine, plan, asked), plain(SHAPE, asked))
+    compare(SHAPE, asked, run_schedule(engine, plan, asked))
     nothing_is_left(engine)
 
 
@@ -115,7 +115,7 @@ def test_whatever_the_schedule_the_newest_state_is_that_of_the_newest_token(tmp_
     engine = drafting(same_heads(tmp_path_factory, "repeating"), **pool)
     engine.lag = engine.scheduler.drafting.lag = lag
     heard = listened(engine)
-    compare(asked, run_schedule(engine, greedy, asked), plain(SHAPE, asked))
+    compare(SHAPE, asked, run_schedule(engine, greedy, asked))
     assert all(set(drafts) == {said[-1]} for said, drafts in heard)
 
 
@@ -133,7 +133,7 @@ def same_heads(factory, kind: str) -> str:
 def test_an_adaptive_engine_drafts_no_more_than_there_are_heads(tmp_path):
     engine = build_engine(FINAL, SHAPE, speculate=heads_of(tiny_model(SHAPE), tmp_path, "medusa"))
     asked = asked_of(SHAPE)
-    compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
+    compare(SHAPE, asked, run(engine, asked.values()))
     assert engine.scheduler.drafting.choices == [0, 1, 2, DRAFTS]
 
 

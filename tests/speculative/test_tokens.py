@@ -9,10 +9,12 @@ from gradus.assembly.final import build
 from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request
+from gradus.models import Model
 from gradus.models.shapes import SHAPES
 from gradus.speculative.drafter import NO_DRAFT
-from tests.phases.conftest import FAMILIES, build_engine, limits_of, tiny_model
-from tests.phases.drive import Ending, nothing_is_left, parting, record, run, run_schedule, served
+from tests.phases import drive
+from tests.phases.conftest import FAMILIES, build_engine, limits_of, rounded_otherwise, tiny_model
+from tests.phases.drive import Answers, Ending, nothing_is_left, record, run, run_schedule, served
 from tests.phases.test_paged_schedules import SHAPE, ask, crowd, pools, requests
 from tests.speculative.heads import heads_of
 
@@ -58,23 +60,20 @@ def speculating(shape: str = SHAPE, drafter=None, lag: int | None = None, drafts
     return engine
 
 
-def plain(shape: str, asked: dict[str, Request]) -> dict[tuple[str, int], Ending]:
+def plain(shape: str, asked: dict[str, Request], model: Model | None = None) -> Answers:
     """What the same engine says without speculation, in a pool without a shortage."""
-    return run(build_engine(FINAL, shape), asked.values())
+    return run(build_engine(FINAL, shape, model=model), asked.values())
 
 
-def answers(asked: dict[str, Request], expected: dict[tuple[str, int], Ending]) -> list[tuple[int, ...]]:
+def answers(asked: dict[str, Request], expected: Answers) -> list[tuple[int, ...]]:
     """Prompt and output of every sample."""
     return [(*asked[name].prompt, *ending.tokens) for (name, _), ending in expected.items()]
 
 
-def compare(asked, done: dict[tuple[str, int], Ending], expected: dict[tuple[str, int], Ending]) -> None:
-    for sample, ending in done.items():
-        whole = expected[sample]
-        if ending.finish_reason == "cancelled":
-            assert whole.tokens[: len(ending.tokens)] == ending.tokens
-        else:
-            assert ending == whole, parting(asked[sample[0]].prompt, ending.tokens, whole.tokens)
+def compare(shape: str, asked: dict[str, Request], done: Answers, expected: Answers | None = None) -> None:
+    """expected: `plain`, where it is known."""
+    expected = plain(shape, asked) if expected is None else expected
+    drive.compare(asked, done, expected, lambda: (plain(shape, asked, model) for model in rounded_otherwise(shape)))
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -94,7 +93,7 @@ def test_whatever_is_drafted_no_token_changes(shape, drafter, kernels):
     engine = speculating(
         shape, made[drafter], page_size=4, cache_tokens=32, token_budget=9, kernels=kernels, graphs=False
     )
-    compare(asked, run(engine, asked.values()), expected)
+    compare(shape, asked, run(engine, asked.values()), expected)
     told = engine.metrics().speculation
     assert engine.metrics().preemptions > 0 and engine.metrics().cached_tokens > 0
     assert (sum(told.accepted) > 0) >= (drafter == "right") and (sum(told.drafted) == 0) >= (drafter == "nothing")
@@ -108,7 +107,7 @@ def test_right_drafts_take_fewer_steps_at_any_number_and_lag(lag, drafts):
     alone = build_engine(FINAL, SHAPE)
     expected = run(alone, asked.values())
     engine = speculating(drafter=Right(answers(asked, expected)), lag=lag, drafts=drafts)
-    compare(asked, run(engine, crowd().values()), expected)
+    compare(SHAPE, asked, run(engine, crowd().values()), expected)
     assert engine.metrics().steps < alone.metrics().steps
     nothing_is_left(engine)
 
@@ -124,7 +123,7 @@ def test_a_request_cancelled_after_any_step_leaves_the_others_their_tokens(lag, 
         made = Right(answers(asked, expected)) if drafter is Right else drafter()
         engine = speculating(drafter=made, lag=lag, page_size=4, cache_tokens=28, token_budget=5)
         done = served(engine, [(0, request) for request in asked.values()], {"b": tick})
-        compare(asked, done, expected)
+        compare(SHAPE, asked, done, expected)
         nothing_is_left(engine)
         ended, tick = done["b", 0].finish_reason, tick + 1
     assert tick > 5
@@ -139,14 +138,14 @@ def test_whatever_the_schedule_drafts_change_no_token(data, shape, pool, drafts,
     drafter = data.draw(st.sampled_from([None, Nonsense(), Nothing(), Right(answers(asked, expected))]))
     engine = speculating(shape, drafter, lag, drafts, **pool)
     done = run_schedule(engine, plan, asked)
-    compare(asked, done, expected)
+    compare(shape, asked, done, expected)
     nothing_is_left(engine)
 
 
 def test_an_adaptive_engine_changes_no_token_either():
     asked = crowd()
     engine = build_engine(FINAL, SHAPE, speculate="ngram", page_size=4, cache_tokens=28, token_budget=5)
-    compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
+    compare(SHAPE, asked, run(engine, asked.values()))
     nothing_is_left(engine)
 
 
@@ -160,7 +159,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(shape, kernels):
         "cut": ask("cut", (7, 8, 9), shape, max_tokens=9, temperature=1.0, top_k=5, top_p=0.9, seed=5),
     }
     engine = drafting_for_itself(shape, kernels=kernels, page_size=4, cache_tokens=32, token_budget=9)
-    compare(asked, run(engine, asked.values()), plain(shape, asked))
+    compare(shape, asked, run(engine, asked.values()))
     told = engine.metrics().speculation
     assert engine.metrics().preemptions > 0
     assert told.accepted == told.drafted and sum(told.accepted) > 0
@@ -177,7 +176,7 @@ def test_a_draft_without_windows_drafts_for_a_model_with_some(kernels):
     }
     config = EngineConfig(limits_of(shape), speculate="draft:other", drafts=3, graphs=False, kernels=kernels, **options)
     engine = build(tiny_model(shape), config, draft=tiny_model(SHAPE))
-    compare(asked, run(engine, asked.values()), plain(shape, asked))
+    compare(shape, asked, run(engine, asked.values()))
     assert sum(engine.metrics().speculation.drafted) > 0
     nothing_is_left(engine)
 
@@ -189,7 +188,7 @@ def test_whatever_the_schedule_a_draft_model_has_what_it_needs(data, pool, draft
     asked = {item["name"]: ask(item["name"], item["prompt"], SHAPE, item["salt"], **item["params"]) for item in plan}
     engine = drafting_for_itself(SHAPE, drafts=drafts, **pool)
     engine.lag = engine.scheduler.drafting.lag = lag
-    compare(asked, run(engine, asked.values()), plain(SHAPE, asked))
+    compare(SHAPE, asked, run(engine, asked.values()))
     told = engine.metrics().speculation
     penalized = any(item["params"]["presence_penalty"] for item in plan)
     assert penalized or told.accepted == told.drafted
