@@ -14,6 +14,8 @@ from gradus.engine.engine import Engine
 from gradus.errors import GradusError
 from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import memory_plan
+from gradus.kernels.cpu.model import DecodeModel
+from gradus.kernels.cpu.product import MOST_ROWS
 from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
@@ -55,6 +57,24 @@ def asked_of(shape: str) -> dict:
         "penalty": ask("penalty", (4, 5), shape, max_tokens=12, presence_penalty=1.0, repetition_penalty=1.3),
         "cut": ask("cut", (7, 8, 9), shape, max_tokens=9, temperature=1.0, top_k=5, top_p=0.9, seed=5),
     }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_multiply_few_rows_in_a_cpu_s_kernels_and_more_in_torch(kind, tmp_path, monkeypatch):
+    drafter = drafting(heads_of(tiny_model(SHAPE), tmp_path, kind)).runner.drafter
+    multiplied, multiply = [], DecodeModel.multiply
+
+    def noted(decode, number, x):
+        multiplied.append((number, len(x)))
+        return multiply(decode, number, x)
+
+    monkeypatch.setattr(DecodeModel, "multiply", noted)
+    parts = [part for whole in (drafter.heads, drafter.head) for part in whole.modules() if hasattr(part, "number")]
+    for part in parts:
+        for rows in (2, MOST_ROWS, MOST_ROWS + 1):
+            x = torch.randn(rows, part.in_features)
+            torch.testing.assert_close(part(x), part.linear(x), rtol=1e-4, atol=1e-4)
+    assert multiplied == [(number, rows) for number in range(5) for rows in (2, MOST_ROWS)]
 
 
 @pytest.mark.parametrize("kernels", [True, False])

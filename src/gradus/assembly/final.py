@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from gradus.assembly.heads import (
+    HeadsModule,
     check_model,
     heads_drafter,
     heads_on_kernels,
@@ -92,8 +94,9 @@ def build(
     else:
         attention = PagedAttention(model.config, storage, slots=count)
         sampler = Sampler(model.config.vocab_size, device, count)
+        heads = None if trained is None else HeadsModule(trained, config, model)
         if config.kernels:
-            eager = compiled_runner(model, attention, sampler, latest, config.threads)
+            eager = compiled_runner(model, attention, sampler, latest, config.threads, heads)
         else:
             eager = ModelRunner(model, attention, sampler, latest)
         runner = eager
@@ -102,9 +105,9 @@ def build(
             states = None
             if draft is not None:
                 drafter = draft_drafter(draft, attention, sampler, config)
-            if trained is not None:
+            if heads is not None:
                 states = hidden_states(config, model)
-                drafter = heads_drafter(trained, config, model, states, sampler)
+                drafter = heads_drafter(heads, model, states, sampler)
             runner = SpeculatingRunner(eager, attention, drafter, history(config, device), states)
     cache = PagedCache(pages, page_size, windows, PrefixIndex() if config.prefix_cache else None)
     times, drafts = TimeLimits(fastest=1 + most_drafts(config, trained)), drafting(config, runner, trained)
@@ -237,14 +240,20 @@ def kernel_runner(
 
 
 def compiled_runner(
-    model: Model, attention: PagedAttention, sampler: Sampler, latest: LatestTokens | None, threads: int | None
+    model: Model,
+    attention: PagedAttention,
+    sampler: Sampler,
+    latest: LatestTokens | None,
+    threads: int | None,
+    beside: nn.Module | None = None,
 ) -> ModelRunner:
-    """On a CPU: decode steps through compiled kernels; through torch where the model has a part without one."""
+    """On a CPU: decode steps through compiled kernels; through torch where the model has a part without one. beside: as
+    in CompiledRunner."""
     from gradus.execution.compiled import CompiledRunner  # here: numba is not everywhere
     from gradus.kernels.cpu.matrix import Unsupported
 
     try:
-        return CompiledRunner(model, attention, sampler, latest, threads=threads or use(None))
+        return CompiledRunner(model, attention, sampler, latest, threads=threads or use(None), beside=beside)
     except Unsupported as part:
         log.info("decode steps run in torch: there is no kernel for %s", part)
         return ModelRunner(model, attention, sampler, latest)

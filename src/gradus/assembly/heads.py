@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradus.config.options import EngineConfig
@@ -53,19 +53,26 @@ def hidden_states(config: EngineConfig, model: Model) -> HiddenStates:
     return HiddenStates(config.max_sequences, model.config.hidden_size, model.dtype, model.device)
 
 
-def heads_drafter(
-    trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: Sampler
-) -> HeadsDrafter:
+class HeadsModule(nn.Module):
+    """What drafts: the heads that `speculate` names, and the part of the model's output head that they draft with."""
+
+    def __init__(self, trained: HeadsConfig, config: EngineConfig, model: Model) -> None:
+        super().__init__()
+        self.heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
+        self.output = draft_head(model, trained.shape.vocabulary)
+
+
+def heads_drafter(module: HeadsModule, model: Model, states: HiddenStates, sampler: Sampler) -> HeadsDrafter:
     """In torch. sampler: the model's."""
     width = model.config.vocab_size
 
     def guess(logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-        missing = width - logits.shape[1]  # tokens that heads never draft
-        wide = F.pad(logits.float(), (0, missing), value=float("-inf"))
-        return sampler.guess(wide, np.array(slots.tolist()), np.array(positions.tolist()))
+        owners, places, logits = np.array(slots.tolist()), np.array(positions.tolist()), logits.float()
+        if not sampler.greedy(owners):  # tokens that heads never draft have parameters too
+            logits = F.pad(logits, (0, width - logits.shape[1]), value=float("-inf"))
+        return sampler.guess(logits, owners, places)
 
-    heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
-    return HeadsDrafter(heads, draft_head(model, trained.shape.vocabulary), model, states, guess)
+    return HeadsDrafter(module.heads, module.output, model, states, guess)
 
 
 def heads_on_kernels(
@@ -75,7 +82,8 @@ def heads_on_kernels(
     from gradus.kernels.view import view  # here: Triton is not everywhere
     from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 
-    heads = read_heads(Path(config.heads or ""), trained, dtype=model.dtype, device=model.device)
-    head = view(draft_head(model, trained.shape.vocabulary))
-    ours = [view(first_heads(heads, count)) for count in range(1, trained.shape.drafts + 1)]
-    return KernelHeadsDrafter(cast(list[DraftHeads], ours), head, model.embedding_tables(), states, sampler)
+    module = HeadsModule(trained, config, model)
+    ours = [view(first_heads(module.heads, count)) for count in range(1, trained.shape.drafts + 1)]
+    return KernelHeadsDrafter(
+        cast(list[DraftHeads], ours), view(module.output), model.embedding_tables(), states, sampler
+    )

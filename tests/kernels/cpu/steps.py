@@ -101,7 +101,7 @@ class Pages:
         order = torch.randperm(count, generator=generator(3)) + 1
         self.attention.tables.copy_(order.view(groups, slots, longest))
 
-    def decode_model(self, model: Model, threads: int = 2) -> DecodeModel:
+    def decode_model(self, model: Model, threads: int = 2, beside: Sequence[Linear] = ()) -> DecodeModel:
         storage = self.storage
         return DecodeModel(
             model,
@@ -110,6 +110,7 @@ class Pages:
             page_size=storage.page_size,
             windows=[group.window for group in storage.groups],
             threads=threads,
+            beside=beside,
         )
 
 

@@ -225,7 +225,7 @@ OPEN, TAKE, FINISH, CLAIM = range(4)
 def act(what, words, first, second, chunks):
     """One word of a thread to the others: `team.py` is compiled code alone."""
     if what == OPEN:
-        open_step(words, first)
+        open_step(words, first, second)
     elif what == FINISH:
         finish(words, first)
     elif what == CLAIM:
@@ -241,7 +241,7 @@ def share(words, chunks, claims, early, steps, thread):
     opened, idle = 0, 0
     while idle < 20_000 and (opened < steps or thread):
         if not thread:
-            open_step(words, len(chunks))
+            open_step(words, 0, len(chunks))
             opened += 1
         while True:
             stage, chunk = take(words, chunks)
@@ -276,7 +276,7 @@ def test_chunks_are_taken_in_their_order_and_a_stage_begins_when_the_last_one_en
     words = Words(2, 1)
     assert words(TAKE) == (OVER, 0)
     for _ in range(3):  # steps
-        words(OPEN, 2)
+        words(OPEN, 0, 2)
         assert [words(TAKE), words(TAKE), words(TAKE)] == [(0, 0), (0, 1), (NOTHING, 0)]
         words(FINISH, 2)
         assert words(TAKE) == (NOTHING, 0)
@@ -290,7 +290,7 @@ def test_chunks_are_taken_in_their_order_and_a_stage_begins_when_the_last_one_en
 def test_what_a_thread_saw_before_it_slept_cannot_be_taken():
     """It read the word, slept, and wakes in another stage, after the step, and in the next step."""
     words = Words(2, 1)
-    words(OPEN, 2)
+    words(OPEN, 0, 2)
     seen = int(words.word[WORK])
     assert words(CLAIM, seen, seen + 1)[0] == 1
     for _ in range(2):
@@ -302,9 +302,23 @@ def test_what_a_thread_saw_before_it_slept_cannot_be_taken():
         assert words(TAKE) == (1, 0)
         words(FINISH, 1)
         assert words(CLAIM, seen, seen + 1)[0] == 0
-        words(OPEN, 2)
+        words(OPEN, 0, 2)
         words(TAKE)
     assert seen < 1 << CHUNKS <= words.word[WORK]
+
+
+def test_a_step_may_begin_with_a_later_stage():
+    """As one with a product beside the model's stages does; the steps around it are as ever."""
+    words = Words(2, 1, 3)
+    for first, stages in [(0, 2), (2, 1), (2, 1), (0, 2), (1, 2)]:
+        words(OPEN, first, stages)
+        for stage in range(first, first + stages):
+            count = int(words.chunks[stage])
+            assert [words(TAKE) for _ in range(count)] == [(stage, chunk) for chunk in range(count)]
+            for _ in range(count):
+                assert words(TAKE) == (NOTHING, 0)
+                words(FINISH, count)
+        assert words(TAKE) == (OVER, 0)
 
 
 def test_every_chunk_is_done_once_and_in_order():

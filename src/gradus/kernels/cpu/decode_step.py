@@ -32,7 +32,8 @@ from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, WITHIN_STEP, fin
 
 f32 = np.float32
 
-QKV, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, HEAD = range(7)
+QKV, ATTEND, OUTPUT, ADD_NORMALIZED, UP, DOWN, HEAD, BESIDE = range(8)
+"""BESIDE: a product that is no part of the model's step, and runs on its own."""
 
 STAGE = np.dtype(
     [
@@ -72,6 +73,7 @@ class Step(NamedTuple):
     spans: SPAN [groups of layers, most]; span_starts: int64 [groups, 33], the first span of each row, and the end.
     partials: float32 [most, Hq, Dh + 2].
     winners: int64 [chunks of the head, 32], as `greedy.py` has them; tokens: int64 [32], the choice.
+    given, made: what products beside the step multiply, and what comes out, as wide as the widest of each.
     """
 
     shape: Any
@@ -91,6 +93,8 @@ class Step(NamedTuple):
     logits: NDArray[np.float32]
     winners: NDArray[np.int64]
     tokens: NDArray[np.int64]
+    given: NDArray[np.float32]
+    made: NDArray[np.float32]
 
 
 class Worker(NamedTuple):
@@ -121,7 +125,7 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         prepare(step.matrices[stage.matrix], padded(_count(step, stage)), worker.rows)
         worker.ready[0] = number
     chooses = stage.kind == HEAD and step.shape[0].greedy != 0
-    y = step.qkv if stage.kind == QKV else worker.products if stage.kind != HEAD or chooses else step.logits
+    y = _result(step, stage, worker, chooses)
     before = low if chooses else 0  # columns of the result that y leaves out
     halves = 2 if stage.kind == UP and step.shape[0].gated else 1  # a gated product is [gate, up]
     for half in range(halves):
@@ -132,7 +136,7 @@ def run_chunk(step: Step, worker: Worker, number: int, index: int, chunk: int) -
         _cap(step, low - before, high - before, y)
         if chooses:
             _leave_winners(step, chunk, low, high, y)
-    elif stage.kind != QKV:
+    elif stage.kind != QKV and stage.kind != BESIDE:
         _add(step, stage, low, high, y)
 
 
@@ -150,6 +154,8 @@ def _fill(step: Step, stage: Any, rows: Rows) -> None:
             gather(step.heads[0], step.partials, first, end - first, rows.x[r])
         elif stage.kind == DOWN:
             copy(step.features[r, : shape.features], rows.x[r])
+        elif stage.kind == BESIDE:
+            copy(step.given[r, : step.matrices[stage.matrix].width], rows.x[r])
         elif stage.kind == HEAD:
             row = step.x[step.wanted[r]]
             normalize(row, shape.hidden, stage.norm, stage.norm_bias, stage.eps, rows.x[r])
@@ -181,6 +187,16 @@ def _multiply(step: Step, stage: Any, before: int, low: int, high: int, rows: Ro
 
 
 # -- what becomes of a product -----------------------------------------------------------------------------------------
+
+
+@njit(**FLAGS, **INLINED)
+def _result(step: Step, stage: Any, worker: Worker, chooses: bool) -> Any:
+    """Where the product goes: to the next stage or the caller, or to the thread's own, which does more with it."""
+    if stage.kind == QKV:
+        return step.qkv
+    if stage.kind == BESIDE:
+        return step.made
+    return step.logits if stage.kind == HEAD and not chooses else worker.products
 
 
 @njit(**FLAGS)
@@ -240,13 +256,14 @@ def _choose(step: Step) -> None:
 # -- a whole step ------------------------------------------------------------------------------------------------------
 
 
-def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
+def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int, int], None]:
     @kept
-    def run(words: int, step: Step, worker: Worker, stages: int, patience: int) -> None:
-        """Open a step of so many stages, or none, and take part in it; after it, wait `patience` turns for another."""
+    def run(words: int, step: Step, worker: Worker, first: int, stages: int, patience: int) -> None:
+        """Open a step of so many stages from `first` on, or none, and take part in it; after it, wait `patience` turns
+        for another."""
         turns = made_of & 0  # so that kept code is of these sources
         if stages:
-            open_step(words, stages)
+            open_step(words, first, stages)
         while True:
             stage, chunk = take(words, step.chunks)
             if stage >= 0:

@@ -13,6 +13,7 @@ from gradus.kernels.cpu.attend import HEADS, LAYER, LONGEST, SPAN, make_scratch
 from gradus.kernels.cpu.decode_step import (
     ADD_NORMALIZED,
     ATTEND,
+    BESIDE,
     DOWN,
     HEAD,
     OUTPUT,
@@ -42,15 +43,21 @@ f32 = np.float32
 
 
 class Stages:
-    """The stages of a model's decode step, one STAGE each. Raises Unsupported for a part that has no kernel."""
+    """The stages of a model's decode step, one STAGE each, and behind them one for each product beside it.
 
-    def __init__(self, model: Model, threads: int) -> None:
+    count: of the step. Raises Unsupported for a part that has no kernel.
+    """
+
+    def __init__(self, model: Model, beside: Sequence[Linear], threads: int) -> None:
         self.threads = threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(model.layers):
             self._add_layer(index, layer)
         self._add_product(HEAD, 0, model.head, norm=model.norm)
+        self.count = len(self.rows)
+        for linear in beside:
+            self._add_product(BESIDE, 0, linear)
 
     def _add_layer(self, index: int, layer: Any) -> None:
         after = isinstance(layer, gemma3.Block)  # what is added to the stream is normalized first
@@ -97,7 +104,8 @@ class DecodeModel:
     """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
-    longest]. threads: that share a step, the caller included. Raises Unsupported.
+    longest]. threads: that share a step, the caller included. beside: matrices that `multiply` takes, which the same
+    threads share. Raises Unsupported.
     """
 
     def __init__(
@@ -108,19 +116,23 @@ class DecodeModel:
         page_size: int,
         windows: Sequence[int | None],
         threads: int,
+        beside: Sequence[Linear] = (),
     ) -> None:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
-        stages = Stages(model, threads)
+        stages = Stages(model, beside, threads)
         self.kept = stages.matrices, cache
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of its first matrix; in a mix others may differ
-        self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
+        self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows), beside)
+        self.stages, self.opened = stages.count, (0, 0)
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
-        self.workers = [_make_worker(model, self.step) for _ in range(threads)]
+        head_chunk = self.step.stages["chunk"][self.stages - 1]
+        self.workers = [_make_worker(model, self.step, head_chunk) for _ in range(threads)]
         _add_panels(model)
         self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
         self.address = -(-self.words.ctypes.data // 64) * 64
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
+        self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
         self.team = Team(threads, self._work)
         finalize(self, self.team.close)
 
@@ -148,7 +160,7 @@ class DecodeModel:
         shape["rows"], shape["wanted"], shape["greedy"] = rows, len(wanted), greedy
         self.step.wanted[: len(wanted)] = wanted
         self._divide(slots, positions.tolist(), before or [0] * rows)
-        self.team.run()
+        self._run(0, self.stages)
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
     def hidden(self, rows: Sequence[int]) -> Tensor:
@@ -156,9 +168,23 @@ class DecodeModel:
         states = torch.from_numpy(self.step.x[np.array(rows, np.int64)])
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
+    def multiply(self, number: int, x: Tensor) -> Tensor:
+        """x times the matrix `number` of those beside the step, [R, K] → float32 [R, N], of up to 32 rows."""
+        stage = self.step.stages[self.stages + number]
+        rows, width = x.shape
+        self.given[:rows, :width] = x
+        shape = self.step.shape
+        shape["rows"], shape["greedy"] = rows, False
+        self._run(self.stages + number, 1)
+        return self.made[:rows, : int(stage["columns"])].clone()
+
+    def _run(self, first: int, stages: int) -> None:
+        self.opened = first, stages
+        self.team.run()
+
     def _work(self, thread: int, patience: int) -> None:
-        opened = 0 if thread else len(self.step.stages)  # by the caller
-        run(self.address, self.step, self.workers[thread], opened, patience)
+        first, stages = (0, 0) if thread else self.opened  # by the caller
+        run(self.address, self.step, self.workers[thread], first, stages, patience)
 
     def _divide(self, slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> None:
         """Each row's context into spans, for every group of layers."""
@@ -200,6 +226,7 @@ def _make_step(
     page_size: int,
     most_spans: int,
     groups: int,
+    beside: Sequence[Linear],
 ) -> Step:
     config, rows = model.config, np.array(stages.rows, STAGE)
     widths = config.num_heads * config.head_dim, config.intermediate_size
@@ -225,8 +252,10 @@ def _make_step(
         added=buffer(config.hidden_size),
         features=buffer(widths[1]),
         logits=buffer(config.vocab_size),
-        winners=np.zeros((chunks[-1], MOST_ROWS), np.int64),
+        winners=np.zeros((chunks[stages.count - 1], MOST_ROWS), np.int64),
         tokens=np.zeros(MOST_ROWS, np.int64),
+        given=buffer(max((each.in_features for each in beside), default=0)),
+        made=buffer(max((sum(each.out_features) for each in beside), default=0)),
     )
 
 
@@ -271,10 +300,11 @@ def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices:
     return np.array(rows, LAYER)
 
 
-def _make_worker(model: Model, step: Step) -> Worker:
+def _make_worker(model: Model, step: Step, head_chunk: int) -> Worker:
     config = model.config
-    widest = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
-    columns = max(config.hidden_size, 2 * config.intermediate_size, step.stages["chunk"][-1])
+    inside = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    widest = max(inside, step.given.shape[1])
+    columns = max(config.hidden_size, 2 * config.intermediate_size, head_chunk)
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),

@@ -21,7 +21,8 @@ from numba import njit
 
 from gradus.kernels.cpu.machine import FLAGS, add, exchange_if, load, pause, sleep, store
 
-# Words that threads share, each in a cache line of its own.
+# Words that threads share, each in a cache line of its own. FIRST is the number that stage 0 has, or would have: a step
+# may begin with a later one.
 WORK, DONE, FIRST, END = 0, 8, 16, 24
 WORDS = 32
 CHUNKS = 20  # bits of the word WORK that count chunks
@@ -36,11 +37,11 @@ PATIENCE = BETWEEN_STEPS + 400  # turns, the last ones of 50 µs, until a worker
 
 
 @njit(**FLAGS)
-def open_step(words: int, stages: int) -> None:
-    """Give the threads `stages` stages to do. words: the address of int64 [WORDS]."""
-    first = load(words, END)
-    store(words, FIRST, first)
-    store(words, END, first + stages)
+def open_step(words: int, first: int, stages: int) -> None:
+    """Give the threads `stages` stages to do, beginning with stage `first`. words: the address of int64 [WORDS]."""
+    number = load(words, END)
+    store(words, FIRST, number - first)
+    store(words, END, number + stages)
 
 
 @njit(**FLAGS)
