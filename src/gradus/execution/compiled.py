@@ -2,7 +2,8 @@
 
 A step of a few tokens is a few hundred operations of some ten microseconds each, and in torch every one of them starts
 and ends its threads anew. `gradus.kernels.cpu` has the whole step in one call: decodes, verified drafts, short prompts
-and chunks. Steps of more tokens than that takes have work enough for torch's products (`kernels/cpu/rows.py`).
+and chunks. Steps of more tokens than that takes have work enough for torch's products (`kernels/cpu/rows.py`). Heads
+that draft before a step have their products in the kernels too.
 """
 
 import logging

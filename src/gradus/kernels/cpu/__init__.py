@@ -4,7 +4,7 @@
     normalize.py, product.py, attend.py, elementary.py     what a stage consists of, each beside its torch reference
     greedy.py          the choice of tokens while logits are made
     team.py            how threads share a stage, and why none waits for one that does not run
-    matrix.py, model.py     a model's weights as the kernels see them, and a model as stages
+    matrix.py, model.py     a model's weights as the kernels see them, and a model as stages; products beside its step
     vectors.py, machine.py  what numba lacks: two loops in LLVM's own words, bfloat16, words that threads share
     rows.py            up to how many rows all this is faster than torch, as measured
     panel.py           int4 weights made wide, for the prompts that torch multiplies
