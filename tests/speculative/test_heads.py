@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from gradus.config.options import FINAL, EngineConfig
 from gradus.engine.engine import Engine
 from gradus.errors import GradusError
+from gradus.execution.compiled import KernelLinear
 from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import memory_plan
 from gradus.kernels.cpu.model import DecodeModel
@@ -69,7 +70,9 @@ def test_heads_multiply_few_rows_in_a_cpu_s_kernels_and_more_in_torch(kind, tmp_
         return multiply(decode, number, x)
 
     monkeypatch.setattr(DecodeModel, "multiply", noted)
-    parts = [part for whole in (drafter.heads, drafter.head) for part in whole.modules() if hasattr(part, "number")]
+    parts = [
+        part for whole in (drafter.heads, drafter.head) for part in whole.modules() if isinstance(part, KernelLinear)
+    ]
     for part in parts:
         for rows in (2, MOST_ROWS, MOST_ROWS + 1):
             x = torch.randn(rows, part.in_features)

@@ -66,4 +66,4 @@ def test_what_a_step_leaves_is_there_after_a_product():
 
 def test_a_model_alone_has_room_for_no_product():
     decode = Pages(made("tiny-llama")).decode_model(made("tiny-llama"))
-    assert decode.given.numel() == decode.made.numel() == 0 and decode.stages == len(decode.step.stages)
+    assert decode.given.numel() == decode.made.numel() == 0 and decode.count == len(decode.step.stages)

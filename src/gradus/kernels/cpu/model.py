@@ -49,7 +49,7 @@ class Stages:
     """
 
     def __init__(self, model: Model, beside: Sequence[Linear], threads: int) -> None:
-        self.threads = threads
+        self.beside, self.threads = beside, threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(model.layers):
@@ -122,12 +122,11 @@ class DecodeModel:
         stages = Stages(model, beside, threads)
         self.kept = stages.matrices, cache
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of its first matrix; in a mix others may differ
-        self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows), beside)
-        self.stages, self.opened = stages.count, (0, 0)
+        self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
+        self.count, self.opened = stages.count, (0, 0)
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
-        head_chunk = self.step.stages["chunk"][self.stages - 1]
-        self.workers = [_make_worker(model, self.step, head_chunk) for _ in range(threads)]
+        self.workers = [_make_worker(model, self.step) for _ in range(threads)]
         _add_panels(model)
         self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
         self.address = -(-self.words.ctypes.data // 64) * 64
@@ -160,7 +159,7 @@ class DecodeModel:
         shape["rows"], shape["wanted"], shape["greedy"] = rows, len(wanted), greedy
         self.step.wanted[: len(wanted)] = wanted
         self._divide(slots, positions.tolist(), before or [0] * rows)
-        self._run(0, self.stages)
+        self._run(0, self.count)
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
     def hidden(self, rows: Sequence[int]) -> Tensor:
@@ -170,13 +169,12 @@ class DecodeModel:
 
     def multiply(self, number: int, x: Tensor) -> Tensor:
         """x times the matrix `number` of those beside the step, [R, K] → float32 [R, N], of up to 32 rows."""
-        stage = self.step.stages[self.stages + number]
-        rows, width = x.shape
+        index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
         shape = self.step.shape
         shape["rows"], shape["greedy"] = rows, False
-        self._run(self.stages + number, 1)
-        return self.made[:rows, : int(stage["columns"])].clone()
+        self._run(index, 1)
+        return self.made[:rows, : self.step.stages["columns"][index]].clone()
 
     def _run(self, first: int, stages: int) -> None:
         self.opened = first, stages
@@ -226,7 +224,6 @@ def _make_step(
     page_size: int,
     most_spans: int,
     groups: int,
-    beside: Sequence[Linear],
 ) -> Step:
     config, rows = model.config, np.array(stages.rows, STAGE)
     widths = config.num_heads * config.head_dim, config.intermediate_size
@@ -254,8 +251,8 @@ def _make_step(
         logits=buffer(config.vocab_size),
         winners=np.zeros((chunks[stages.count - 1], MOST_ROWS), np.int64),
         tokens=np.zeros(MOST_ROWS, np.int64),
-        given=buffer(max((each.in_features for each in beside), default=0)),
-        made=buffer(max((sum(each.out_features) for each in beside), default=0)),
+        given=buffer(max((each.in_features for each in stages.beside), default=0)),
+        made=buffer(max((sum(each.out_features) for each in stages.beside), default=0)),
     )
 
 
@@ -300,11 +297,12 @@ def _layers(model: Model, cache: Sequence[tuple[Tensor, Tensor, int]], matrices:
     return np.array(rows, LAYER)
 
 
-def _make_worker(model: Model, step: Step, head_chunk: int) -> Worker:
+def _make_worker(model: Model, step: Step) -> Worker:
     config = model.config
+    (head,) = step.stages[step.stages["kind"] == HEAD]
     inside = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     widest = max(inside, step.given.shape[1])
-    columns = max(config.hidden_size, 2 * config.intermediate_size, head_chunk)
+    columns = max(config.hidden_size, 2 * config.intermediate_size, head["chunk"])
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),
