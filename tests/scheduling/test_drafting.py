@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes
-from gradus.scheduling.drafting import CHOICES, HOLD, LOOKED, MOST_ROWS, PROBE, DraftControl
+from gradus.scheduling.drafting import CHOICES, HOLD, LOOKED, MARGIN, MOST_ROWS, PROBE, DraftControl
 
 
 class Device:
@@ -301,7 +301,10 @@ def settled(chances: np.ndarray, cost) -> Device:
 def test_of_a_mixed_batch_the_number_with_the_most_tokens_per_second_is_chosen(share, sequences, row):
     chances, cost = mixed(sequences, share), by_rows(row)
     device = settled(chances, cost)
-    assert device.tokens / device.seconds > 0.93 * best_rate(cost, chances), "up to the margin, none may be chosen"
+    best, without = best_rate(cost, chances), best_rate(cost, chances, (0,))
+    if best < MARGIN * without:  # none may be chosen
+        best = without
+    assert device.tokens / device.seconds > 0.94 * best
 
 
 @pytest.mark.parametrize("row", [0.002, 0.008, 0.02, 0.05, 0.1, 0.3])

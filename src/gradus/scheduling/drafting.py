@@ -145,7 +145,7 @@ class DraftControl:
         costs = self._costs(size, few)
         rates = _rates(agree, costs)
         best = max(rates, key=rates.__getitem__)
-        gain, enough = rates[best] / rates[0], GO_ON if self._pay or self._now else MARGIN
+        gain, enough = rates[best] / rates[0], self._enough(len(slots))
         if gain > GO_ON and untried.any() and not self._pays_without_hope(agree, untried, costs, enough):
             self._left = self._patience  # it tells what a probe would
             self._wait(len(slots))
@@ -175,6 +175,12 @@ class DraftControl:
     def _due(self) -> bool:
         """Whether something else than the last decision is to be tried: a look at no drafts, or a probe."""
         return self._unlooked <= 1 if self._now else self._left <= 1 and self._debt <= 0
+
+    def _enough(self, sequences: int) -> float:
+        """What drafts must gain: to begin, or to go on. What a few first ones of few sequences came to is chance, so
+        those go on as well.
+        """
+        return GO_ON if self._pay or (self._now and sequences < CROWD) else MARGIN
 
     def _wait(self, sequences: int) -> None:
         """Verify no drafts until it is known what those of this step come to, if that will tell something: of few
