@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradus.engine.plan import REJECTED, UNDRAFTED, Decodes
-from gradus.scheduling.drafting import CHOICES, HOLD, LOOKED, MARGIN, MOST_ROWS, PROBE, DraftControl
+from gradus.scheduling.drafting import CHOICES, HOLD, LOOKED, MOST_ROWS, PROBE, DraftControl
 
 
 class Device:
@@ -224,24 +224,15 @@ def test_one_sequence_that_copies_does_not_slow_the_others_down():
     assert device.tokens / device.seconds > 0.98 * 16 / 1e-3
 
 
-def test_a_crowd_whose_drafts_do_not_stand_has_drafts_in_one_step():
-    """A gap between tokens is longer where drafts are verified: in one step of 160, so that no 99th percentile shows
-    it. What the first drafts come to is a probe too, so there are no others.
-    """
+def test_a_crowd_whose_drafts_do_not_stand_has_drafts_in_few_steps():
+    """A gap between tokens is longer where drafts are verified: in at most one step in forty, of 160 of each crowd."""
     device = Device(adaptive(8, most=7), lambda count, drafts: 1e-3 * (1 + 0.25 * drafts), 8, lag=1)
     device.run(0.1, 500)
     drafted = 0
     for _ in range(25):
         begin_anew(device)
         drafted += sum(drafts > 0 for drafts in device.run(0.1, 160))
-    assert drafted == 25, "each crowd is tried"
-
-
-@pytest.mark.parametrize(("before", "drafted"), [(0.1, range(50)), (0.9, range(950, 1001))])
-def test_drafts_that_gain_a_tenth_go_on_but_do_not_begin(before, drafted):
-    device = Device(adaptive(32, most=1), lambda count, drafts: 1e-3 * (1 + 0.25 * drafts), 32, lag=1)
-    device.run(before, 300)
-    assert sum(drafts > 0 for drafts in device.run(0.38, 1000)) in drafted
+    assert 25 <= drafted <= 100, "each crowd is tried"
 
 
 def test_new_requests_are_tried_once_and_go_on_when_it_is_known_what_that_came_to():
@@ -301,10 +292,7 @@ def settled(chances: np.ndarray, cost) -> Device:
 def test_of_a_mixed_batch_the_number_with_the_most_tokens_per_second_is_chosen(share, sequences, row):
     chances, cost = mixed(sequences, share), by_rows(row)
     device = settled(chances, cost)
-    best, without = best_rate(cost, chances), best_rate(cost, chances, (0,))
-    if best < MARGIN * without:  # none may be chosen
-        best = without
-    assert device.tokens / device.seconds > 0.94 * best
+    assert device.tokens / device.seconds > 0.93 * best_rate(cost, chances), "up to the margin, none may be chosen"
 
 
 @pytest.mark.parametrize("row", [0.002, 0.008, 0.02, 0.05, 0.1, 0.3])

@@ -33,8 +33,7 @@ OWN = 1 / 16  # the same for what a request's drafts come to: with 1 / 8 chance 
 SLOW = 1 / 64  # the same for positions that were not tried, towards what those before them suggest
 LARGEST_RISE = 2.0  # the most that a single step's time counts, as a multiple of the average
 GUESS = 0.03  # what a draft adds to a step's time at least, until that is measured
-MARGIN = 1.15  # what drafts must gain to be worth longer gaps between tokens
-GO_ON = 1.05  # the same once they are: at one margin for both, chance would begin and end them again and again
+MARGIN = 1.05  # what drafts must gain to be worth longer gaps between tokens
 PROBE = 2  # drafts of a probe, in turn with one: each may pay where the other does not, as rows are dear in steps
 RUN = 8  # steps of a probe at most: it goes on while its drafts stand, until the averages have seen enough
 PATIENCE, MOST_PATIENCE = 16, 512  # steps from a probe to the next
@@ -84,7 +83,6 @@ class DraftControl:
         self._debt = 0.0  # seconds that drafts have lost beyond their share of the time; below 0, have gained
         self._brought = 1.0  # tokens per sequence of the step that was learned from last
         self._now, self._why = 0, "nothing has run yet"
-        self._pay = False  # whether drafts gained enough, by the newest decision on what is known
         self._steps = self._tokens = 0
         self._drafted, self._accepted = np.zeros((2, most), np.int64)
 
@@ -145,22 +143,19 @@ class DraftControl:
         costs = self._costs(size, few)
         rates = _rates(agree, costs)
         best = max(rates, key=rates.__getitem__)
-        gain, enough = rates[best] / rates[0], self._enough(len(slots))
-        if gain > GO_ON and untried.any() and not self._pays_without_hope(agree, untried, costs, enough):
-            self._left = self._patience  # it tells what a probe would
+        gain = rates[best] / rates[0]
+        if gain > MARGIN and untried.any() and not self._pays_without_hope(agree, untried, costs):
             self._wait(len(slots))
-            fewest = next(each for each, rate in rates.items() if rate > GO_ON * rates[0])
+            fewest = next(each for each, rate in rates.items() if rate > MARGIN * rates[0])
             return self._decide(fewest, "the first drafts of new requests")
-        self._pay = gain > enough
-        if self._pay:
-            self._run = 0
+        if gain > MARGIN:
+            self._patience, self._left, self._run = PATIENCE, PATIENCE, 0
             if self._looks_without(size, best):
                 return self._decide(0, "a look at a step without drafts")
             if (more := self._worth_a_look(size, best, most, agree, costs[best])) > best:
                 return self._decide(more, "a look at a step with more drafts")
             if best == self._now and self._timed[size, best]:
                 self._held, self._holds = KEEP - 1, len(slots)
-                self._patience = self._left = PATIENCE
             return self._decide(best, f"{gain:.2f} times the tokens per second of no drafts")
         self._unlooked = self._looks = LOOK
         if self._probes(size, len(slots)) and most:
@@ -176,24 +171,16 @@ class DraftControl:
         """Whether something else than the last decision is to be tried: a look at no drafts, or a probe."""
         return self._unlooked <= 1 if self._now else self._left <= 1 and self._debt <= 0
 
-    def _enough(self, sequences: int) -> float:
-        """What drafts must gain: to begin, or to go on. What a few first ones of few sequences came to is chance, so
-        those go on as well.
-        """
-        return GO_ON if self._pay or (self._now and sequences < CROWD) else MARGIN
-
     def _wait(self, sequences: int) -> None:
         """Verify no drafts until it is known what those of this step come to, if that will tell something: of few
         sequences it is chance.
         """
         self._waits = self.lag if sequences >= CROWD else 0
 
-    def _pays_without_hope(
-        self, agree: NDArray[Any], untried: NDArray[Any], costs: dict[int, float], enough: float
-    ) -> bool:
+    def _pays_without_hope(self, agree: NDArray[Any], untried: NDArray[Any], costs: dict[int, float]) -> bool:
         """Whether there are drafts that pay even if those of new requests are no better than others' were."""
         rates = _rates(np.where(untried[:, None], self._agree[-1], agree), costs)
-        return max(rates.values()) > enough * rates[0]
+        return max(rates.values()) > MARGIN * rates[0]
 
     def _room(self, sequences: int, left: int) -> int:
         """How many drafts a step of so many sequences has room for."""
