@@ -129,11 +129,7 @@ class CompiledRunner(ModelRunner):
 
 
 class KernelLinear(Linear):
-    """A matrix whose products of few rows are made by the kernels, in float32, and of more by torch.
-
-    Heads read an eighth of the bytes that a step of SmolLM2 reads. In torch they took several times that share of its
-    time.
-    """
+    """A matrix whose products of few rows are made by the kernels, in float32, and of more by torch."""
 
     def __init__(self, linear: Linear, decode: DecodeModel, number: int) -> None:
         super().__init__(linear.place, linear.in_features, linear.out_features, False, torch.float32, "meta")
