@@ -43,8 +43,7 @@ def test_dropping_a_page_twice_and_sharing_a_free_one_are_refused_and_change_not
 
 
 def test_an_indexed_page_turns_idle_and_a_hit_wakes_it():
-    indexed = {1}
-    pool = PagePool(2, indexed)
+    pool = PagePool(2, indexed={1})
     pool.drop(*pool.take(1))
     assert list(pool.idle) == [1] and list(pool.free) == [2]
     pool.share(1)
@@ -55,7 +54,7 @@ def test_an_indexed_page_turns_idle_and_a_hit_wakes_it():
 
 
 def test_the_page_idle_longest_goes_first_and_a_hit_makes_it_the_youngest():
-    pool = PagePool(3, {1, 2, 3})
+    pool = PagePool(3, indexed={1, 2, 3})
     pool.drop(*pool.take(3))
     pool.share(1)
     pool.drop(1)
@@ -68,7 +67,7 @@ def test_the_page_idle_longest_goes_first_and_a_hit_makes_it_the_youngest():
         (lambda pool: pool.free.append(pool.free[0]), "free twice"),
         (lambda pool: pool.free.pop(), "lost"),
         (lambda pool: pool.references.__setitem__(pool.free[0], 1), "free and in use"),
-        (lambda pool: pool.idle.__setitem__(pool.free[0], None), "idle is indexed"),
+        (lambda pool: pool.idle.extend([pool.free[0]]), "idle is indexed"),
         (lambda pool: pool.references.__setitem__(0, 1), "page 0"),
     ],
 )
@@ -79,6 +78,22 @@ def test_check_finds_books_that_do_not_balance(spoil, complaint):
     spoil(pool)
     with pytest.raises(AssertionError, match=complaint):
         pool.check()
+
+
+def test_the_line_of_idle_pages_never_grows_and_keeps_its_order_however_often_pages_come_and_go():
+    """Page 1 stays; the others leave and return thousands of times, so the line has to close up again and again."""
+    pool, count = PagePool(8, indexed=range(1, 9)), 8
+    pool.drop(*pool.take(count))
+    order = list(pool.idle)
+    entries = len(pool.idle._line)
+    for turn in range(3000):
+        page = order.pop(turn % (count - 1) + 1)
+        pool.share(page)
+        pool.drop(page)
+        order.append(page)
+        pool.idle.check()
+        assert list(pool.idle) == order and pool.oldest_idle(1) == order[:1]
+    assert len(pool.idle._line) == entries
 
 
 def test_the_longest_free_run_counts_neighbors():

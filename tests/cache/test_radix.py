@@ -8,13 +8,21 @@ from hypothesis import strategies as st
 
 from gradus.cache.radix import PrefixIndex, agreeing_pages
 
-SIZE = 2
+SIZE, PAGES = 2, 600
+
+
+def runs(node) -> list[list[int]]:
+    return [list(run) for run in node.pages]
+
+
+def indexed(index) -> set[int]:
+    return {page for page, owner in enumerate(index.owners) if owner}
 
 
 @pytest.fixture
 def index() -> PrefixIndex:
     index = PrefixIndex()
-    index.attach(SIZE, (None,))
+    index.attach(SIZE, (None,), PAGES)
     return index
 
 
@@ -51,7 +59,7 @@ def test_a_fork_splits_a_run_and_both_branches_are_found(index):
     enter(index, [1, 2, 3, 4, 5, 6], [10, 11, 12])
     enter(index, [1, 2, 3, 4, 7, 8], [0, 0, 13])
     (upper,) = index.root.children.values()
-    assert upper.pages == [[10, 11]] and len(upper.children) == 2
+    assert runs(upper) == [[10, 11]] and len(upper.children) == 2
     assert hit(index, [1, 2, 3, 4, 5, 6, 0]) == [10, 11, 12]
     assert hit(index, [1, 2, 3, 4, 7, 8, 0]) == [10, 11, 13]
 
@@ -85,7 +93,7 @@ def test_the_page_that_was_there_first_stays_and_the_other_is_told(index):
     second, _ = index.match([1, 2, 3, 4, 5])
     assert index.insert(first, [1, 2, 3, 4, 5], [[10, 11]], 2) == []
     assert index.insert(second, [1, 2, 3, 4, 5], [[20, 21]], 2) == [(0, 0, 10), (0, 1, 11)]
-    assert set(index.owners) == {10, 11}
+    assert indexed(index) == {10, 11}
 
 
 def test_salts_see_nothing_of_each_other(index):
@@ -103,7 +111,7 @@ def test_removing_a_page_takes_what_comes_after_it_along(index):
     index.check()
     assert hit(index, [1, 2, 3, 4, 5, 6, 0]) == [10]
     assert index.remove(10) == [10]
-    assert not index.root.children and not index.owners
+    assert not index.root.children and not indexed(index)
     with pytest.raises(KeyError):
         index.remove(10)
 
@@ -114,12 +122,12 @@ def test_what_follows_an_evicted_place_is_not_entered(index):
     enter(index, [1, 2, 9, 9, 9, 9], [0, 12, 13])  # another goes on from where the path was cut
     assert index.insert(cursor, [1, 2, 3, 4, 5, 6], [[*table, 14]], 3) == []
     index.check()
-    assert 14 not in index.owners, "it would be found after 9 9, not after 3 4"
+    assert not index.owners[14], "it would be found after 9 9, not after 3 4"
 
 
 def windowed(window: int | None, *more: int | None) -> PrefixIndex:
     index = PrefixIndex()
-    index.attach(SIZE, (window, *more))
+    index.attach(SIZE, (window, *more), PAGES)
     tokens = [1, 2, 3, 4, 5, 6, 7, 8]
     cursor, _ = index.match(tokens)
     index.insert(cursor, tokens, [[10 * (group + 1) + page for page in range(4)] for group in range(1 + len(more))], 4)
@@ -159,7 +167,7 @@ def test_where_every_group_has_a_window_a_path_without_pages_at_its_end_is_forgo
         index.remove(page)
         index.check()
     (node,) = index.root.children.values()
-    assert (node.pages, node.tokens) == ([[10]], [1, 2])
+    assert runs(node) == [[10]] and index.view()[0].tokens == (1, 2)
     index.remove(10)
     assert not index.root.children
 
@@ -167,7 +175,7 @@ def test_where_every_group_has_a_window_a_path_without_pages_at_its_end_is_forgo
 def test_an_index_serves_one_cache(index):
     enter(index, [1, 2, 3], [10])
     with pytest.raises(ValueError, match="another cache"):
-        index.attach(4, (None,))
+        index.attach(4, (None,), PAGES)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +184,13 @@ def test_an_index_serves_one_cache(index):
         lambda index, node: node.tokens.pop(),
         lambda index, node: node.pages[0].append(10),
         lambda index, node: node.pages[0].__setitem__(0, 0),
-        lambda index, node: index.owners.pop(10),
-        lambda index, node: index.owners.__setitem__(99, node),
-        lambda index, node: setattr(node, "key", (None, (9, 9))),
+        lambda index, node: index.owners.__setitem__(10, 0),
+        lambda index, node: index.owners.__setitem__(99, node.number),
+        lambda index, node: index.depths.__setitem__(11, 0),
+        lambda index, node: setattr(node, "key", (None, b"9" * 8)),
         lambda index, node: setattr(node, "start", 1),
+        lambda index, node: setattr(node, "number", 0),
+        lambda index, node: index._unused.append(node.number),
     ],
 )
 def test_check_finds_a_damaged_tree(index, spoil):
@@ -201,7 +212,7 @@ def test_agreeing_pages_are_counted_right(common, left, right):
 def idle_paths(windows, seed) -> tuple[PrefixIndex, list[int]]:
     """Random paths that fork, and their pages as the pool has them when nobody holds them: longest idle first."""
     draw, index, idle = random.Random(seed), PrefixIndex(), []
-    index.attach(SIZE, windows)
+    index.attach(SIZE, windows, PAGES)
     for number in range(6):
         tokens = [draw.randrange(2) for _ in range(SIZE * draw.randint(1, 6))]
         cursor, tables = index.match(tokens)
@@ -214,20 +225,20 @@ def idle_paths(windows, seed) -> tuple[PrefixIndex, list[int]]:
     return index, idle
 
 
-@pytest.mark.parametrize("windows", [(None,), (4,), (None, 4)])
+@pytest.mark.parametrize("windows", [(None,), (4,), (None, 4), (None, None), (4, None)])
 @pytest.mark.parametrize("seed", range(20))
 def test_trimming_is_removing_one_by_one(windows, seed):
     (trimmed, idle), (removed, _) = idle_paths(windows, seed), idle_paths(windows, seed)
     while idle:
         gone, one_by_one = trimmed.trim(idle[:5]), []
-        while len(one_by_one) < len(gone):
+        while len(one_by_one) < min(5, len(idle)):
             one_by_one += removed.remove(next(page for page in idle if page not in one_by_one))
-        assert gone == one_by_one
+        assert len(set(gone)) == len(gone) and set(gone) == set(one_by_one)
         idle = [page for page in idle if page not in gone]
         trimmed.check()
 
 
 def test_many_pages_of_a_path_are_trimmed_at_once(index):
     enter(index, [1, 2, 3, 4, 5, 6, 7, 8], [10, 11, 12, 13])
-    assert index.trim([13, 12, 11, 99]) == [13, 12, 11]
+    assert sorted(index.trim([13, 12, 11])) == [11, 12, 13]
     assert hit(index, [1, 2, 3, 4]) == [10]

@@ -2,7 +2,7 @@
 
 The protocol that every cache manager follows stands below. Then read:
 
-    pool.py         pages, handed out by reference count
+    pool.py         pages, handed out by reference count;  idle.py: those that only the index keeps, in LRU order
     paged.py        the final engine's cache manager
     radix.py        the prefix index: tokens to pages
     groups.py       layers whose pages live and die together;  windows.py: how many pages a window needs

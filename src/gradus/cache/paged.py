@@ -22,7 +22,7 @@ from gradus.cache.windows import first_page, longest_sequence, most_pages
 
 NEVER = sys.maxsize
 EVICT_AHEAD = 1 / 256
-"""This part of all pages may be evicted before it is needed: several at a path's end cost little more than one."""
+"""This part of all pages may be evicted before it is needed: many at once cost little more than a few."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,8 +71,8 @@ class PagedCache:
         self.sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
         self.index = index
         if index is not None:
-            index.attach(page_size, windows)
-        self.pool = PagePool(pages, indexed=() if index is None else index.owners)
+            index.attach(page_size, windows, pages)
+        self.pool = PagePool(pages, indexed=index or ())
         self.residents: dict[Hashable, Resident] = {}
         self.wiped: set[int] = set()
         self._evict_ahead = int(pages * EVICT_AHEAD)
@@ -202,7 +202,7 @@ class PagedCache:
         return self.pool.take(count)
 
     def _evict(self, count: int) -> None:
-        """Free the page that has been idle longest, with what is of no use without it; up to `count` if it is easy."""
+        """Free the pages that have been idle longest, with what is of no use without them: up to `count`, or one."""
         assert self.index is not None, "pages are idle only in an index"
         evicted = self.index.trim(self.pool.oldest_idle(count))
         self.pool.reclaim(*evicted)
@@ -257,7 +257,7 @@ class PagedCache:
         alone = [page for page in held if self.pool.references[page] == 1]
         self.wiped.update(alone)
         for page in alone:
-            if self.index is not None and page in self.index.owners:
+            if self.index is not None and page in self.index:
                 gone = self.index.remove(page)
                 self.wiped.update(gone)
                 self.pool.reclaim(*filter(self.pool.idle.__contains__, gone))  # others' ends, and given-back ones
@@ -322,7 +322,7 @@ class PagedCache:
             self._check_tables(resident)
             for page in (page for table in resident.tables for page in filter(None, table)):
                 references[page] += 1
-        assert references == self.pool.references, "a reference without a holder, or a page mapped without one"
+        assert references == self.pool.references.tolist(), "a reference without a holder, or a page mapped without one"
         if self.index is not None:
             self._check_index(self.index)
 

@@ -5,15 +5,18 @@ what it holds and keeps it for the next request that needs it, until the room is
 other, so no request is refused for lack of *adjacent* room. (PagedAttention: Kwon et al. 2023, section 4.)
 
 The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Page 0 is never handed out.
+
+A server soon has no free page left: every page that it takes was idle, and is evicted first. So that state must cost no
+more than a fresh one: what the pool knows of a page is an entry in an array, and idle pages stand in a line
+(`gradus.cache.idle`).
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Container
-from itertools import islice
 
 import numpy as np
 
+from gradus.cache.idle import IdlePages
 from gradus.cache.inspection import PageCounts
 
 
@@ -47,9 +50,9 @@ class PagePool:
     def __init__(self, count: int, indexed: Container[int] = ()) -> None:
         self.count = count
         self.indexed = indexed
-        self.free = array("q", range(count, 0, -1))  # a stack with page 1 on top
-        self.references = [0] * (count + 1)  # by page
-        self.idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self.free = array("i", range(count, 0, -1))  # a stack with page 1 on top
+        self.references = array("i", bytes(4 * (count + 1)))  # by page
+        self.idle = IdlePages(count)  # least recently used first
 
     @property
     def available(self) -> int:
@@ -74,31 +77,34 @@ class PagePool:
 
     def share(self, *pages: int) -> None:
         """One more reference to held or idle pages; an idle page becomes held. Raises FreePageUsed at a free one."""
-        references = self.references
-        for page in pages:
-            before = references[page]
-            if before == 0:
-                if page not in self.idle:
-                    raise FreePageUsed(f"page {page} is free")
-                del self.idle[page]
-            references[page] = before + 1
+        references, were_idle = self.references, []
+        try:
+            for page in pages:
+                before = references[page]
+                if before == 0:
+                    if page not in self.idle:
+                        raise FreePageUsed(f"page {page} is free")
+                    were_idle.append(page)
+                references[page] = before + 1
+        finally:
+            self.idle.remove(were_idle)
 
     def drop(self, *pages: int) -> None:
         """One reference less. With the last one a page turns idle, as the most recently used, or free if not indexed.
 
         Raises DoubleFree at a page without references.
         """
-        references, indexed, idle = self.references, self.indexed, self.idle
-        for page in pages:
-            left = references[page] - 1
-            if left < 0:
-                raise DoubleFree(f"page {page} has no references")
-            references[page] = left
-            if left == 0:
-                if page in indexed:
-                    idle[page] = None
-                else:
-                    self.free.append(page)
+        references, indexed, idle, free = self.references, self.indexed, list[int](), self.free
+        try:
+            for page in pages:
+                left = references[page] - 1
+                if left < 0:
+                    raise DoubleFree(f"page {page} has no references")
+                references[page] = left
+                if left == 0:
+                    (idle if page in indexed else free).append(page)
+        finally:
+            self.idle.extend(idle)
 
     def oldest_idle(self, count: int) -> list[int]:
         """Up to `count` idle pages, the least recently used first: it is the next to be evicted.
@@ -107,15 +113,15 @@ class PagePool:
         """
         if not self.idle:
             raise PoolExhausted("no page is idle")
-        return list(islice(self.idle, count))
+        return self.idle.oldest(count)
 
     def reclaim(self, *pages: int) -> None:
         """Idle pages that the index has given up are free. Raises PageInUse at one that is not idle."""
-        idle = self.idle
-        for page in pages:
-            if page not in idle:
-                raise PageInUse(f"page {page} is not idle, it has {self.references[page]} references")
-            del idle[page]
+        try:
+            self.idle.remove(pages)
+        except KeyError as error:
+            (page,) = error.args
+            raise PageInUse(f"page {page} is not idle, it has {self.references[page]} references") from None
         self.free.extend(pages)
 
     def counts(self) -> PageCounts:
@@ -138,5 +144,6 @@ class PagePool:
         assert self.references[0] == 0, "page 0 is never handed out"
         unheld = {page for page in pages if self.references[page] == 0}
         assert all(self.references[page] > 0 for page in pages if page not in unheld)
+        self.idle.check()
         assert set(self.idle) == {page for page in unheld if page in self.indexed}, "idle is indexed and unheld"
         assert free == unheld - set(self.idle), "a page is lost, or free and in use"

@@ -11,20 +11,27 @@ Two rules keep it cheap. A sequence that holds a page holds all pages before it,
 so the page that was idle longest always ends a path, and eviction needs no search. And a sequence remembers its place,
 a Cursor: so the next page is entered without walking the path again. The tree never counts references; the pool does.
 
+What exists per page or per token is a number in an array: the tree has one object per node, so the garbage collector
+has little to follow and an eviction has little to free, however many pages there are.
+
 Layer groups with a sliding window keep pages in the same nodes, but lose them sooner: 0 stands for a page that is gone.
 
 The plain form is phases/p05_prefix_cache/radix.py. This one adds cursors, layer groups with windows, pages that leave
 from the middle of a path, and several evictions at a time.
 """
 
+import struct
+from array import array
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from gradus.cache.inspection import TreeNode
 from gradus.cache.windows import first_page
 
-Key = tuple[Hashable, tuple[int, ...]]  # the salt, and the tokens of one page
+TOKEN_BYTES = 4
+Key = tuple[Hashable, bytes]  # the salt, and the tokens of one page
 Duplicate = tuple[int, int, int]  # layer group, place in its block table, the page that the tree has for it
 
 
@@ -32,16 +39,18 @@ Duplicate = tuple[int, int, int]  # layer group, place in its block table, the p
 class Node:
     """Pages [start, end) of every sequence that passes here.
 
-    key: what the parent knows it by. tokens: page_size for each page. pages: a run per layer group, 0 for a page gone.
+    number: what `owners` knows it by. key: what the parent knows it by. tokens: TOKEN_BYTES each, page_size for each
+    page. pages: a run per layer group, 0 for a page gone.
     shortened: pages were evicted from its end. Then it grows no more, so a cursor beyond its end is known to be lost.
     """
 
+    number: int
     parent: "Node | None"
     key: Key
     start: int
     end: int
-    tokens: list[int]
-    pages: list[list[int]]
+    tokens: bytearray
+    pages: "tuple[array[int], ...]"
     children: dict[Key, "Node"] = field(default_factory=dict)
     shortened: bool = False
 
@@ -65,21 +74,34 @@ class Cursor:
 
 
 class PrefixIndex:
-    """Tokens to pages. `owners` says which node each page is in, and so which pages are indexed at all."""
+    """Tokens to pages. As a container, it has the pages that are indexed.
+
+    nodes: by number; the root is number 0, which owns no page. owners: by page, the number of its node. depths: by page
+    that is indexed, how many pages come before it on its path.
+    """
 
     def __init__(self) -> None:
-        self.owners: dict[int, Node] = {}
-        self.attach(page_size=1, windows=(None,))
+        self.attach(page_size=1, windows=(None,), pages=0)
 
-    def attach(self, page_size: int, windows: Sequence[int | None]) -> None:
-        """Serve a cache with pages of `page_size` and one layer group a window. Raises ValueError if not empty."""
-        if self.owners:
+    def attach(self, page_size: int, windows: Sequence[int | None], pages: int) -> None:
+        """Serve a cache: `pages` pages of `page_size` positions, and one layer group per window.
+
+        Raises ValueError if this index has pages of another cache.
+        """
+        if len(getattr(self, "nodes", ())) > 1:
             raise ValueError("this prefix index has pages of another cache")
         self.page_size = page_size
+        self.page_bytes = page_size * TOKEN_BYTES
         self.windows = tuple(windows)
         self.sliding = [(group, window) for group, window in enumerate(windows) if window is not None]
         self.all_sliding = len(self.sliding) == len(windows)
-        self.root = Node(None, (None, ()), 0, 0, [], [[] for _ in windows])
+        self.owners, self.depths = (array("i", [0]) * (pages + 1) for _ in range(2))
+        self.root = Node(0, None, (None, b""), 0, 0, bytearray(), tuple(array("i") for _ in windows))
+        self.nodes: list[Node | None] = [self.root]
+        self._unused: list[int] = []  # numbers of nodes that have left the tree
+
+    def __contains__(self, page: Any) -> bool:
+        return self.owners[page] > 0
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -91,7 +113,8 @@ class PrefixIndex:
         """
         cursor, found = Cursor(salt, self.root), [list[int]() for _ in self.windows]
         longest = (len(tokens) - 1) // self.page_size  # there is always a token to compute: it gives the logits
-        while steps := self._advance(cursor, tokens, longest):
+        text = self._pack(tokens, 0, longest)
+        while steps := self._advance(cursor, text, 0, longest):
             last = cursor.depth - cursor.node.start
             for table, run in zip(found, cursor.node.pages, strict=True):
                 table += run[last - steps : last]
@@ -107,21 +130,28 @@ class PrefixIndex:
             first = first_page(hit * self.page_size, window, self.page_size)
             table[:] = [0] * first + table[first:hit]
 
-    def _advance(self, cursor: Cursor, tokens: list[int], end: int) -> int:
-        """Move the cursor along one node while it agrees with `tokens`, up to page `end`. Returns the pages passed."""
-        node, depth, size = cursor.node, cursor.depth, self.page_size
+    def _pack(self, tokens: list[int], first: int, end: int) -> bytes:
+        """The tokens of pages [first, end), as nodes keep them."""
+        text = tokens[first * self.page_size : end * self.page_size]
+        return struct.pack(f"{len(text)}i", *text)
+
+    def _advance(self, cursor: Cursor, text: bytes, first: int, end: int) -> int:
+        """Move the cursor along one node while it agrees with `text`, up to page `end`. Returns the pages passed.
+
+        text: the packed tokens of pages [first, end).
+        """
+        node, depth, size = cursor.node, cursor.depth, self.page_bytes
         if depth == end:
             return 0
+        at = (depth - first) * size
         if depth == node.end:
-            if not node.children:
-                return 0
-            child = node.children.get((cursor.salt, tuple(tokens[depth * size : (depth + 1) * size])))
+            child = node.children.get((cursor.salt, text[at : at + size]))
             if child is None:
                 return 0
             node = child
         most = min(node.end, end)
         known = node.tokens[(depth - node.start) * size : (most - node.start) * size]
-        steps = agreeing_pages(known, tokens[depth * size : most * size], size)
+        steps = agreeing_pages(known, text[at : (most - first) * size], size)
         if steps:
             cursor.node, cursor.depth = node, depth + steps
         return steps
@@ -149,38 +179,43 @@ class PrefixIndex:
         duplicates: list[Duplicate] = []
         if not cursor.find():
             return duplicates
-        while steps := self._advance(cursor, tokens, end):
+        first = cursor.depth
+        text = self._pack(tokens, first, end)
+        while steps := self._advance(cursor, text, first, end):
             duplicates += self._merge(cursor, tables, steps)
         if cursor.depth < end:
-            self._grow(cursor, tokens, tables, end)
+            self._grow(cursor, text[(cursor.depth - first) * self.page_bytes :], tables, end)
         return duplicates
 
     def _merge(self, cursor: Cursor, tables: Sequence[list[int]], steps: int) -> Iterator[Duplicate]:
-        """The cursor just passed `steps` pages that were there: fill in what is gone, and tell what is there twice."""
+        """Merge the last `steps` pages that the cursor passed: refill entries that are gone, and yield duplicates."""
         node = cursor.node
         for depth in range(cursor.depth - steps, cursor.depth):
             for group, (table, run) in enumerate(zip(tables, node.pages, strict=True)):
                 own, there = table[depth], run[depth - node.start]
                 if own and not there:
                     run[depth - node.start] = own
-                    self.owners[own] = node
+                    self.owners[own], self.depths[own] = node.number, depth
                 elif own and own != there:
                     yield group, depth, there
 
-    def _grow(self, cursor: Cursor, tokens: list[int], tables: Sequence[list[int]], end: int) -> None:
-        """What comes next is new: it lengthens the node if that is a path's end, and forks off otherwise."""
-        node, depth, size = cursor.node, cursor.depth, self.page_size
-        run, pages = tokens[depth * size : end * size], [table[depth:end] for table in tables]
+    def _grow(self, cursor: Cursor, text: bytes, tables: Sequence[list[int]], end: int) -> None:
+        """Enter the pages from the cursor up to `end`, which are new, and their tokens, `text`.
+
+        They lengthen the node if that ends a path, and fork off otherwise.
+        """
+        node, depth = cursor.node, cursor.depth
+        pages = tuple(array("i", table[depth:end]) for table in tables)
         if depth < node.end:
             node = self._split(node, depth)
         if node is self.root or node.children or node.shortened:
-            node = self._add(node, cursor.salt, run, pages)
+            node = self._add(node, cursor.salt, bytearray(text), pages)
         else:
-            node.tokens += run
+            node.tokens += text
             for known, new in zip(node.pages, pages, strict=True):
                 known += new
             node.end = end
-        self._own(node, pages)
+        self._own(node, pages, depth)
         cursor.node, cursor.depth = node, end
         if self.all_sliding:
             self._prune(node)
@@ -188,27 +223,33 @@ class PrefixIndex:
     def _split(self, node: Node, depth: int) -> Node:
         """Make two nodes of one, before page `depth`. Returns the upper, which is new: cursors `find` it."""
         assert node.parent is not None
-        pages, tokens = depth - node.start, (depth - node.start) * self.page_size
+        pages, tokens = depth - node.start, (depth - node.start) * self.page_bytes
         salt, _ = node.key
-        upper = self._add(node.parent, salt, node.tokens[:tokens], [run[:pages] for run in node.pages])
-        self._own(upper, upper.pages)
-        node.parent, node.start, node.key = upper, depth, (salt, tuple(node.tokens[tokens : tokens + self.page_size]))
-        node.tokens, node.pages = node.tokens[tokens:], [run[pages:] for run in node.pages]
+        upper = self._add(node.parent, salt, node.tokens[:tokens], tuple(run[:pages] for run in node.pages))
+        self._own(upper, upper.pages, upper.start)
+        node.tokens, node.pages = node.tokens[tokens:], tuple(run[pages:] for run in node.pages)
+        node.parent, node.start, node.key = upper, depth, (salt, bytes(node.tokens[: self.page_bytes]))
         upper.children[node.key] = node
         return upper
 
-    def _add(self, parent: Node, salt: Hashable, tokens: list[int], pages: list[list[int]]) -> Node:
-        key = salt, tuple(tokens[: self.page_size])
-        node = parent.children[key] = Node(parent, key, parent.end, parent.end + len(pages[0]), tokens, pages)
+    def _add(self, parent: Node, salt: Hashable, tokens: bytearray, pages: "tuple[array[int], ...]") -> Node:
+        key = salt, bytes(tokens[: self.page_bytes])
+        number = self._unused.pop() if self._unused else len(self.nodes)
+        node = Node(number, parent, key, parent.end, parent.end + len(pages[0]), tokens, pages)
+        parent.children[key] = node
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        else:
+            self.nodes[number] = node
         return node
 
-    def _own(self, node: Node, pages: list[list[int]]) -> None:
-        owners = self.owners
+    def _own(self, node: Node, pages: "tuple[array[int], ...]", start: int) -> None:
+        """Note that the node has these pages, a run per layer group, from page `start` of the path on."""
+        owners, depths, number = self.owners, self.depths, node.number
         for run in pages:
-            for page in run:
-                owners[page] = node
-        if self.sliding:
-            owners.pop(0, None)  # 0 is no page
+            for depth, page in enumerate(run, start):
+                owners[page], depths[page] = number, depth
+        owners[0] = 0  # no page: what stands for one that is gone
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
@@ -218,33 +259,62 @@ class PrefixIndex:
         Without a page of a full-attention group no hit gets past its place: the others there go too, and all below.
         A window group's page goes alone. Raises KeyError for a page that is not indexed.
         """
-        node = self.owners[page]
-        group, place = self._locate(node, page)
+        node = self._node_of(page)
+        place = self.depths[page] - node.start
+        group = 0
+        while node.pages[group][place] != page:
+            group += 1
         if self.windows[group] is None:
             return self._cut(node, place)
-        node.pages[group][place] = 0
-        del self.owners[page]
-        self._prune(node)
+        node.pages[group][place] = self.owners[page] = 0
+        if self.all_sliding:
+            self._prune(node)
         return [page]
 
     def trim(self, pages: list[int]) -> list[int]:
-        """Remove the first of some pages, and those after it as long as each ends the path that the last one ended.
+        """Remove pages in their order, each with all that is of no use without it, until that many are forgotten.
 
-        Pages are given back deepest first, so it is many at a time. It does what as many calls of `remove` would.
+        Returns every page forgotten. Sequences give pages back deepest first, so most often the next pages are the end
+        of a path: they go at once. It does what as many calls of `remove` would.
         """
-        node = self.owners[pages[0]]
-        if node.children or self.windows != (None,):
-            return self.remove(pages[0])
-        (run,) = node.pages
-        gone = agreeing_pages(pages[: len(run)], run[: -len(pages) - 1 : -1], 1)
-        return self._shorten(node, len(run) - gone)[::-1]
+        forgotten: list[int] = []
+        done = 0
+        while done < len(pages) and len(forgotten) < len(pages):
+            page = pages[done]
+            if not self.owners[page]:  # it went with one before it
+                done += 1
+                continue
+            node = self._node_of(page)
+            if not node.children and (places := self._ending(node, pages, done)):
+                gone = self._shorten(node, node.end - node.start - places)
+                done += len(gone)
+                if self.all_sliding:
+                    self._prune(node)
+            else:
+                gone = self.remove(page)
+                done += 1
+            forgotten += gone
+        return forgotten
 
-    def _locate(self, node: Node, page: int) -> tuple[int, int]:
-        """The layer group of one of the node's pages, and its place in the run: nearly always the last."""
-        for group, run in enumerate(node.pages):
-            if run[-1] == page:
-                return group, len(run) - 1
-        return next((group, run.index(page)) for group, run in enumerate(node.pages) if page in run)
+    def _node_of(self, page: int) -> Node:
+        node = self.nodes[self.owners[page]]
+        if node is None or node is self.root:
+            raise KeyError(page)
+        return node
+
+    def _ending(self, node: Node, pages: list[int], done: int) -> int:
+        """Count the whole places at a node's end that hold just the pages from number `done` on, deepest first."""
+        groups = len(node.pages)
+        if pages[done] != node.pages[-1][-1]:
+            return 0
+        most = min(node.end - node.start, -(-(len(pages) - done) // groups))
+        if groups == 1:
+            ending = node.pages[0][: -most - 1 : -1].tolist()
+        else:
+            places = zip(*[run[: -most - 1 : -1] for run in reversed(node.pages)], strict=True)
+            ending = [page for place in places for page in place if page]
+        found = pages[done : done + len(ending)]
+        return most if ending == found else agreeing_pages(ending, found, 1) // groups
 
     def _cut(self, node: Node, place: int) -> list[int]:
         """Forget a node from one of its places on, and everything below it."""
@@ -265,17 +335,22 @@ class PrefixIndex:
         if self.sliding:
             forgotten = [page for page in forgotten if page]
         for page in forgotten:
-            del self.owners[page]
-        del node.tokens[length * self.page_size :]
+            self.owners[page] = 0
+        del node.tokens[length * self.page_bytes :]
         node.end, node.shortened = node.start + length, True
-        if length == 0 and node.parent is not None:
+        if length == 0 and node.parent is not None and self.nodes[node.number] is node:
             node.parent.children.pop(node.key, None)
+            self.nodes[node.number] = None
+            self._unused.append(node.number)
         return forgotten
 
     def _prune(self, node: Node) -> None:
         """Where every group has a window, a path may end in places without any page: nothing leads there any more."""
-        while node.parent is not None and not node.children and not any(run[-1] for run in node.pages):
-            self._shorten(node, node.end - node.start - 1)
+        while node.parent is not None and not node.children:
+            if node.end > node.start:
+                if any(run[-1] for run in node.pages):
+                    return
+                self._shorten(node, node.end - node.start - 1)
             if node.end == node.start:
                 node = node.parent
 
@@ -283,7 +358,12 @@ class PrefixIndex:
 
     def view(self) -> tuple[TreeNode, ...]:
         """The nodes below the root, nested. A snapshot: it stays as it is."""
-        return tuple(map(_view, self.root.children.values()))
+        return tuple(map(self._view, self.root.children.values()))
+
+    def _view(self, node: Node) -> TreeNode:
+        tokens = struct.unpack(f"{len(node.tokens) // TOKEN_BYTES}i", node.tokens)
+        salt, _ = node.key
+        return TreeNode(tokens, tuple(map(tuple, node.pages)), tuple(map(self._view, node.children.values())), salt)
 
     def path(self, cursor: Cursor, group: int) -> list[int]:
         """A layer group's pages from the root to the cursor."""
@@ -306,21 +386,26 @@ class PrefixIndex:
 
     def check(self) -> None:
         """The nodes fit together, spell what their keys say, and own the pages that `owners` says."""
-        owners = {}
+        owners, numbers = [0] * len(self.owners), {0}
         for node in self._nodes():
+            assert self.nodes[node.number] is node, "a node has the number of another"
+            numbers.add(node.number)
             (salt, first), parent = node.key, node.parent
             assert parent is not None and parent.children[node.key] is node and node.start == parent.end
-            assert tuple(node.tokens[: self.page_size]) == first and len(first) == self.page_size
+            assert node.tokens[: self.page_bytes] == first and len(first) == self.page_bytes
             assert parent is self.root or parent.key[0] == salt, "salts never mix"
             assert all(len(run) == node.end - node.start for run in node.pages)
-            assert all(len(run) * self.page_size == len(node.tokens) for run in node.pages)
+            assert all(len(run) * self.page_bytes == len(node.tokens) for run in node.pages)
             for run, window in zip(node.pages, self.windows, strict=True):
                 assert window is not None or 0 not in run, "only a window's pages go alone"
-                for page in filter(None, run):
-                    assert page not in owners, f"page {page} is indexed twice"
-                    owners[page] = node
+                for depth, page in enumerate(run, node.start):
+                    assert not owners[page], f"page {page} is indexed twice"
+                    if page:
+                        assert self.depths[page] == depth, f"page {page} is at another place"
+                        owners[page] = node.number
             assert node.children or any(run[-1] for run in node.pages), "a path ends with a page"
-        assert owners == self.owners
+        assert owners == self.owners.tolist()
+        assert numbers.isdisjoint(self._unused) and len(numbers) + len(self._unused) == len(self.nodes)
 
     def _nodes(self) -> Iterator[Node]:
         left = list(self.root.children.values())
@@ -330,8 +415,8 @@ class PrefixIndex:
             yield node
 
 
-def agreeing_pages(left: list[int], right: list[int], page_size: int) -> int:
-    """How many whole pages two lists of tokens have in common at their beginnings.
+def agreeing_pages(left: Sequence[int], right: Sequence[int], page_size: int) -> int:
+    """Count the whole pages, `page_size` entries each, that two texts have in common at their beginnings.
 
     Comparing slices is a loop in C, and most often they are equal to the end of one. If not, it is found by halves.
     """
@@ -346,9 +431,3 @@ def agreeing_pages(left: list[int], right: list[int], page_size: int) -> int:
         else:
             most = middle - 1
     return agree
-
-
-def _view(node: Node) -> TreeNode:
-    pages = tuple(tuple(run) for run in node.pages)
-    salt, _ = node.key
-    return TreeNode(tuple(node.tokens), pages, tuple(map(_view, node.children.values())), salt)

@@ -1,0 +1,90 @@
+"""Idle pages, the least recently used first: exact LRU order at a constant cost per page.
+
+A line of page numbers in an array. A page joins at the end, and leaves from anywhere: its entry becomes 0, a hole. The
+front skips holes, and when the line reaches the end of the array, it moves back to the start without its holes. The
+array is twice as long as there are pages, so at least as many pages join between two moves as one of them copies.
+
+Everything that exists per page is an array entry: nothing is allocated for a page, and the garbage collector follows
+nothing, however many pages there are.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+HOLE, NO_PAGE = 0, -1
+STRIDE = 256  # entries that are searched at once for one that is no hole
+
+
+class IdlePages:
+    """Some of the pages 1 to `count`, in the order in which they joined."""
+
+    def __init__(self, count: int) -> None:
+        self._room = 2 * count
+        self._line = array("i", [HOLE]) * self._room
+        self._line.append(NO_PAGE)  # the place of pages that have never been in the line
+        self._place = array("i", [self._room]) * (count + 1)  # by page: its entry, if that still names it
+        self._first = self._end = self._holes = 0
+
+    def __len__(self) -> int:
+        return self._end - self._first - self._holes
+
+    def __contains__(self, page: int) -> bool:
+        return self._line[self._place[page]] == page
+
+    def __iter__(self) -> Iterator[int]:
+        """The least recently used first."""
+        return filter(None, self._line[self._first : self._end])
+
+    def oldest(self, count: int) -> list[int]:
+        """Up to `count` pages from the front: fewer where holes lie between them, but one at least if there is one."""
+        return list(filter(None, self._line[self._first : min(self._first + count, self._end)]))
+
+    def extend(self, pages: list[int]) -> None:
+        """Put pages at the end, none of which is in the line."""
+        if self._end + len(pages) > self._room:
+            self._close_up()
+        line, place, end = self._line, self._place, self._end
+        for page in pages:
+            line[end], place[page] = page, end
+            end += 1
+        self._end = end
+
+    def remove(self, pages: Sequence[int]) -> None:
+        """Take pages out. Raises KeyError, with the line no longer in order, at one that is not in it."""
+        line, place = self._line, self._place
+        for page in pages:
+            entry = place[page]
+            if line[entry] != page:
+                raise KeyError(page)
+            line[entry] = HOLE
+        self._holes += len(pages)
+        if line[self._first] == HOLE:
+            self._skip_holes()
+
+    def _skip_holes(self) -> None:
+        first, end = self._first, self._end
+        while first < end and not self._line[first]:
+            found = np.frombuffer(self._line, np.int32)[first : min(first + STRIDE, end)].nonzero()[0]
+            first += int(found[0]) if len(found) else min(STRIDE, end - first)
+        self._holes -= first - self._first
+        self._first = first
+
+    def _close_up(self) -> None:
+        line, place = np.frombuffer(self._line, np.int32), np.frombuffer(self._place, np.int32)
+        pages = line[self._first : self._end]
+        pages = pages[pages != HOLE]
+        line[: len(pages)], place[pages] = pages, np.arange(len(pages))
+        line[len(pages) : self._room] = HOLE
+        self._first, self._end, self._holes = 0, len(pages), 0
+
+    def check(self) -> None:
+        """Each page in the line knows its entry, and holes are counted."""
+        entries = self._line[self._first : self._end]
+        assert self._holes == entries.count(HOLE), "the line lost count of its holes"
+        assert not entries or entries[0] != HOLE, "the line begins with a hole"
+        assert not any(self._line[: self._first]) and not any(self._line[self._end : self._room]), "a page outside it"
+        for place, page in enumerate(entries, self._first):
+            assert page == HOLE or self._place[page] == place, f"page {page} is in the line twice"
+        assert self._place[0] == self._room and self._line[self._room] == NO_PAGE, "page 0 is no page"
