@@ -50,6 +50,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items[:] = [item for item in items if not item.get_closest_marker("stress")]
 
 
+@pytest.fixture(autouse=True)
+def collector_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection for each of a thousand engines would take longer than their tests."""
+    monkeypatch.setattr("gradus.garbage.spare_what_stays", lambda owner: None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)  # a test's random numbers are the same alone, in any order and in any process

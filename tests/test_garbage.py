@@ -1,4 +1,4 @@
-"""What an engine is made of is spared by Python's collector and still freed; an importer's collector is left alone."""
+"""What an engine is made of is spared by Python's collector, and still freed when the engine is gone."""
 
 import gc
 import weakref
@@ -15,34 +15,70 @@ class Node:
 
 
 def test_what_is_there_is_spared_until_another_engine_is_built():
-    node = Node()
+    owner, node = Node(), Node()
     kept = weakref.ref(node)
     try:
-        spare_what_stays()
+        spare_what_stays(owner)
         assert gc.get_freeze_count() > 0
         del node
         gc.collect()
         assert kept() is not None  # out of sight
-        spare_what_stays()
+        spare_what_stays(owner)
         assert kept() is None
     finally:
         gc.unfreeze()
 
 
 def test_a_step_of_256_decodes_is_committed_before_the_young_are_looked_through():
-    before = gc.get_threshold()
+    before, owner = gc.get_threshold(), Node()
     try:
         gc.set_threshold(700, 10, 10)
-        spare_what_stays()
+        spare_what_stays(owner)
         assert gc.get_threshold()[0] > 4 * 256, "a span, a result, its tokens and an output each"
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
 
 
+@pytest.fixture
+def collector(monkeypatch):
+    """The collector as `LLM` finds it in a program, put back afterwards."""
+    before = gc.get_threshold()
+    monkeypatch.setattr("gradus.garbage.spare_what_stays", spare_what_stays)
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+def tiny(phase=None, **settings) -> LLM:
+    return LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32", max_sequences=2, **settings)
+
+
 @pytest.mark.parametrize("phase", ["p01", None])
-def test_building_an_llm_leaves_the_importers_collector_alone(phase):
+def test_an_llm_spares_what_is_alive_until_it_is_gone(collector, phase):
+    llm = tiny(phase)
+    llm.generate("a", SamplingParams(max_tokens=2))
+    frozen = gc.get_freeze_count()
+    assert frozen > 50_000, "torch alone has more"
+    engine = weakref.ref(llm.engine)
+    del llm
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert engine() is None, "what it held in cycles can be freed"
+
+
+def test_a_server_keeps_the_core_alone_and_stays_spared(collector):
+    core = tiny().core
+    gc.collect()
+    assert gc.get_freeze_count() > 0
+    del core
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("phase", ["p01", None])
+def test_without_gc_freeze_building_an_llm_leaves_the_programs_collector_alone(collector, phase):
     before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
-    llm = LLM("random:tiny-llama", phase=phase, device="cpu", dtype="float32", max_sequences=2)
+    llm = tiny(phase, gc_freeze=False)
     llm.generate("a", SamplingParams(max_tokens=2))
     assert (gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()) == before

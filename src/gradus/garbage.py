@@ -1,9 +1,8 @@
-"""Python's garbage collector, kept from pausing the engine. For our own processes: the server, the command line and
-the benchmarks. A program that imports `LLM` decides for itself, and may call `spare_what_stays` once it has loaded.
+"""Python's garbage collector, kept from pausing an engine. `LLM` does this unless it is built with gc_freeze=False.
 
 From time to time the collector looks through everything that is alive. With torch loaded that takes longer than a dozen
 decodes: the GPU runs dry and every request waits. What is alive when an engine has been built stays alive as long as
-the process, so there is no need to look through it again.
+the engine, so there is no need to look through it again.
 
 The collector also looks through young objects whenever 700 more were made than freed. As a step of hundreds of decodes
 becomes text, it makes hundreds of objects, which are freed soon: they would be looked through again and again, for
@@ -11,17 +10,19 @@ nothing.
 """
 
 import gc
+import weakref
 
 YOUNG = 10_000  # objects made and not yet freed before the young ones are looked through
 
 
-def spare_what_stays() -> None:
+def spare_what_stays(owner: object) -> None:
     """Collect once, then put everything alive out of the collector's sight. (Reference counts still free it.)
 
-    Changes the collector of the whole process. What an earlier call put out of sight is looked at again, so an engine
-    that was replaced is freed.
+    Changes the collector of the whole process. All of it is in sight again once `owner` is gone, so that the cycles it
+    was part of can be freed, and whenever this is called for another owner.
     """
     gc.set_threshold(YOUNG)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    weakref.finalize(owner, gc.unfreeze).atexit = False

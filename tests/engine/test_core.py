@@ -38,7 +38,7 @@ def engine(request):
 
 
 def test_the_protocol_is_what_a_front_end_needs():
-    assert {"limits", "has_work", "submit", "step", "cancel", "metrics", "check"} == PROMISED
+    assert {"limits", "has_work", "waiting_count", "submit", "step", "cancel", "metrics", "check"} == PROMISED
 
 
 def test_an_engine_runs_by_the_protocol_alone_and_only_data_crosses(engine):

@@ -4,6 +4,7 @@ import pytest
 
 from gradus.engine.sequence_heap import SMALLEST_CLEANING, SequenceHeap
 from gradus.engine.time_limits import MEMORY_S, StepTime, TimeLimits
+from gradus.scheduling.scheduler import Scheduler
 from tests.scheduling.replica import VirtualClock, ask
 from tests.scheduling.test_queue import sequence
 from tests.scheduling.world import World
@@ -107,3 +108,38 @@ def test_a_token_under_way_is_not_counted_as_a_step_to_come():
     tight = sequence("tight", wants=5, deadline=6)  # five tokens to come, and four seconds left
     assert [reason for _, reason in times.late([tight], under_way=0)] == ["deadline"]
     assert list(times.late([tight], under_way=1)) == []
+
+
+# -- what a step costs -------------------------------------------------------------------------------------------------
+
+
+def decoding(requests: int, **limits) -> World:
+    """All of them run and decode."""
+    world = World(pages=30 * requests, slots=requests)
+    for number in range(requests):
+        world.add(ask(f"r{number}", 4, 100, **limits))
+    while world.scheduler.columns.count < requests:
+        world.step()
+    return world
+
+
+def test_timeouts_cost_a_step_nothing_however_many_sequences_have_one(monkeypatch):
+    world = decoding(16, timeout=1000.0)
+    monkeypatch.setattr(Scheduler, "running", property(lambda scheduler: pytest.fail("a step walks what runs")))
+    monkeypatch.setattr(TimeLimits, "too_late", lambda *_: pytest.fail("a timeout is judged by steps"))
+    for _ in range(3):
+        world.engine.step()
+    monkeypatch.undo()
+    assert world.engine.metrics().generated_tokens >= 16 * 3
+    world.clock.now += 2000.0
+    assert {output.finish_reason for output in world.engine.step()} == {"timeout"}
+
+
+def test_many_that_are_given_up_at_once_end_in_their_order():
+    times, each = TimeLimits(VirtualClock()), [sequence(f"g{number}", number=number) for number in range(1000)]
+    times.give_up(each)
+    ended = []
+    for given_up, reason in times.late([], 0):
+        given_up.end(reason)
+        ended.append(given_up)
+    assert ended == each

@@ -366,6 +366,17 @@ def test_what_was_drafted_and_accepted_is_counted_by_position():
     assert told.tokens_per_step == 1.5 and told.acceptance == (0.5, 0.0, 0.0)
 
 
+def test_asking_what_drafts_came_to_changes_no_choice():
+    """A server asks at any time. Learning from several steps at once is what keeps a step cheap."""
+    asked, left_alone = Device(adaptive(), memory_bound), Device(adaptive(), memory_bound)
+    for _ in range(300):
+        before = len(asked.control._observed)
+        asked.control.stats()
+        assert len(asked.control._observed) == before
+        assert asked.run(0.6, 1) == left_alone.run(0.6, 1)
+    assert asked.control.stats() == left_alone.control.stats()
+
+
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 def test_ten_thousand_requests_do_not_wear_it_out(chance):
     """Slots are used again and again; what is expected of drafts follows the newest, and does not decay."""

@@ -493,3 +493,17 @@ def test_what_has_ended_cannot_be_cancelled():
     world.add(ask("a", 2, 2))
     world.drain()
     assert world.engine.cancel("a") == [] and world.engine.cancel("nobody") == []
+
+
+def test_attempts_that_find_no_room_do_not_count_as_lookups():
+    """While "a" holds most pages, "b" is tried and hits its first page; it counts once, when it starts."""
+    world = World(pages=7, slots=2, shared=True)
+    world.add(ask("a", [1, 2, 3, 4, *range(20, 32)], 4))
+    world.add(ask("b", [1, 2, 3, 4, *range(40, 56)], 2))
+    world.step()
+    world.step()
+    assert world.scheduler.waiting_count == 1 and world.scheduler._refusal is not None, "it was tried"
+    while world.scheduler.active_count or world.scheduler.waiting_count:
+        world.step()
+    usage = world.cache.usage()
+    assert (usage.queried_positions, usage.hit_positions) == (16 + 20, 4)

@@ -79,6 +79,10 @@ class ScriptedCore:
     def has_work(self):
         return bool(self.waiting or self.running)
 
+    @property
+    def waiting_count(self):
+        return len(self.waiting)
+
     def step(self):
         self.totals.steps += 1
         time.sleep(self.hang.get(self.totals.steps, self.step_s))

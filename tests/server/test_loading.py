@@ -14,7 +14,6 @@ def opened(monkeypatch):
     """The tokenizers that were made, in their order."""
     made, make = [], Tokenizer.of_bytes
     monkeypatch.setattr(Tokenizer, "of_bytes", lambda: made.append(make()) or made[-1])
-    monkeypatch.setattr("gradus.garbage.spare_what_stays", lambda: None)  # of the process that runs the tests
     return made
 
 

@@ -37,6 +37,10 @@ class GuardedCore:
     def has_work(self) -> bool:
         return self.core.has_work
 
+    @property
+    def waiting_count(self) -> int:
+        return self.core.waiting_count
+
     def submit(self, request: Request) -> None:
         """Raises what the core raises, and after a step that raised something, OutOfMemory or BrokenEngine."""
         self._check_whole()

@@ -35,7 +35,6 @@ from gradus.bench.statistics import distribution, significant
 from gradus.bench.workloads import Arrival, Job, Workload
 from gradus.engine.engine import Engine
 from gradus.engine.request import SamplingParams
-from gradus.garbage import spare_what_stays
 from gradus.quantization.mix import Mix
 from gradus.text.llm import LLM
 
@@ -154,7 +153,6 @@ class ThroughLLM:
             context_length=room.context, max_sequences=room.batch, cache_tokens=room.cache_tokens, switch_off=off,
         )  # fmt: skip
         self.engine = self._llm.engine
-        spare_what_stays()  # as the server does
 
     def sample(self, case: Case) -> dict[str, Any]:
         params = [SamplingParams(max_tokens=most, ignore_eos=True, **case["sampling"]) for most in case["max_tokens"]]

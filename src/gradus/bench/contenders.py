@@ -219,7 +219,7 @@ class EngineContender:
         if weights is not self.bench:
             self.about = f"{weights.precision.title} of {self.weight_bytes / 1e6:.0f} MB"
         self.own_bytes = allocated(self.bench.device) - before
-        spare_what_stays()  # as the server does
+        spare_what_stays(self.engine)  # as `LLM` does
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
         assert self.engine is not None, "built before it runs"

@@ -30,7 +30,6 @@ from gradus.bench.suites import cache_for
 from gradus.bench.workloads import SEED, Workload, burst, single_stream
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError
-from gradus.garbage import spare_what_stays
 from gradus.loading import Progress
 from gradus.models.precision import resolve_device
 from gradus.text.llm import LLM
@@ -112,7 +111,6 @@ def measure(settings: Settings, out: Path, watcher: Watcher, progress: Progress 
             "--repeats, --quick and --out"
         )
     llm, sizes = _open(settings, progress)
-    spare_what_stays()  # as the server does
     try:
         run, hardware = _begin(llm, settings), hardware_name(llm.device)
         for size in sizes:

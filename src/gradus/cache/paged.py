@@ -33,6 +33,7 @@ class Resident:
     has not been given back. stored: positions reserved; room: positions that the tables have room for.
     told: so many entries of each table are as `change` last told. cursor: how far its pages are in the prefix index, if
     there is one; publish_at: once that many positions are stored, there is a full page more to publish.
+    asked: tokens that it was admitted with, until it has room for its first span and they count.
     """
 
     tables: list[list[int]]
@@ -42,6 +43,7 @@ class Resident:
     cursor: Cursor | None
     publish_at: int
     told: int = 0
+    asked: int = 0
 
     def change(self) -> TableChange | None:
         """What is new in the block tables since this was last asked; None if nothing is."""
@@ -98,8 +100,7 @@ class PagedCache:
         if id in self.residents:
             raise ValueError(f"sequence {id!r} is in the cache already")
         resident = self.residents[id] = self._newcomer() if self.index is None else self._hit(self.index, tokens, salt)
-        self.queried_positions += len(tokens)
-        self.hit_positions += resident.stored
+        resident.asked = len(tokens)
         return resident.stored
 
     def _newcomer(self, cursor: Cursor | None = None) -> Resident:
@@ -145,6 +146,10 @@ class PagedCache:
             if not self._extend(resident, count, resident.stored if start is None else start):
                 return False
             self.residents[id] = resident
+        if resident.asked:  # an attempt that found no room, and was given up, has asked for nothing
+            self.queried_positions += resident.asked
+            self.hit_positions += resident.stored
+            resident.asked = 0
         resident.stored = end
         return True
 

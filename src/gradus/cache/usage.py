@@ -13,7 +13,8 @@ class CacheUsage:
     stored_positions: positions in held pages that store something. A page that several share counts once; a position
         counts once for each layer group.
     longest_free_run: the most free pages with consecutive numbers.
-    queried_positions, hit_positions: tokens of the admitted sequences, and how many of them the prefix index had.
+    queried_positions, hit_positions: tokens of the sequences that were admitted and found room, and how many of them
+        the prefix index had.
     evictions: pages that the index gave up for room. refusals: how often `reserve` found no room. Caches that do not
         count these four leave them at 0.
     """

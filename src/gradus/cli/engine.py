@@ -8,15 +8,9 @@ if TYPE_CHECKING:
 
 
 def open_llm(settings: Mapping[str, Any], max_sequences: int = 1) -> "LLM":
-    """settings: those that were given. max_sequences: what the command runs at once, so that it allocates no more.
-
-    Also keeps the garbage collector from pausing the engine: the process is ours.
-    """
+    """settings: those that were given. max_sequences: what the command runs at once, so that it allocates no more."""
     from gradus.cli.progress import Bars
-    from gradus.garbage import spare_what_stays
     from gradus.text.llm import LLM
 
     with Bars() as progress:
-        llm = LLM(**settings, max_sequences=max_sequences, progress=progress)
-    spare_what_stays()
-    return llm
+        return LLM(**settings, max_sequences=max_sequences, progress=progress)

@@ -24,6 +24,10 @@ class Core(Protocol):
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
 
+    @property
+    def waiting_count(self) -> int:
+        """Samples that wait to start. As `metrics` has it, for a caller that asks after every step."""
+
     def submit(self, request: Request) -> None:
         """Queue a request, its n samples at once. Its id must not be in use.
 

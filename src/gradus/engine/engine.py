@@ -1,5 +1,6 @@
 """The loop: schedule, run, commit. It is the same from the first phase to the server; its parts are swapped."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
@@ -120,12 +121,17 @@ class Engine:
         outputs: list[Output] = []
         while self.times.any:
             head = self.scheduler.head()
-            candidates = [*self.scheduler.running, *([] if head is None else [head])]
+            candidates = self._with_deadlines(head) if self.times.any_deadline else []
             for sequence, reason in self.times.late(candidates, len(self.in_flight)):
                 outputs += self.cancel(sequence.request_id, sequence.index, reason)
             if self.scheduler.head() is head:  # else there is a new one to be judged
                 break
         return outputs
+
+    def _with_deadlines(self, head: Sequence | None) -> list[Sequence]:
+        """Of those that run, and the one that would start next."""
+        found = [sequence for sequence in self.scheduler.running if sequence.due < math.inf]
+        return found if head is None else [*found, head]
 
     def submit(self, request: Request) -> None:
         """Queue a request, its n samples at once. Raises RequestError, keeping nothing, if it could never be served."""
@@ -147,6 +153,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.waiting_count + self.scheduler.active_count + len(self.in_flight) > 0
+
+    @property
+    def waiting_count(self) -> int:
+        """Samples that wait to start."""
+        return self.scheduler.waiting_count
 
     def metrics(self) -> Metrics:
         """A snapshot; later steps do not change it."""

@@ -7,6 +7,7 @@ and ends what is named here as a cancellation from outside would.
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from gradus.engine.sequence import Sequence
@@ -71,14 +72,19 @@ class TimeLimits:
         self.clock = clock
         self.fastest = fastest
         self.step_time = StepTime()
-        self._expiries = SequenceHeap()
-        self._given_up: list[Sequence] = []
+        self._expiries, self._deadlines = SequenceHeap(), SequenceHeap()
+        self._given_up: deque[Sequence] = deque()
         self._numbers = 0
 
     @property
     def any(self) -> bool:
         """Whether a live sequence has a limit."""
         return self._expiries.head() is not None
+
+    @property
+    def any_deadline(self) -> bool:
+        """Whether a live sequence has a deadline, which steps must be counted for: a timeout is just a time."""
+        return self._deadlines.head() is not None
 
     def watch(self, sequence: Sequence) -> None:
         """From now on `late` names the sequence when its time is up."""
@@ -87,6 +93,8 @@ class TimeLimits:
         if ends < math.inf:
             self._numbers += 1
             self._expiries.push(ends, self._numbers, sequence)
+        if sequence.due < math.inf:
+            self._deadlines.push(sequence.due, self._numbers, sequence)
 
     def give_up(self, sequences: Iterable[Sequence]) -> None:
         """They cannot meet their deadline, whatever comes: the next `late` names them."""
@@ -110,7 +118,7 @@ class TimeLimits:
         and not committed.
         """
         while self._given_up:
-            sequence = self._given_up.pop(0)
+            sequence = self._given_up.popleft()
             if sequence.finish_reason is None:
                 yield sequence, "deadline"
         now = self.clock()

@@ -289,6 +289,8 @@ class DraftControl:
         self._steps, self._tokens, self._brought = self._steps + count, self._tokens + brought, brought / count
         if standing[1] < PRIOR * count:
             self._run = 0  # a probe has seen enough
+        self._drafted[: tokens.shape[1] - 1] += np.count_nonzero(tokens[:, 1:] != UNDRAFTED, axis=0)
+        self._accepted[: tokens.shape[1] - 1] += standing[1:]
         self._observed.append((slots, tokens))
         if len(self._observed) > KEEP:
             self._take_in()
@@ -303,8 +305,6 @@ class DraftControl:
     def _learn_from(self, slots: Column, tokens: NDArray[Any], drafts: int) -> None:
         """tokens: [S, B, drafts], of S steps of these sequences."""
         stood, steps = tokens >= 0, len(tokens)
-        self._drafted[:drafts] += np.count_nonzero(tokens != UNDRAFTED, axis=(0, 1))
-        self._accepted[:drafts] += np.count_nonzero(stood, axis=(0, 1))
         rows, agreed = np.append(slots, len(self._agree) - 1), stood.mean(axis=0)
         agreed = np.concatenate([agreed, agreed.mean(axis=0, keepdims=True)])
         self._seen[rows] += steps
@@ -342,7 +342,7 @@ class DraftControl:
     # -- what there is -------------------------------------------------------------------------------------------------
 
     def stats(self) -> Speculation:
-        self._take_in()
+        """What drafts have come to so far. Changes nothing: it is asked for at any time."""
         return Speculation(
             drafts=self._now,
             why=self._why,

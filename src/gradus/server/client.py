@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradus.engine.metrics import Metrics
+from gradus.engine.outputs import endings
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError, RequestError
@@ -85,8 +86,8 @@ class EngineClient:
         self._numbers = itertools.count(1)
         self._rate = ServiceRate()
         self._watch = Watch()
-        self._samples_sent = 0
-        self._samples_taken = 0
+        self._samples_sent = self._samples_taken = 0
+        self._queued = 0  # in the engine
         self._drain_ends = 0.0
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -234,7 +235,7 @@ class EngineClient:
     @property
     def waiting(self) -> int:
         """Samples that the engine has not begun: those it has queued, and those it has not taken yet."""
-        return self.metrics.waiting + self._samples_sent - self._samples_taken
+        return self._queued + self._samples_sent - self._samples_taken
 
     def _check_state(self) -> None:
         if self.state == "loading":
@@ -340,9 +341,9 @@ class EngineClient:
 
     def _on_report(self, report: Report) -> None:
         self._watch.reported(report, time.monotonic())
-        self.metrics = report.metrics
-        self._samples_taken = report.samples_taken
-        self._rate.record(report.step_s, sum(output.finish_reason is not None for output in report.outputs))
+        self.metrics = report.metrics or self.metrics
+        self._samples_taken, self._queued = report.samples_taken, report.waiting
+        self._rate.record(report.step_s, len(endings(report.outputs)))
         for request_id in report.accepted:
             if stream := self._streams.get(request_id):
                 stream.accept()

@@ -37,6 +37,7 @@ from gradus.server.messages import (
 log = logging.getLogger(__name__)
 
 SELF_CHECK_INTERVAL_S = 1.0
+METRICS_INTERVAL_S = 0.1
 
 
 class Loader(Protocol):
@@ -95,6 +96,7 @@ class EngineLoop:
         self._samples_taken = 0
         self._unchecked = False  # something has happened since the last self-check
         self._next_check = 0.0
+        self._next_metrics = 0.0
 
     def run(self) -> None:
         self._report(Report())
@@ -110,14 +112,18 @@ class EngineLoop:
             self._obey(command, report)
         if self._core.has_work:
             started = time.monotonic()
-            report.outputs += self._core.step()
+            outputs = self._core.step()  # in columns, as they come: the reader makes objects of them
+            report.outputs = [*report.outputs, *outputs] if report.outputs else outputs
             report.step_s = time.monotonic() - started
         self._report(report)
         return True
 
     def _report(self, report: Report) -> None:
-        report.metrics = self._core.metrics()
-        report.busy = self._core.has_work
+        """Metrics cost more than a step has to say, so they come now and then, and when the engine comes to rest."""
+        report.busy, report.waiting = self._core.has_work, self._core.waiting_count
+        now = time.monotonic()
+        if now >= self._next_metrics or not report.busy:
+            report.metrics, self._next_metrics = self._core.metrics(), now + METRICS_INTERVAL_S
         report.commands_taken, report.samples_taken = self._commands_taken, self._samples_taken
         self._tell(report)
 
@@ -156,7 +162,8 @@ class EngineLoop:
 
     def _obey(self, command: Submit | Cancel, report: Report) -> None:
         if isinstance(command, Cancel):
-            report.outputs += self._core.cancel(command.request_id, command.index, command.reason)
+            ended = self._core.cancel(command.request_id, command.index, command.reason)
+            report.outputs = [*report.outputs, *ended]
             return
         request = command.request
         self._samples_taken += request.params.n

@@ -27,13 +27,11 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:
-    """The engine that the configuration describes. Also keeps the garbage collector from pausing it."""
-    from gradus.garbage import spare_what_stays
+    """The engine that the configuration describes."""
     from gradus.text.llm import LLM  # torch comes with it
 
     checkpoint = _opened.pop(config.model, None)  # not kept: with it, the weights' files would stay open
     llm = LLM(**config.keywords() | {"model": checkpoint or config.model}, progress=progress)
-    spare_what_stays()
     return llm.core, described(llm)
 
 

@@ -1,10 +1,12 @@
 """What crosses between the event loop and the engine: commands one way, reports the other.
 
-All of it is plain data (dataclasses of numbers, texts and the engine's own words): no functions, no exceptions, nothing
-of the engine itself. So an engine in another process is served by the same client. No torch here.
+All of it reads as plain data (dataclasses of numbers, texts and the engine's own words): no functions, no exceptions.
+What a step of hundreds of decodes brings comes in columns (`gradus.engine.outputs`), so that the engine's side makes no
+object per token; an engine in another process would send them as they are. No torch here.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -121,20 +123,22 @@ class LoadFailed:
 class Report:
     """What one turn of the loop did: commands obeyed, then one step. Every turn ends with one, the first one too.
 
-    metrics: the engine's, after that step. outputs: of the step, and of cancellations.
+    metrics: the engine's, after that step; None where the last ones are new enough. waiting: samples that wait to
+    start. outputs: of the step, and of cancellations.
     commands_taken, samples_taken: commands, and samples in them (a request counts its n), taken since the start.
     busy: whether another step follows at once, so that silence from here on is a step that takes long.
     step_s: the step's duration in seconds; 0 where there was nothing to do.
     """
 
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: Metrics | None = None
+    waiting: int = 0
     commands_taken: int = 0
     samples_taken: int = 0
     busy: bool = False
     step_s: float = 0.0
     accepted: list[str] = field(default_factory=list)
     refused: list[tuple[str, Failure]] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
+    outputs: Sequence[Output] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from gradus import garbage
 from gradus.assembly.checkpoint import assemble
 from gradus.assembly.guard import GuardedCore
 from gradus.config.description import described, keywords
@@ -44,8 +45,9 @@ class LLM:
 
     `threads` also becomes torch's number of threads, in the whole process; left out, the program's own stays.
 
-    Python's garbage collector is left as the importing program has set it. It can pause an engine for longer than a
-    dozen steps; a program that minds calls `gradus.garbage.spare_what_stays()` once, afterwards, as the server does.
+    gc_freeze: put all that is alive once the model is loaded out of the garbage collector's sight, until the engine is
+        gone. Looking through it would pause the engine for longer than a dozen steps. False leaves the program's
+        collector alone.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LLM:
         model: "str | Checkpoint" = DEFAULT_MODEL,
         *,
         progress: Progress | None = None,
+        gc_freeze: bool = True,
         **settings: Any,
     ) -> None:
         given = Settings.of({"model": model if isinstance(model, str) else None, **settings})
@@ -80,6 +83,8 @@ class LLM:
         self.core = GuardedCore(self.engine, self.device, self.options)
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
         self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
+        if gc_freeze:
+            garbage.spare_what_stays(self.core)
 
     # -- whole answers ------------------------------------------------------------------------------------------------
 
