@@ -68,16 +68,6 @@ def test_drafts_were_verified(both):
     assert sum(told.accepted) > 0 and told.tokens_per_step > 1
 
 
-def test_a_stop_string_cuts_the_tokens_that_came_with_it(both):
-    whole = both[0].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))[0].text
-    stop = whole[10:13]
-    plain, speculating = (
-        llm.generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True, stop=[stop]))[0] for llm in both
-    )
-    assert (speculating.text, speculating.finish_reason) == (plain.text, "stop")
-    assert speculating.token_ids == plain.token_ids
-
-
 @pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"quantize": "int4-g32"}, {"kv_dtype": "fp8"}])
 def test_quantized_models_and_caches_give_their_own_tokens_too(settings):
     params = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -204,12 +194,34 @@ def drafted() -> LLM:
     return tiny(speculate="draft:random:tiny-llama", drafts=3)
 
 
+@pytest.fixture(scope="module")
+def by_hand() -> LLM:
+    """Phase p08, whose scheduler is its own."""
+    return tiny(phase="p08")
+
+
 def test_a_model_drafts_and_completions_are_the_same(both, drafted):
     for params in (dict(max_tokens=40, ignore_eos=True), dict(max_tokens=40, temperature=1.0, seed=3, n=2)):
         plain, speculating = (llm.generate([TEXT, "a"], SamplingParams(**params)) for llm in (both[0], drafted))
         assert [one.token_ids for one in speculating] == [one.token_ids for one in plain]
     told = drafted.metrics().speculation
     assert told.accepted == told.drafted and told.tokens_per_step > 3
+
+
+@pytest.mark.parametrize("start", range(10, 16))
+def test_a_stop_string_cuts_the_tokens_that_came_with_it(both, drafted, by_hand, start):
+    """Four tokens per step, and stop strings that end at any of them."""
+    whole = both[0].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))[0].text
+    params = SamplingParams(max_tokens=60, ignore_eos=True, stop=[whole[start : start + 3]], logprobs=0)
+    plain = both[0].generate(TEXT, params)[0]
+    assert plain.finish_reason == "stop" and len(plain.token_ids) < 40
+    for llm in (both[1], drafted, by_hand):
+        *pieces, last = llm.stream(TEXT, params)
+        done = last.completion
+        assert (done.text, done.token_ids, done.stop_reason) == (plain.text, plain.token_ids, plain.stop_reason)
+        assert [entry.token_id for entry in done.logprobs] == list(plain.token_ids)
+        assert sum((piece.token_ids for piece in (*pieces, last)), ()) == plain.token_ids
+        assert sum(len(piece.logprobs) for piece in (*pieces, last)) == len(plain.token_ids)
 
 
 def test_a_long_prompt_is_caught_up_with_in_pieces(both, drafted):
