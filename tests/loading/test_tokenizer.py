@@ -1,7 +1,7 @@
 """Text to tokens and back: the same as transformers where it is right, and as llama.cpp where it is the source."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import gguf
 import pytest
@@ -182,7 +182,7 @@ def test_any_tokens_decode_as_the_library_decodes_them(way, data):
     ours = Tokenizer(in_pieces(WAYS[way]))
     smile = [[9, 10, 11, 12]] if way != "none" else []
     parts = data.draw(st.lists(st.sampled_from([*([token] for token in range(9)), *smile]), max_size=12))
-    ids = [3, *sum(parts, [])]
+    ids = [3, *chain.from_iterable(parts)]
     for skip_special in (True, False):
         assert ours.decode(ids, skip_special=skip_special) == theirs.decode(ids, skip_special_tokens=skip_special)
 
@@ -206,7 +206,7 @@ def test_runs_of_spaces_that_were_added_are_spaces_and_stop_a_text():
     ],
 )
 def test_steps_that_would_be_decoded_wrongly_are_refused(decoder):
-    with pytest.raises(CheckpointError, match="decoding by (Strip|Replace|ByteLevel) is not supported here"):
+    with pytest.raises(CheckpointError, match=r"decoding by (Strip|Replace|ByteLevel) is not supported here"):
         Tokenizer(in_pieces(decoder))
 
 

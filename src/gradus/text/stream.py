@@ -46,7 +46,7 @@ class TextStream:
         return "".join(self._said)
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Take new tokens; return the text that is now certain. It ends at a stop string: see `stop_reason`, `taken`."""
+        """Take new tokens; return the text that is now certain. It ends at a stop string (`stop_reason`, `taken`)."""
         new = ""
         for token in tokens:
             if self.stop_reason is not None:
