@@ -1,6 +1,7 @@
 """`gradus chat`: a conversation that remembers, forgets when told, and survives Ctrl-C."""
 
 import contextlib
+import io
 import os
 import pty
 import select
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from gradus import LLM, SamplingParams
-from gradus.cli.chat import Conversation
+from gradus.cli.chat import Conversation, _lines
 from gradus.errors import RequestError
 from tests.cli.conftest import hears_ctrl_c
 
@@ -75,6 +76,13 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_was_said(llm, monkeypatch):
     assert conversation.messages[-1] == {"role": "assistant", "content": completion.text}
     assert llm.step() == [] and not llm.has_work  # the step that was under way brings nobody anything
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_piped_message_ends_at_a_newline_alone(monkeypatch):
+    """Other characters that end lines, for some, are part of what was said."""
+    said = "one\u2028still one\x85and still\r\ntwo\x0c\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+    assert [line.strip() for line in _lines(interactive=False)] == ["one\u2028still one\x85and still", "two", ""]
 
 
 def test_lines_can_be_piped_in(gradus):

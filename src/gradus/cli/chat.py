@@ -76,7 +76,7 @@ def chat(
 def _lines(interactive: bool) -> Iterator[str]:
     """What the user says, line by line, until end of file."""
     if not interactive:
-        yield from terminal.standard_input().splitlines()
+        yield from terminal.standard_input().split("\n")  # other characters that end lines may stand in a message
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 

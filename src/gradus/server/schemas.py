@@ -189,8 +189,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+LINE_ENDS = ("\u0085", "\u2028", "\u2029")
+"""JSON leaves them as they are. They end no line of a stream, but clients that split it as Python splits text think so."""
+
+
 def encode(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for end in LINE_ENDS:  # only strings can hold one
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
