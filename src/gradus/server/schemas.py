@@ -190,7 +190,7 @@ def _finite(value: float) -> float | None:
 
 
 LINE_ENDS = ("\u0085", "\u2028", "\u2029")
-"""JSON leaves them as they are. They end no line of a stream, but clients that split it as Python splits text think so."""
+"""JSON leaves them as they are. They end no line of a stream, but a client that splits it as Python does thinks so."""
 
 
 def encode(content: dict[str, Any]) -> bytes:
