@@ -12,7 +12,7 @@ import time
 import pytest
 
 from gradus import LLM, SamplingParams
-from gradus.cli.chat import Conversation, _lines
+from gradus.cli.chat import Conversation, _answer, _lines
 from gradus.errors import RequestError
 from tests.cli.conftest import hears_ctrl_c
 
@@ -57,6 +57,23 @@ def test_a_message_that_does_not_fit_is_not_remembered(conversation):
         conversation.say("long " * 1000)
     assert roles(conversation) == "s"
     assert conversation.say("short").finish_reason == "length"
+
+
+def test_near_the_end_of_the_context_answers_get_shorter_and_say_so(llm, capsys):
+    conversation = Conversation(llm, SamplingParams(max_tokens=300, ignore_eos=True))
+    _answer(conversation, "x" * 300, interactive=True)
+    assert "the context is full: /reset makes room" in capsys.readouterr().err and roles(conversation) == "u a"
+    _answer(conversation, "y" * 300, interactive=True)  # nothing is left
+    assert "(/reset makes room)" in capsys.readouterr().err and roles(conversation) == "u a"
+    conversation.reset()
+    _answer(conversation, "short", interactive=True)
+    assert "context is full" not in capsys.readouterr().err
+
+
+def test_more_tokens_than_a_context_has_are_a_mistake(llm):
+    conversation = Conversation(llm, SamplingParams(max_tokens=10_000))
+    with pytest.raises(RequestError, match="max_tokens must be between 1 and"):
+        conversation.say("Hello")
 
 
 def test_ctrl_c_cancels_the_answer_and_keeps_what_was_said(llm, monkeypatch):

@@ -184,6 +184,7 @@ def tied_as_stored(config: ModelConfig, family: type[Model], source: TensorSourc
     """The configuration, with an output head of its own where the files have one that is not the embedding.
 
     A configuration may call it tied all the same, as after training the two apart; `transformers` then keeps the head.
+    Reads both, where both are there.
     """
     if not config.tie_embeddings:
         return config
