@@ -129,6 +129,19 @@ def test_zero_points_that_symmetric_integers_do_not_have_are_refused(tmp_path, f
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("nonsense", [[], "all", 7, {"strategy": [], "symmetric": {}, "block_structure": {}}])
+@pytest.mark.parametrize("form", ["pack-quantized", "int-quantized", "float-quantized"])
+def test_nonsense_in_the_groups_is_no_traceback(tmp_path, form, nonsense):
+    quantize_folder(tmp_path / "model", form)
+    config = read_object(tmp_path / "model" / "config.json")
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] = nonsense
+    write_json(tmp_path / "model" / "config.json", config)
+    try:
+        open_checkpoint(str(tmp_path / "model"))
+    except CheckpointError as refused:
+        assert "\n" not in str(refused)
+
+
 def test_zero_points_of_symmetric_integers_may_be_stored_as_zeros():
     tensors, expected = pack_quantized(64, 96, 0)
     zeros = torch.zeros(64, 3, dtype=torch.int8)

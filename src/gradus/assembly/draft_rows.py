@@ -62,7 +62,7 @@ def _tokens(tokenizer: Tokenizer) -> Iterable[bytes]:
 
 @dataclass(frozen=True)
 class _Resized:
-    """A TensorSource over another one, some of whose tensors have `rows` rows."""
+    """Wraps a TensorSource: the tensors named in `resized` get `rows` rows."""
 
     source: TensorSource
     resized: frozenset[str]

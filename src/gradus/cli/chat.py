@@ -77,7 +77,7 @@ def chat(
 def _lines(interactive: bool) -> Iterator[str]:
     """What the user says, line by line, until end of file."""
     if not interactive:
-        yield from terminal.standard_input().split("\n")  # other characters that end lines may stand in a message
+        yield from terminal.standard_input().split("\n")  # a message may hold the other characters that end lines
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 
@@ -149,7 +149,7 @@ class Conversation:
         return completion
 
     def _fitting(self, prompt_tokens: int) -> SamplingParams:
-        """What was asked for, with no longer an answer than the context still has room for."""
+        """Shorten the answer that was asked for to the room that the context has left."""
         context, most = self.llm.limits.context_length, self.params.max_tokens
         room = context - prompt_tokens
         if most is not None and 1 <= room < most < context:  # more than a context is a mistake, not a long conversation

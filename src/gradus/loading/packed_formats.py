@@ -93,7 +93,7 @@ def fp8(weight: Tensor, scale: Tensor, blocked: bool = False) -> Packed:
 
 
 def fp8_scheme(shape: Shape, scale: Shape, blocked: bool = False) -> str:
-    """By the shapes of a matrix and its scales. Their number says too little: there may be as many blocks as rows.
+    """Choose by the shapes of a matrix and its scales. Their number is ambiguous: there may be as many blocks as rows.
 
     blocked: blocks alone will do, since the configuration says so.
     """
@@ -108,7 +108,7 @@ def fp8_scheme(shape: Shape, scale: Shape, blocked: bool = False) -> str:
 
 
 def scale_per(rows: int, scale: Shape) -> str | None:
-    """What there is one scale for, by its shape: the whole matrix ("tensor"), a row ("channel"), or something else."""
+    """Name what has one scale, by the scales' shape: the matrix ("tensor"), a row ("channel"), or None of these."""
     if scale in ((), (1,), (1, 1)):
         return "tensor"
     return "channel" if scale in ((rows,), (rows, 1)) else None

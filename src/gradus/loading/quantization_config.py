@@ -1,8 +1,8 @@
-"""What a configuration says of quantized matrices, held against what their tensors are.
+"""Compare what a configuration says of quantized matrices with their tensors.
 
-The tensors decide how a matrix is read. But a file may say what they cannot show: that zero points are those of
-symmetric integers, or that activations stay as they are. And where both say something, they must say the same: one of
-them is wrong otherwise, and no reader can know which.
+The tensors decide how a matrix is read. The configuration adds facts that they cannot show: zero points are those of
+symmetric integers, or activations stay as they are. Where both state a fact, they must agree: otherwise one of them is
+wrong, and no reader can know which.
 """
 
 from typing import Any
@@ -39,23 +39,21 @@ class QuantizationConfig:
     # -- compressed-tensors, and FP8 -----------------------------------------------------------------------------------
 
     def packed(self, width: int, groups: int, asymmetric: bool) -> bool:
-        """Check a matrix of 4 bits, with stored zero points if `asymmetric`. Whether it is said to be symmetric."""
+        """Check a matrix of 4 bits, with stored zero points if `asymmetric`; return whether it is called symmetric."""
         fitting = self._fitting(num_bits=4, type="int")
         for each in fitting:
             _check_group(each.get("group_size"), width, groups)
-        said = {each.get("symmetric", True) for each in fitting}
-        require(asymmetric or True in said or not said, "lacks weight_zero_point, though symmetric is false")
-        return said == {True}
+        said = [each.get("symmetric", True) is True for each in fitting]
+        require(asymmetric or any(said) or not said, "lacks weight_zero_point, though symmetric is false")
+        return bool(said) and all(said)
 
     def blocked(self) -> bool:
-        """Whether matrices in FP8 are said to have a scale per block."""
-        strategies = {each.get("strategy") for each in self._fitting(num_bits=8, type="float")}
-        declared = [self.content.get("weight_block_size")]
-        declared += [each.get("block_structure") for each in self._fitting(num_bits=8, type="float")]
-        declared = [size for size in declared if size is not None]
-        for size in declared:
-            require(size in SQUARE, f"has blocks of {size}: {BLOCK} x {BLOCK} can be read")
-        return bool(declared) or strategies == {"block"}
+        """Return whether matrices in FP8 are said to have a scale per block."""
+        fitting = self._fitting(num_bits=8, type="float")
+        whole = self.content.get("weight_block_size")
+        for size in (whole, *(each.get("block_structure") for each in fitting)):
+            require(size is None or size in SQUARE, f"has blocks of {size!r}: {BLOCK} x {BLOCK} can be read")
+        return whole is not None or (bool(fitting) and all(each.get("strategy") == "block" for each in fitting))
 
     def check_eight_bits(self, kind: str, strategy: str) -> None:
         """kind: int or float; strategy: tensor, channel or block: what there is a scale for."""
@@ -66,7 +64,7 @@ class QuantizationConfig:
         )
 
     def _weights_alone(self, kind: str) -> bool:
-        """Whether activations are said to stay as they are, which no tensor tells."""
+        """Return whether activations are said to stay as they are, which no tensor shows."""
         groups = [each for each in self._groups if _fits(each, {"num_bits": 8, "type": kind})]
         scheme = self.content.get("activation_scheme", "dynamic")
         algorithm = str(self.content.get("quant_algo")).upper()
@@ -78,16 +76,20 @@ class QuantizationConfig:
         )
 
     def _fitting(self, **found: Any) -> list[dict[str, Any]]:
-        """What the groups say of their weights, of those that may be meant. None where the file has no groups."""
-        fitting = [each.get("weights") or {} for each in self._groups if _fits(each, found)]
+        """Return the `weights` of the groups that agree with `found`; an empty list where the file has no groups."""
+        fitting = [_weights(each) for each in self._groups if _fits(each, found)]
         shown = ", ".join(f"{key} {value}" for key, value in found.items())
         require(bool(fitting) or not self._groups, f"has {shown}, which none of config_groups says")
         return fitting
 
 
 def _fits(group: dict[str, Any], found: dict[str, Any]) -> bool:
-    weights = group.get("weights") or {}
-    return all(weights.get(key) in (None, value) for key, value in found.items())
+    return all(_weights(group).get(key) in (None, value) for key, value in found.items())
+
+
+def _weights(group: dict[str, Any]) -> dict[str, Any]:
+    weights = group.get("weights")
+    return weights if isinstance(weights, dict) else {}
 
 
 def _check_group(size: Any, width: int, groups: int) -> None:

@@ -80,7 +80,7 @@ class GPT2(Model):
 
     weights = WEIGHTS
     renamed = (("transformer.", ""),)  # OpenAI's files have no prefix; those saved by transformers have this one
-    ignored = (  # the causal mask, and what stood for minus infinity: early files stored them as if they were weights
+    ignored = (  # the causal mask and its minus infinity, which early files stored as if they were weights
         Ignored(r"^h\.\d+\.attn\.bias$", "a causal mask", lambda _, mask: _is_causal(mask)),
         Ignored(r"^h\.\d+\.attn\.masked_bias$", "one large negative number", lambda _, bias: _is_minus_infinity(bias)),
     )

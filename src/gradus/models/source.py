@@ -68,8 +68,8 @@ Source = str | tuple[str, ...] | Stored
 class Ignored:
     """Tensors that no model needs. pattern: of their names.
 
-    meaning, holds: what their values must be, where the configuration says it already. Other values stand for another
-    model than the one that would be computed, so they are refused.
+    meaning, holds: what their values must be, where the configuration implies them. Other values mean another model
+    than the one that would be computed, so they are refused.
     """
 
     pattern: str

@@ -76,10 +76,8 @@ class CheckedSource:
 
 
 def checked(model: Model, source: TensorSource) -> CheckedSource:
-    """Raises CheckpointError when a tensor is missing, unknown, or of another shape than the configuration says.
-
-    So it does where one that no model needs contradicts the configuration.
-    """
+    """Raises CheckpointError when a tensor is missing, unknown, or of another shape than the configuration says, and
+    when an ignored tensor's values contradict the configuration."""
     pieces, spelling = plan(model), _spellings(model, source)
     _check_ignored(model, source)
     _check_names(model, pieces, spelling, source)

@@ -52,7 +52,7 @@ class GenerateRequest:
             if name not in FIELDS:
                 hint = did_you_mean(name, FIELDS)
                 raise RequestError(f"unknown field {name[:60]!r}{hint}", param=name[:60], limit="a known field")
-        body = {name: value for name, value in body.items() if value is not None}  # null stands for the default
+        body = {name: value for name, value in body.items() if value is not None}  # null means the default
         for name, value in body.items():
             if None in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()):
                 raise RequestError(f"{name} must hold no null", param=name, limit="no null in it", got="null")
@@ -313,7 +313,7 @@ ERRORS = {
 
 
 def _allow_null(schema: dict[str, Any]) -> None:
-    """It stands for the field's default."""
+    """Let the schema of a field accept null, which means the field's default."""
     kinds = schema.setdefault("anyOf", [])
     if not kinds:
         kinds.append({key: schema.pop(key) for key in TYPED if key in schema})

@@ -15,8 +15,8 @@ class Transcript:
     """Sample `index` of `request`. token_bytes: as in TextStream; None where there is no tokenizer: no text.
 
     ending: why the text ended before the engine said so: "stop" (a stop string) or "error" (it could not be decoded).
-    What the engine has computed beyond that point is dropped, the rest of the same step included: with drafts, a step
-    yields several tokens. Its last output still brings the timings.
+    Tokens that the engine has computed beyond that point are dropped, also those of the same step: with drafts, a step
+    yields several. The engine's last output still has the timings.
     """
 
     def __init__(
