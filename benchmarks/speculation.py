@@ -106,7 +106,7 @@ VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 def texts(name: str) -> list[str]:
     """The prompts of a file: one per line, or pieces between lines of dashes."""
     text = (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").strip()
-    return text.split("\n----\n") if "\n----\n" in text else text.splitlines()
+    return text.split("\n----\n") if "\n----\n" in text else text.split("\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,8 +27,8 @@ class ModelDrafter:
         config = model.config
         if config.vocab_size != target.vocab_size:
             raise ConfigError(
-                f"the draft model has {config.vocab_size} tokens and the target {target.vocab_size}: "
-                "a draft model must share its target's tokenizer"
+                f"the draft model has logits for {config.vocab_size} tokens and the target for {target.vocab_size}: "
+                "here both need as many"
             )
         self.context = min(config.context_length, target.context_length)
         limits = ModelLimits(config.vocab_size, self.context)

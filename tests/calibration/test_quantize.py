@@ -53,6 +53,18 @@ def written(folder, out, text=TEXT, **recipe):
     return out
 
 
+def test_a_head_of_its_own_is_written_and_said_to_be_its_own(tmp_path):
+    """The configuration calls it tied; others than Gradus believe that."""
+    folder = tame_folder(tmp_path / "tied", "qwen3")
+    tensors = load_file(folder / "model.safetensors")
+    head = 0.1 * torch.randn(tensors["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(3))
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+    out = written(folder, tmp_path / "int8", scheme="int8")
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is False
+    model = LLM(str(out), phase="p00", device="cpu", dtype="bfloat16").engine.runner.model
+    assert torch.equal(model.head.weight, head.bfloat16())
+
+
 def hidden_of(folder):
     """What the whole model makes of a text, in float32."""
     llm = LLM(str(folder), phase="p00", device="cpu", dtype="float32")

@@ -1,6 +1,7 @@
 """`gradus chat`: a conversation that remembers, forgets when told, and survives Ctrl-C."""
 
 import contextlib
+import io
 import os
 import pty
 import select
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from gradus import LLM, SamplingParams
-from gradus.cli.chat import Conversation
+from gradus.cli.chat import Conversation, _answer, _lines
 from gradus.errors import RequestError
 from tests.cli.conftest import hears_ctrl_c
 
@@ -58,6 +59,23 @@ def test_a_message_that_does_not_fit_is_not_remembered(conversation):
     assert conversation.say("short").finish_reason == "length"
 
 
+def test_near_the_end_of_the_context_answers_get_shorter_and_say_so(llm, capsys):
+    conversation = Conversation(llm, SamplingParams(max_tokens=300, ignore_eos=True))
+    _answer(conversation, "x" * 300, interactive=True)
+    assert "the context is full: /reset makes room" in capsys.readouterr().err and roles(conversation) == "u a"
+    _answer(conversation, "y" * 300, interactive=True)  # nothing is left
+    assert "(/reset makes room)" in capsys.readouterr().err and roles(conversation) == "u a"
+    conversation.reset()
+    _answer(conversation, "short", interactive=True)
+    assert "context is full" not in capsys.readouterr().err
+
+
+def test_more_tokens_than_a_context_has_are_a_mistake(llm):
+    conversation = Conversation(llm, SamplingParams(max_tokens=10_000))
+    with pytest.raises(RequestError, match="max_tokens must be between 1 and"):
+        conversation.say("Hello")
+
+
 def test_ctrl_c_cancels_the_answer_and_keeps_what_was_said(llm, monkeypatch):
     conversation = Conversation(llm, SamplingParams(max_tokens=300, ignore_eos=True))
     step, steps = llm.step, iter(range(1000))
@@ -75,6 +93,13 @@ def test_ctrl_c_cancels_the_answer_and_keeps_what_was_said(llm, monkeypatch):
     assert conversation.messages[-1] == {"role": "assistant", "content": completion.text}
     assert llm.step() == [] and not llm.has_work  # the step that was under way brings nobody anything
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_piped_message_ends_at_a_newline_alone(monkeypatch):
+    """Other characters that end lines, for some, are part of what was said."""
+    said = "one\u2028still one\x85and still\r\ntwo\x0c\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+    assert [line.strip() for line in _lines(interactive=False)] == ["one\u2028still one\x85and still", "two", ""]
 
 
 def test_lines_can_be_piped_in(gradus):

@@ -10,6 +10,7 @@ import pytest
 
 from gradus import phases
 from gradus.bench.contenders import Workbench
+from gradus.cli.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.xray import runs
 from gradus.course.xray.events import walk
@@ -299,6 +300,11 @@ def test_the_command_writes_one_page_for_two_runs(gradus, tmp_path):  # noqa: F8
     one, other = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
     assert (one["title"], other["title"]) == ("p04: paged cache", "p03: continuous batching")
     assert one["sequences"] == other["sequences"]
+
+
+def test_a_prompt_in_a_file_ends_at_a_newline_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("one\u2028still one\r\n\ntwo\x85 too\n", encoding="utf-8", newline="")
+    assert _lines(tmp_path / "mine.txt") == ["one\u2028still one", "two\x85 too"]
 
 
 def test_the_command_takes_a_reader_s_own_prompts_and_settings(gradus, tmp_path):  # noqa: F811

@@ -115,9 +115,13 @@ def fp8(n: int, k: int, seed: int, *, scales: str = "row", name: str = "weight_s
     return {"weight": weight, name: scale, "input_scale": torch.tensor(0.5)}, weight.float() * wide
 
 
-def compressed(bits: int, kind: str = "int") -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": kind, "strategy": "group", "group_size": 32, "symmetric": True}
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "dynamic": True}}
+def compressed(strategy: str, kind: str = "int", *, symmetric: bool = True) -> dict[str, Any]:
+    """By groups in 4 bits, otherwise in 8."""
+    bits, group_size, activations = (
+        (4, 32, None) if strategy == "group" else (8, None, {"num_bits": 8, "dynamic": True})
+    )
+    weights = {"num_bits": bits, "type": kind, "strategy": strategy, "group_size": group_size, "symmetric": symmetric}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     return {
         "quant_method": "compressed-tensors",
         "format": "x",
@@ -130,14 +134,23 @@ FORMATS: dict[str, tuple[Callable[..., Matrix], dict[str, Any]]] = {
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}),
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}),
     "gptq sym": (partial(gptq, sym=True), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}),
+    "gptq sym, version 2 by the name of 1": (
+        partial(gptq, version=2, sym=True),
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "checkpoint_format": "gptq"},
+    ),
+    "gptq sym, version 1 by the name of 2": (
+        partial(gptq, sym=True),
+        {"quant_method": "gptq", "bits": 4, "sym": True, "checkpoint_format": "gptq_v2"},
+    ),
     "gptq v2": (partial(gptq, version=2), {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}),
     "gptq desc_act": (partial(gptq, ordered=True), {"quant_method": "gptq", "bits": 4, "desc_act": True}),
-    "pack-quantized": (pack_quantized, compressed(4)),
-    "pack-quantized asymmetric": (partial(pack_quantized, asymmetric=True), compressed(4)),
-    "pack-quantized actorder": (partial(pack_quantized, ordered=True), compressed(4)),
-    "int-quantized": (int8, compressed(8)),
-    "int-quantized tensor": (partial(int8, one=True), compressed(8)),
-    "float-quantized": (fp8, compressed(8, "float")),
+    "pack-quantized": (pack_quantized, compressed("group")),
+    "pack-quantized asymmetric": (partial(pack_quantized, asymmetric=True), compressed("group", symmetric=False)),
+    "pack-quantized actorder": (partial(pack_quantized, ordered=True), compressed("group")),
+    "int-quantized": (int8, compressed("channel")),
+    "int-quantized tensor": (partial(int8, one=True), compressed("tensor")),
+    "float-quantized": (fp8, compressed("channel", "float")),
+    "float-quantized block": (partial(fp8, scales="block"), compressed("block", "float")),
     "fp8 tensor": (partial(fp8, scales="one"), {"quant_method": "fp8", "activation_scheme": "static"}),
     "fp8 block": (
         partial(fp8, scales="block", name="weight_scale_inv"),

@@ -1,11 +1,15 @@
 """From a name to a model, for every kind of name."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError, RequestError
+from gradus.execution.memory_plan import memory_plan
 from gradus.loading import Tokenizer, load_model, open_checkpoint
 from gradus.models import SHAPES, parameter_count
 from tests.loading.builders import CHATML, CONFIGS, FAMILIES, tensors_of, write_folder, write_gguf, write_json
@@ -41,6 +45,35 @@ def test_one_file_shards_and_gguf_give_the_same_model(tmp_path, family):
     for name, value in whole.items():
         torch.testing.assert_close(shards[name], value, rtol=0, atol=0)
         torch.testing.assert_close(from_gguf[name], value, rtol=0, atol=2e-7)  # Gemma: one added, one taken away
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
+def test_a_head_that_is_called_tied_and_is_not_makes_the_logits(tmp_path, family):
+    """As transformers has it, whose words are that both are there with different values."""
+    transformers = pytest.importorskip("transformers")
+    folder = write_folder(tmp_path / "tied", family)
+    with_own_head(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [5, 9, 200, 31]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    llm = LLM(str(folder), device="cpu", dtype="float32")
+    (done,) = llm.generate([ids], SamplingParams(max_tokens=1, ignore_eos=True, logprobs=5))
+    for token, logprob in done.logprobs[0].top:
+        assert logprob == pytest.approx(expected[token].item(), abs=2e-3)
+    apart, tied = (
+        memory_plan(replace(llm.config, tie_embeddings=tied), llm.options, torch.device("cpu"), llm.precision)
+        for tied in (llm.config.tie_embeddings, True)
+    )
+    assert apart.weight_bytes - tied.weight_bytes == 4 * llm.config.vocab_size * llm.config.hidden_size
+
+
+def with_own_head(folder):
+    """As after training that untied the two, in a folder that still calls them tied."""
+    tensors = load_file(folder / "model.safetensors")
+    table = next(value for name, value in tensors.items() if name.endswith(("embed_tokens.weight", "wte.weight")))
+    head = torch.randn(table.shape, generator=torch.Generator().manual_seed(3))
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_a_checkpoint_says_what_it_is(tmp_path):

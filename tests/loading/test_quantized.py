@@ -12,10 +12,17 @@ from gradus.loading.json_file import read_object
 from gradus.models.layers import Place
 from gradus.quantization.fp8 import Fp8BlockLinear
 from tests.loading.builders import write_folder, write_json
-from tests.loading.quantized_builders import FORMATS, fp8, matrices, quantize_folder
+from tests.loading.quantized_builders import FORMATS, compressed, fp8, matrices, pack_quantized, quantize_folder
 
 SETTINGS = {"device": "cpu", "dtype": "float32"}
 GREEDY = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+def weights_alone(kind):
+    """In 8 bits, with activations as they are."""
+    said = compressed("channel", kind)
+    said["config_groups"]["group_0"]["input_activations"] = None
+    return said
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -75,11 +82,19 @@ def test_to_quantize_it_again_is_refused(tmp_path):
         ("awq", {"version": "gemv"}, "AWQ's version gemv: gemm can be read"),
         ("awq", {"quant_method": "quip"}, "is of the method 'quip': awq and gptq can be read"),
         ("gptq", {"checkpoint_format": "gptq_p"}, "GPTQ's format 'gptq_p'"),
-        (
-            "int-quantized",
-            {"config_groups": {"g": {"weights": {}, "input_activations": None}}},
-            "for float activations",
-        ),
+        ("awq", {"group_size": 64}, "has 3 groups per row of 96, but group_size is 64"),
+        ("gptq", {"group_size": -1}, "has 3 groups per row of 96, but group_size is -1"),
+        ("int-quantized", weights_alone("int"), "has int8 weights for float activations: 8 bits for both can be read"),
+        ("float-quantized", weights_alone("float"), "has fp8 weights for float activations: 8 bits for both can"),
+        ("fp8 tensor", {"activation_scheme": None}, "has fp8 weights for float activations"),
+        ("fp8 block", {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, "has fp8 weights for float activations"),
+        ("fp8 block", {"weight_block_size": [64, 128]}, r"has blocks of \[64, 128\]: 128 x 128 can be read"),
+        ("fp8 tensor", {"weight_block_size": [128, 128]}, r"has scales of shape \(\): \(1, 1\) of blocks of 128 x 128"),
+        ("float-quantized", compressed("tensor", "float"), "has num_bits 8, type float, strategy channel, which none"),
+        ("int-quantized", compressed("block"), "has num_bits 8, type int, strategy channel, which none of config_g"),
+        ("float-quantized", compressed("channel", "int"), "has num_bits 8, type float, which none of config_groups"),
+        ("pack-quantized", compressed("channel"), "has num_bits 4, type int, which none of config_groups says"),
+        ("pack-quantized", compressed("group", symmetric=False), "lacks weight_zero_point, though symmetric is false"),
     ],
 )
 def test_a_kind_that_is_not_supported_is_said(tmp_path, form, change, message):
@@ -94,16 +109,85 @@ def test_a_kind_that_is_not_supported_is_said(tmp_path, form, change, message):
 
 
 @pytest.mark.parametrize(
+    ("form", "change"),
+    [
+        ("gptq", {"sym": True}),
+        ("gptq v2", {"sym": True}),
+        ("awq", {"zero_point": False}),
+        ("pack-quantized asymmetric", compressed("group")),
+    ],
+)
+def test_zero_points_that_symmetric_integers_do_not_have_are_refused(tmp_path, form, change):
+    quantize_folder(tmp_path / "model", form)
+    config = read_object(tmp_path / "model" / "config.json")
+    config["quantization_config"] |= change
+    write_json(tmp_path / "model" / "config.json", config)
+    with pytest.raises(
+        CheckpointError, match=r"has zero points from \d+ to \d+, though its integers are said to be"
+    ) as e:
+        LLM(str(tmp_path / "model"), **SETTINGS)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("nonsense", [[], "all", 7, {"strategy": [], "symmetric": {}, "block_structure": {}}])
+@pytest.mark.parametrize("form", ["pack-quantized", "int-quantized", "float-quantized"])
+def test_nonsense_in_the_groups_is_no_traceback(tmp_path, form, nonsense):
+    quantize_folder(tmp_path / "model", form)
+    config = read_object(tmp_path / "model" / "config.json")
+    config["quantization_config"]["config_groups"]["group_0"]["weights"] = nonsense
+    write_json(tmp_path / "model" / "config.json", config)
+    try:
+        open_checkpoint(str(tmp_path / "model"))
+    except CheckpointError as refused:
+        assert "\n" not in str(refused)
+
+
+def test_zero_points_of_symmetric_integers_may_be_stored_as_zeros():
+    tensors, expected = pack_quantized(64, 96, 0)
+    zeros = torch.zeros(64, 3, dtype=torch.int8)
+    packed = formats.packed_int4(tensors["weight_packed"], tensors["weight_scale"], zeros, None, symmetric=True)
+    values, scales, offsets = packed.parts
+    found = values * scales.repeat_interleave(32, 1) + offsets.repeat_interleave(32, 1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=3e-4)
+
+
+@pytest.mark.parametrize("rows", [64, 128, 1000])
+@pytest.mark.parametrize("width", [64, 320, 128 * 64, 128 * 128, 128 * 1000])
+def test_scales_are_read_by_their_shape_and_not_by_their_number(rows, width):
+    """A matrix 16,384 wide with 1,024 rows has as many blocks as rows."""
+    tiles = -(-rows // 128), -(-width // 128)
+    assert formats.fp8_scheme((rows, width), tiles, blocked=True) == "fp8-block"
+    assert formats.fp8_scheme((rows, width), tiles) == ("fp8" if tiles == (1, 1) else "fp8-block")
+    for shape in ((), (1,), (1, 1), (rows,), (rows, 1)):
+        assert formats.fp8_scheme((rows, width), shape) == "fp8"
+    for shape in ((1, rows), (rows // 2, 2)):
+        if shape != tiles:
+            with pytest.raises(formats.NotReadable, match=r"has scales of shape"):
+                formats.fp8_scheme((rows, width), shape)
+            with pytest.raises(formats.NotReadable, match=r"has scales of shape"):
+                formats.int8(torch.zeros(rows, 4, dtype=torch.int8), torch.ones(shape))
+
+
+def test_as_many_blocks_as_rows_stand_for_the_right_weights():
+    tensors, expected = fp8(4, 512, 0, scales="block")
+    packed = formats.fp8(tensors["weight"], tensors["weight_scale"])
+    linear = Fp8BlockLinear(Place("down", 0), 512, (4,), False)
+    packed.into(linear, 0)
+    torch.testing.assert_close(linear.dequantized(), expected)
+
+
+@pytest.mark.parametrize(
     ("form", "end", "value", "message"),
     [
         ("awq", "scales", None, "lacks 'model.layers.0.mlp.down_proj.scales'"),
-        ("awq", "scales", torch.ones(5, 64), "has 5 groups per row of 96"),
+        ("awq", "scales", torch.ones(5, 64), "has 5 groups per row of 96, but group_size is 32"),
         ("awq", "scales", torch.full((3, 64), float("nan")), "has scales that are not finite"),
         ("awq", "qzeros", torch.zeros(2, 8, dtype=torch.int32), "and zero points"),
         ("gptq", "g_idx", torch.zeros(96, dtype=torch.int32), "has groups of other sizes than 32"),
         ("pack-quantized", "weight_shape", torch.tensor([64, 200]), "has words"),
         ("float-quantized", "weight_scale", None, "is stored as F8_E4M3 and lacks weight_scale"),
         ("float-quantized", "weight_scale", torch.ones(7, 1), r"has scales of shape \(7, 1\)"),
+        ("int-quantized", "weight_scale", torch.ones(1, 64), r"has scales of shape \(1, 64\): one or \(64, 1\)"),
         ("int-quantized", "weight_scale", torch.full((64, 1), float("inf")), "has scales that are not finite"),
     ],
 )

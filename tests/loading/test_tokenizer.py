@@ -1,7 +1,7 @@
 """Text to tokens and back: the same as transformers where it is right, and as llama.cpp where it is the source."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import gguf
 import pytest
@@ -14,6 +14,7 @@ from gradus.errors import CheckpointError, RequestError
 from gradus.loading import Tokenizer, open_checkpoint
 from gradus.loading.gguf import GGUFFile
 from gradus.loading.gguf_tokenizer import read_tokenizer
+from gradus.text.stream import TextStream, piece
 from tests.loading.builders import TOKENS, backend, write_bpe_tokenizer, write_folder, write_gguf
 
 TEXTS = [
@@ -130,6 +131,83 @@ def test_llama2_style_texts_lose_the_space_that_they_are_begun_with():
         for text in ("a b", "b", "aé b"):
             assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.token_bytes(4) == b" a"  # inside a text it is a space
+
+
+# -- decoding, as the library does it ----------------------------------------------------------------------------------
+
+
+def in_pieces(decoder, controls=("<s>",)):
+    """Pieces with runs of spaces among them that were added, bytes, and an added word."""
+    tokens = [
+        *controls,
+        "▁",
+        "a",
+        "▁b",
+        "é",
+        "▁▁",
+        "▁▁▁▁",
+        "<i>",
+        "c▁d",
+        *(f"<0x{byte:02X}>" for byte in "🙂".encode()),
+    ]
+    made = tokenizers.Tokenizer(
+        models.BPE(vocab={token: at for at, token in enumerate(tokens)}, merges=[("▁", "▁"), ("▁▁", "▁▁")])
+    )
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.decoder = decoder
+    made.add_special_tokens([AddedToken(control, normalized=False, special=True) for control in controls])
+    made.add_tokens([AddedToken(text, normalized=False) for text in ("▁▁", "▁▁▁▁", "<i>")])
+    return made
+
+
+GEMMA = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+WAYS = {
+    "gemma": decoders.Sequence(GEMMA),
+    "llama": decoders.Sequence([*GEMMA, decoders.Strip(" ", 1, 0)]),
+    "metaspace": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")]),
+    "first": decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")]),
+    "another mark": decoders.Sequence([decoders.ByteFallback(), decoders.Replace("b", "x"), decoders.Fuse()]),
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(data=st.data())
+def test_any_tokens_decode_as_the_library_decodes_them(way, data):
+    """Characters in bytes are whole here: of others the library says how many bytes are missing, and Gradus does not.
+
+    Where the first token loses its space, it has one: of several, the library drops all.
+    """
+    theirs = in_pieces(WAYS[way])
+    ours = Tokenizer(in_pieces(WAYS[way]))
+    smile = [[9, 10, 11, 12]] if way != "none" else []
+    parts = data.draw(st.lists(st.sampled_from([*([token] for token in range(9)), *smile]), max_size=12))
+    ids = [3, *chain.from_iterable(parts)]
+    for skip_special in (True, False):
+        assert ours.decode(ids, skip_special=skip_special) == theirs.decode(ids, skip_special_tokens=skip_special)
+
+
+def test_runs_of_spaces_that_were_added_are_spaces_and_stop_a_text():
+    """As transformers writes Gemma's tokenizer: ordinary added tokens, spelled with the mark of a space."""
+    tokenizer = Tokenizer(in_pieces(WAYS["gemma"]))
+    assert tokenizer.encode("a    a  a") == [2, 6, 2, 5, 2]
+    assert tokenizer.decode([2, 6, 2, 5, 2]) == "a    a  a"
+    stream = TextStream(lambda token: piece(tokenizer.token_bytes(token)), stop=[" " * 5])
+    assert stream.push([2, *[6] * 6]) == "a" and stream.stop_reason == " " * 5
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Strip(" ", 1, 0),
+        decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Replace(tokenizers.Regex("▁+"), " "),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteLevel()]),
+    ],
+)
+def test_steps_that_would_be_decoded_wrongly_are_refused(decoder):
+    with pytest.raises(CheckpointError, match=r"decoding by (Strip|Replace|ByteLevel) is not supported here"):
+        Tokenizer(in_pieces(decoder))
 
 
 # -- rebuilt from GGUF -------------------------------------------------------------------------------------------------

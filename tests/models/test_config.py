@@ -85,9 +85,10 @@ def without(raw: dict[str, Any], key: str) -> dict[str, Any]:
 def test_both_spellings_of_rope_mean_the_same() -> None:
     parameters = LLAMA["rope_scaling"] | {"rope_theta": 500000.0}
     newer = without(without(LLAMA, "rope_scaling"), "rope_theta") | {"rope_parameters": parameters}
+    both = LLAMA | {"rope_parameters": parameters}
     older = LLAMA | {"rope_scaling": without(LLAMA["rope_scaling"], "rope_type") | {"type": "llama3"}}
     wanted = Rope(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 128))
-    assert [ModelConfig.from_hf(raw).rope for raw in (LLAMA, newer, older)] == [wanted] * 3
+    assert [ModelConfig.from_hf(raw).rope for raw in (LLAMA, newer, older, both)] == [wanted] * 4
 
 
 def test_both_spellings_of_gemmas_two_ropes_mean_the_same() -> None:
@@ -200,6 +201,16 @@ REFUSED: list[tuple[object, str]] = [
     (LLAMA | {"rope_scaling": {"factor": 4.0}}, "rope_scaling.rope_type is missing"),
     (LLAMA | {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
     (LLAMA | {"rope_scaling": {"type": "linear", "factor": 0}}, "rope_scaling.factor must be a number above 0"),
+    (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor other than 1 is not supported"),
+    (
+        LLAMA | {"rope_parameters": LLAMA["rope_scaling"] | {"rope_theta": 10000.0}},
+        "rope_theta 500000.0 contradicts rope_parameters.rope_theta 10000.0",
+    ),
+    (LLAMA | {"rope_parameters": {"rope_type": "default"}}, "rope_scaling contradicts rope_parameters"),
+    (
+        GEMMA3 | {"rope_parameters": {"full_attention": {"rope_theta": 1e5}}},
+        "rope_theta 1000000.0 contradicts rope_parameters.full_attention.rope_theta 100000.0",
+    ),
     (LLAMA | {"rope_parameters": {"rope_theta": "big"}}, "rope_parameters.rope_theta must be a number above 0"),
     (LLAMA | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor other than 1 is not supp"),
     (

@@ -1,5 +1,7 @@
 """Loading checks every name and shape before it writes, and every value before it believes it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,8 @@ from torch.nn import functional as F
 from gradus.errors import CheckpointError
 from gradus.models import SHAPES, Linear, Model, Place, create_model, load_weights, randomize
 from gradus.models.layers import FLOATS
-from gradus.models.weights import plan
+from gradus.models.rope import frequencies
+from gradus.models.weights import plan, tied_as_stored
 from tests.models.conftest import InMemory, run
 
 SHAPE_NAMES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
@@ -59,7 +62,8 @@ def test_gemma_norms_are_stored_as_their_distance_from_one() -> None:
 def test_gpt2_loads_with_and_without_the_prefix_and_with_old_masks(tiny_tokens: list[int]) -> None:
     plain = checkpoint("tiny-gpt2")
     prefixed = {f"transformer.{name}": value for name, value in plain.items()}
-    prefixed["transformer.h.0.attn.bias"] = torch.ones(1, 1, 512, 512)
+    prefixed["transformer.h.0.attn.bias"] = torch.ones(1, 1, 512, 512).tril()
+    prefixed["transformer.h.1.attn.bias"] = torch.ones(1, 1, 512, 512, dtype=torch.bool).tril()
     prefixed["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
     prefixed["lm_head.weight"] = plain["wte.weight"]
     assert torch.equal(run(load("tiny-gpt2", plain), tiny_tokens), run(load("tiny-gpt2", prefixed), tiny_tokens))
@@ -74,8 +78,35 @@ def test_gemma_loads_from_a_multimodal_checkpoint(prefix: str, tiny_tokens: list
 
 
 def test_harmless_extras_are_ignored() -> None:
-    extras = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12)}
+    rope, width = SHAPES["tiny-llama"].rope, SHAPES["tiny-llama"].head_dim
+    extras = {"model.layers.0.self_attn.rotary_emb.inv_freq": frequencies(rope, width).bfloat16()}
     load("tiny-llama", checkpoint("tiny-llama") | extras)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "value", "what"),
+    [
+        ("tiny-gpt2", "h.0.attn.bias", torch.ones(1, 1, 8, 8), "a causal mask"),
+        ("tiny-gpt2", "h.0.attn.bias", torch.ones(192), "a causal mask"),
+        ("tiny-gpt2", "h.1.attn.masked_bias", torch.tensor(0.5), "one large negative number"),
+        ("tiny-llama", "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8), "the rotary frequencies"),
+        ("tiny-llama", "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(3), "the rotary frequencies"),
+    ],
+)
+def test_an_extra_that_contradicts_the_configuration_is_refused(shape, name, value, what) -> None:
+    assert f"tensor '{name}' is not {what}" in refusal(shape, checkpoint(shape) | {name: value})
+
+
+@pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-gemma3"])
+def test_a_head_of_its_own_counts_where_the_configuration_calls_it_tied(shape: str) -> None:
+    config, tensors = SHAPES[shape], checkpoint(shape)
+    family = type(create_model(config))
+    table = tensors[str(family.weights["embedding.weight"])]
+    assert config.tie_embeddings and tied_as_stored(config, family, InMemory(tensors)) is config
+    for same in (table, table.double()):
+        assert tied_as_stored(config, family, InMemory(tensors | {"lm_head.weight": same})) is config
+    apart = tied_as_stored(config, family, InMemory(tensors | {"lm_head.weight": table + 1e-6}))
+    assert apart == replace(config, tie_embeddings=False)
 
 
 def test_progress_reports_every_tensor_and_its_bytes() -> None:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from gradus import SamplingParams
 from tests.server.conftest import events, eventually
 from tests.server.test_cache import ok
 
@@ -41,6 +42,24 @@ def test_a_prompt_longer_than_the_whole_cache_is_refused_before_it_waits(serving
         assert answer.json()["error"]["param"] == param and "context 64" in answer.json()["error"]["message"]
     assert len(ok(server.generate(prompt=[1] * 60, max_tokens=4, ignore_eos=True))["token_ids"]) == 4
     assert server.stats()["failed"] == 0
+
+
+def test_tokens_drafted_behind_a_stop_string_are_in_no_answer_and_no_count(serving):
+    """Drafted by the model itself, all drafts are accepted: four tokens per step."""
+    server = serving(partial(final, speculate="draft:random:tiny-llama", drafts=3))
+    asked = {"max_tokens": 40, "ignore_eos": True, "logprobs": 0}
+    alone = final()
+    (whole,) = alone.generate("one two", SamplingParams(**asked))
+    for start in range(8, 12):
+        stop = whole.text[start : start + 2]
+        (plain,) = alone.generate("one two", SamplingParams(**asked, stop=[stop]))
+        body = {"prompt": "one two", **asked, "stop": stop}
+        answer, (frames, _) = ok(server.generate(**body)), events(server.generate(**body, stream=True))
+        assert tuple(answer["token_ids"]) == plain.token_ids and answer["text"] == plain.text
+        assert len(answer["logprobs"]) == answer["usage"]["completion_tokens"] == len(plain.token_ids) < 40
+        assert [token for frame in frames for token in frame["token_ids"]] == answer["token_ids"]
+        assert sum(len(frame["logprobs"]) for frame in frames) == len(plain.token_ids)
+        assert frames[-1]["usage"]["completion_tokens"] == len(plain.token_ids)
 
 
 # -- memory that runs out ----------------------------------------------------------------------------------------------

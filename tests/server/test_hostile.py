@@ -284,7 +284,10 @@ def test_any_values_in_any_fields(server, fields, with_prompt):
         ("cache_salt", 5, "5"),
         ("cache_salt", "x" * 1025, None),
         ("prompt", 5, "5"),
-        ("prompt", None, "None"),
+        ("prompt", [1, None], "null"),
+        ("stop", [None], "null"),
+        ("stop_token_ids", [None], "null"),
+        ("logit_bias", {"5": None}, "null"),
         ("prompt", {"text": "a"}, None),
         ("prompt", [], "0"),
         ("prompt", "", "0"),
@@ -308,6 +311,20 @@ def test_a_field_out_of_range_is_refused_by_its_name_with_limit_and_value(server
     if got is not None:
         assert str(error["got"]) == got
     assert server.stats()["steps"] == steps  # the engine did nothing for it
+
+
+def test_null_stands_for_the_default_of_every_field(server):
+    properties = server.http.get("/openapi.json").json()["paths"]["/generate"]["post"]["requestBody"]
+    fields = properties["content"]["application/json"]["schema"]["properties"]
+    plain = server.generate(prompt="a", max_tokens=3).json()
+    unset = {name: None for name in fields if name not in ("prompt", "max_tokens")}
+    answer = server.generate(prompt="a", max_tokens=3, **unset)
+    assert answer.status_code == 200 and answer.json().keys() == plain.keys()
+    assert answer.json()["token_ids"] == plain["token_ids"]
+    for name, field in fields.items():
+        assert ({"type": "null"} in field["anyOf"]) is (name != "prompt")
+    error = refusal(server.generate(prompt=None))
+    assert error["param"] == "prompt" and error["message"] == "prompt is missing"
 
 
 @pytest.mark.parametrize(("text", "got"), [("1e400", "inf"), ("-1e400", "-inf")])

@@ -1,11 +1,14 @@
 """Text is the event loop's: nothing of it happens on the engine's thread, and a long prompt holds nothing up."""
 
+import json
 import threading
 import time
 from functools import partial
 
 import pytest
 
+from gradus.server.schemas import encode
+from gradus.server.streaming import event
 from tests.server.conftest import events, eventually, read_answer
 from tests.server.scripted import ScriptedCore
 
@@ -126,3 +129,11 @@ def test_others_go_on_when_a_stop_string_ends_one(serving):
     assert server.generate(prompt="b", max_tokens=60, stop=["3 "]).json()["text"] == "0 1 2 "
     status, _, body = read_answer(other)
     assert status == 200 and b'"completion_tokens":60' in body
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\u0085"])
+def test_no_frame_has_a_line_end_that_some_clients_see(end):
+    """httpx splits a stream as `str.splitlines` does."""
+    content = {"text": f"a{end}b", end: ["é", end]}
+    assert len(event(content).decode().splitlines()) == 2
+    assert json.loads(encode(content)) == content and "é".encode() in encode(content)

@@ -5,15 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
 
 from gradus import LLM, SamplingParams
 from gradus.assembly.checkpoint import draft_precision
+from gradus.assembly.draft_rows import fitted
 from gradus.config.settings import Settings
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import memory_plan
-from gradus.loading import open_checkpoint
+from gradus.loading import as_asked, open_checkpoint
 from gradus.models.layers import Linear
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
@@ -21,7 +23,7 @@ from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.int8_groups import Int8GroupLinear
 from gradus.quantization.precision import resolve
-from tests.loading.builders import CONFIGS, tensors_of, write_folder, write_gguf
+from tests.loading.builders import CONFIGS, TOKENS, tensors_of, write_folder, write_gguf, write_json
 from tests.loading.quantized_builders import quantize_folder
 
 TEXT = "one two three four five six seven. one two three four five six"
@@ -66,16 +68,6 @@ def test_drafts_were_verified(both):
     both[1].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))
     told = both[1].metrics().speculation
     assert sum(told.accepted) > 0 and told.tokens_per_step > 1
-
-
-def test_a_stop_string_cuts_the_tokens_that_came_with_it(both):
-    whole = both[0].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))[0].text
-    stop = whole[10:13]
-    plain, speculating = (
-        llm.generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True, stop=[stop]))[0] for llm in both
-    )
-    assert (speculating.text, speculating.finish_reason) == (plain.text, "stop")
-    assert speculating.token_ids == plain.token_ids
 
 
 @pytest.mark.parametrize("settings", [{"quantize": "int8"}, {"quantize": "int4-g32"}, {"kv_dtype": "fp8"}])
@@ -204,12 +196,34 @@ def drafted() -> LLM:
     return tiny(speculate="draft:random:tiny-llama", drafts=3)
 
 
+@pytest.fixture(scope="module")
+def by_hand() -> LLM:
+    """Phase p08, whose scheduler is its own."""
+    return tiny(phase="p08")
+
+
 def test_a_model_drafts_and_completions_are_the_same(both, drafted):
     for params in (dict(max_tokens=40, ignore_eos=True), dict(max_tokens=40, temperature=1.0, seed=3, n=2)):
         plain, speculating = (llm.generate([TEXT, "a"], SamplingParams(**params)) for llm in (both[0], drafted))
         assert [one.token_ids for one in speculating] == [one.token_ids for one in plain]
     told = drafted.metrics().speculation
     assert told.accepted == told.drafted and told.tokens_per_step > 3
+
+
+@pytest.mark.parametrize("start", range(10, 16))
+def test_a_stop_string_cuts_the_tokens_that_came_with_it(both, drafted, by_hand, start):
+    """Four tokens per step, and stop strings that end at any of them."""
+    whole = both[0].generate(TEXT, SamplingParams(max_tokens=60, ignore_eos=True))[0].text
+    params = SamplingParams(max_tokens=60, ignore_eos=True, stop=[whole[start : start + 3]], logprobs=0)
+    plain = both[0].generate(TEXT, params)[0]
+    assert plain.finish_reason == "stop" and len(plain.token_ids) < 40
+    for llm in (both[1], drafted, by_hand):
+        *pieces, last = llm.stream(TEXT, params)
+        done = last.completion
+        assert (done.text, done.token_ids, done.stop_reason) == (plain.text, plain.token_ids, plain.stop_reason)
+        assert [entry.token_id for entry in done.logprobs] == list(plain.token_ids)
+        assert sum((piece.token_ids for piece in (*pieces, last)), ()) == plain.token_ids
+        assert sum(len(piece.logprobs) for piece in (*pieces, last)) == len(plain.token_ids)
 
 
 def test_a_long_prompt_is_caught_up_with_in_pieces(both, drafted):
@@ -234,7 +248,6 @@ def test_beyond_its_context_a_draft_drafts_nothing(both, monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("random:llama-3.2-1b", "the draft has a vocabulary of 128256 tokens, the model one of 320: choose a draft of"),
         ("random:tiny-gemma3", "a draft reads the pages of layers that see everything"),
         ("nothing-of-that-name", "nothing-of-that-name"),
     ],
@@ -243,6 +256,72 @@ def test_a_draft_that_does_not_go_with_the_model_is_one_line(name, message):
     with pytest.raises(ConfigError, match=message) as raised:
         tiny(speculate=f"draft:{name}")
     assert "\n" not in str(raised.value)
+
+
+def sized(folder, rows: int, seed: int = 0) -> str:
+    """A checkpoint whose rows of tokens are the same, whatever their number. Padding is unlikely, as in real models."""
+    write_folder(folder)
+    write_json(folder / "config.json", CONFIGS["llama"] | {"vocab_size": rows})
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        more = 0.01 * torch.randn(400, 64, generator=torch.Generator().manual_seed(seed))
+        tensors[name] = torch.cat([tensors[name][:TOKENS], more])[:rows].contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+@pytest.mark.parametrize(("model_rows", "draft_rows"), [(TOKENS + 40, TOKENS + 8), (TOKENS + 8, TOKENS + 40)])
+@pytest.mark.parametrize("settings", [{}, {"switch_off": ["kernels"]}, {"draft_quantize": "int8"}])
+def test_a_draft_of_the_same_tokenizer_may_have_other_padding(tmp_path, model_rows, draft_rows, settings):
+    model, draft = sized(tmp_path / "model", model_rows), sized(tmp_path / "draft", draft_rows)
+    asked = {"device": "cpu", "dtype": "float32", "max_sequences": 2, "cache_tokens": 512}
+    speculating = LLM(model, speculate=f"draft:{draft}", drafts=3, **asked, **settings)
+    plain = LLM(model, **asked)
+    prompts = [[5, 6, 7], [9] * 20, [model_rows - 1, 4]]  # the last one's first token is beyond a small draft's rows
+    for params in (dict(), dict(temperature=0.5, seed=3), dict(repetition_penalty=1.2, logit_bias={model_rows - 1: 5})):
+        both = [
+            llm.generate(prompts, SamplingParams(max_tokens=20, ignore_eos=True, **params))
+            for llm in (plain, speculating)
+        ]
+        assert [one.token_ids for one in both[1]] == [one.token_ids for one in both[0]]
+    told = speculating.metrics().speculation
+    assert sum(told.accepted) > 0.4 * sum(told.drafted) > 0
+    drafter = speculating.engine.runner.drafter.runner.model
+    assert drafter.config.vocab_size == model_rows
+
+
+def test_a_packed_head_of_other_padding_is_resized_as_well(tmp_path):
+    names = ("model.embed_tokens.weight", "lm_head.weight", "model.layers.0.mlp.down_proj.weight")
+    file = write_gguf(tmp_path / "draft.gguf", quantize=dict.fromkeys(names, GGMLQuantizationType.Q8_0))
+    draft = as_asked(open_checkpoint(str(file)), "stored")
+    whole = draft.tensors.read("lm_head.weight")
+    for rows in (TOKENS + 8, draft.config.vocab_size + 8):
+        model = open_checkpoint(sized(tmp_path / str(rows), rows))
+        found = fitted(draft, model)
+        assert found.config.vocab_size == rows and found.tensors.shape("lm_head.weight") == (rows, 64)
+        for part, before in zip(found.tensors.read("lm_head.weight").parts, whole.parts, strict=True):
+            count = min(rows, len(before))
+            assert len(part) == rows and torch.equal(part[:count], before[:count])
+            assert all(torch.equal(row, before[-1]) for row in part[len(before) :])
+
+
+def test_a_draft_of_another_tokenizer_is_refused_by_its_first_other_token(tmp_path):
+    model = str(write_folder(tmp_path / "model"))
+    message = r"tiny-llama speaks other tokens than .*model \(token 0 is b'\\x00' there, b'' here\): choose a draft"
+    with pytest.raises(ConfigError, match=message) as raised:
+        LLM(model, device="cpu", dtype="float32", speculate="draft:random:tiny-llama")
+    assert "\n" not in str(raised.value)
+
+
+def test_without_tokenizers_a_draft_must_have_the_models_size(tmp_path):
+    model, draft = tmp_path / "model", tmp_path / "draft"
+    for folder, rows in ((model, 360), (draft, 340)):
+        sized(folder, rows)
+        (folder / "tokenizer.json").unlink()
+    with pytest.raises(
+        ConfigError, match=r"has a vocabulary of 340 tokens and .*model one of 360, and without both token"
+    ):
+        LLM(str(model), device="cpu", dtype="float32", speculate=f"draft:{draft}")
 
 
 def test_a_model_without_room_for_its_draft_is_one_line():

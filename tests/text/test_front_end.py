@@ -1,9 +1,13 @@
 """A front end whose core is elsewhere says the same as one whose core is at hand, a little later."""
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gradus.engine.logprobs import PAIR, Logprobs
 from gradus.engine.request import ModelLimits, SamplingParams
 from gradus.engine.sequence import Output, Timings
 from gradus.errors import RequestError
@@ -59,13 +63,13 @@ def test_a_stop_string_is_told_once_and_what_the_core_says_after_it_is_dropped(e
     begun(elsewhere, stop=["END"])
     (first,) = elsewhere.read(said("ab E"))
     (second,) = elsewhere.read(said("NDx"))
-    assert (first.text + second.text, second.token_ids, second.completion) == ("ab ", tuple(b"NDx"), None)
+    assert (first.text + second.text, second.token_ids, second.completion) == ("ab ", tuple(b"ND"), None)
     assert elsewhere.told == [("r", 0, "stop")]
     (late,) = elsewhere.read(said("yz"))  # was under way already
     assert (late.text, late.token_ids, late.completion) == ("", (), None)
     (last,) = elsewhere.read(said("", finish_reason="stop"))
     done = last.completion
-    assert (done.text, done.token_ids) == ("ab ", tuple(b"ab ENDx"))
+    assert (done.text, done.token_ids) == ("ab ", tuple(b"ab END"))
     assert (done.finish_reason, done.stop_reason, done.timings) == ("stop", "END", TIMINGS)
     assert elsewhere.told == [("r", 0, "stop")] and not elsewhere.front_end.open_requests
 
@@ -82,6 +86,39 @@ def test_a_stop_string_in_the_last_output_needs_no_telling(elsewhere):
     begun(elsewhere, stop=["END"])
     (last,) = elsewhere.read(said("aEND", finish_reason="length"))
     assert (last.completion.finish_reason, last.completion.text, elsewhere.told) == ("stop", "a", [])
+
+
+def result(steps, params, ending):
+    """Everything that a request with one sample is answered, its log-probabilities and its pieces put together."""
+    elsewhere, at, deltas = Elsewhere(), 0, []
+    begun(elsewhere, **params)
+    for size in steps:
+        tokens = TOKENS[at : (at := at + size)]
+        last = ending if at == len(TOKENS) else {}
+        packed = Logprobs(tuple(PAIR.pack(token, -place) for place, token in enumerate(tokens, at - size)))
+        deltas += elsewhere.read(Output("r", 0, tokens, packed, **({"timings": TIMINGS} | last if last else {})))
+    done = deltas[-1].completion
+    assert done.text == "".join(delta.text for delta in deltas)
+    assert done.token_ids == sum((delta.token_ids for delta in deltas), ())
+    assert done.logprobs == sum((tuple(delta.logprobs) for delta in deltas), ())
+    return done
+
+
+TOKENS = tuple("abé aab c".encode())
+
+
+@given(
+    st.lists(st.integers(0, len(TOKENS)), max_size=6),
+    st.lists(st.sampled_from(["a", "ab", "bé", " a", "c", "b c", "\ufffd"]), max_size=2),
+    st.integers(0, 4),
+    st.sampled_from([{"finish_reason": "length"}, {"finish_reason": "stop", "stop_reason": TOKENS[-1]}]),
+)
+def test_how_many_tokens_a_step_yields_changes_no_result(cuts, stop, min_tokens, ending):
+    """As drafts that are accepted do: several at once, and a stop string may be complete at any of them."""
+    edges = sorted({0, *cuts, len(TOKENS)})
+    params = {"stop": stop, "min_tokens": min_tokens, "logprobs": 0}
+    steps = [after - before for before, after in pairwise(edges)]
+    assert result(steps, params, ending) == result([1] * len(TOKENS), params, ending)
 
 
 def test_tokens_that_cannot_be_decoded_end_their_sample_alone(elsewhere, caplog):

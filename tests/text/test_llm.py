@@ -2,7 +2,9 @@
 
 import time
 
+import numpy as np
 import pytest
+import torch
 
 from gradus import LLM, SamplingParams
 from gradus.engine.request import SchedulingParams
@@ -55,6 +57,40 @@ def test_results_are_flat_and_prompt_major_and_say_whose_they_are(llm):
 def test_token_ids_are_a_prompt_too(llm):
     assert llm.generate(list(b"hello"), LONG)[0].token_ids == llm.generate("hello", LONG)[0].token_ids
     assert [c.prompt_index for c in llm.generate([[1], [2]], SamplingParams(max_tokens=1))] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.tensor, np.array, lambda ids: list(np.array(ids)), lambda ids: [*torch.tensor(ids)]]
+)
+def test_token_ids_may_come_as_arrays_tensors_and_their_items(llm, kind):
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    expected = llm.generate([[1, 2, 3], [7]], params)
+    assert [done.token_ids for done in llm.generate([kind([1, 2, 3]), kind([7])], params)] == [
+        done.token_ids for done in expected
+    ]
+    (alone,) = llm.generate(kind([1, 2, 3]), params)
+    (streamed,) = (delta.completion for delta in llm.stream(kind([1, 2, 3]), params) if delta.completion)
+    assert alone.token_ids == streamed.token_ids == expected[0].token_ids
+    assert alone.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (torch.tensor([[1, 2], [3, 4]]), r"got an array of shape \(2, 2\): give each prompt alone"),
+        (np.ones((1, 3), int), r"got an array of shape \(1, 3\): give each prompt alone"),
+        (torch.tensor(5), r"got an array of shape \(\): give each prompt alone"),
+        (torch.tensor([1.0, 2.0]), "token ids, each a whole number between 0 and 319, got 1.0"),
+        (np.array([True]), "token ids, each a whole number between 0 and 319, got True"),
+        (np.array(["a"]), "token ids, each a whole number between 0 and 319, got 'a'"),
+        (torch.tensor([320]), "token ids, each a whole number between 0 and 319, got 320"),
+        ([[np.arange(30).reshape(3, 10)]], "token ids, each a whole number between 0 and 319, got array"),
+    ],
+)
+def test_what_is_no_list_of_token_ids_is_one_line(llm, prompt, message):
+    with pytest.raises(RequestError, match=message) as refused:
+        llm.generate(prompt)
+    assert "\n" not in str(refused.value)
 
 
 def test_logprobs_come_only_when_asked_for(llm):

@@ -114,7 +114,7 @@ def test_stop_strings_are_looked_for_only_after_min_tokens():
 
 def test_tokens_after_the_stop_string_are_not_decoded():
     stream = TextStream(one_byte, ["b"])
-    assert stream.push(b"abcab") == "a"
+    assert stream.push(b"abcab") == "a" and stream.taken == 2
     assert stream.finish() == "" and stream.text == "a"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from gradus.assembly.draft_rows import fitted
 from gradus.assembly.final import build as build_final
 from gradus.assembly.final import check_draft, runnable
 from gradus.assembly.heads import trained_heads
@@ -16,7 +17,7 @@ from gradus.errors import ConfigError
 from gradus.execution.memory import ran_out
 from gradus.execution.memory_plan import memory_plan
 from gradus.exercises import solution
-from gradus.loading import Checkpoint, Progress, Tokenizer, as_asked, load_model, open_checkpoint
+from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision
 from gradus.quantization.precision import quantized
@@ -83,30 +84,20 @@ def open_draft(
 ) -> tuple[Checkpoint, Precision] | None:
     """The checkpoint that `speculate` names, if it names one, and what to load it with.
 
-    precision: the model's. Raises ConfigError for a draft of another vocabulary, and for one that cannot be quantized
+    precision: the model's. Raises ConfigError for a draft of other tokens, and for one that cannot be quantized
     as `draft_quantize` says.
     """
     if options.draft_model is None:
         return None
     draft = as_asked(open_checkpoint(options.draft_model), options.draft_quantize, DRAFT_QUANTIZE)
+    draft = fitted(draft, checkpoint)
     check_draft(checkpoint.config, draft.config)
-    ours, theirs = checkpoint.tokenizer, draft.tokenizer
-    if ours is not None and theirs is not None and _vocabulary(ours) != _vocabulary(theirs):
-        raise ConfigError(
-            f"{draft.name} speaks other tokens than {checkpoint.name}: a draft needs the same vocabulary, choose one "
-            "of the same family"
-        )
     if draft.config.context_length < options.limits.context_length:
         log.warning(
             "%s drafts up to position %d, the end of its context; the rest of a longer sequence is not drafted",
             draft.name, draft.config.context_length,
         )  # fmt: skip
     return draft, draft_precision(draft, device, precision, options.draft_quantize)
-
-
-def _vocabulary(tokenizer: Tokenizer) -> list[bytes]:
-    """The bytes of tokens all over the vocabulary: enough to tell one from another."""
-    return [tokenizer.token_bytes(token) for token in range(0, tokenizer.vocab_size, 101)]
 
 
 def draft_precision(draft: Checkpoint, device: torch.device, precision: Precision, quantize: str | None) -> Precision:

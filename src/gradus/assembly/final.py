@@ -163,8 +163,7 @@ def check_draft(config: ModelConfig, draft: ModelConfig) -> None:
     """Raises ConfigError for a draft that does not go with the model."""
     if config.vocab_size != draft.vocab_size:
         raise ConfigError(
-            f"the draft has a vocabulary of {draft.vocab_size} tokens, the model one of {config.vocab_size}: choose a "
-            "draft of the same family"
+            f"the draft has logits for {draft.vocab_size} tokens, the model for {config.vocab_size}: both need as many"
         )
     if len(layer_groups(draft.windows)) > 1 or layer_groups(config.windows)[0].window is not None:
         raise ConfigError(

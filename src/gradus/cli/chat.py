@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -76,7 +77,7 @@ def chat(
 def _lines(interactive: bool) -> Iterator[str]:
     """What the user says, line by line, until end of file."""
     if not interactive:
-        yield from terminal.standard_input().splitlines()
+        yield from terminal.standard_input().split("\n")  # a message may hold the other characters that end lines
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 
@@ -114,6 +115,8 @@ def _answer(conversation: "Conversation", text: str, interactive: bool) -> None:
         terminal.print_mistake(f"{mistake} (/reset makes room)" if mistake.param == "prompt" else str(mistake))
         return
     terminal.print_text("\n")
+    if conversation.is_full(completion):
+        terminal.print_note("the context is full: /reset makes room")
     if interactive or completion.finish_reason == "error":
         terminal.print_note(terminal.statistics([completion]))
 
@@ -134,7 +137,8 @@ class Conversation:
         """Answer `text`, showing the answer as it comes. Ctrl-C ends it early; what was said until then is kept."""
         asked = [*self.messages, {"role": "user", "content": text}]
         with _interruptions() as interrupted:
-            request = self.llm.submit(self.llm.chat_prompt(asked), self.params)
+            prompt = self.llm.chat_prompt(asked)
+            request = self.llm.submit(prompt, self._fitting(len(prompt)))
             completion = None
             while completion is None:
                 deltas = self.llm.cancel(request) if interrupted.is_set() else self.llm.step()
@@ -143,6 +147,19 @@ class Conversation:
                     completion = delta.completion
         self.messages = [*asked, {"role": "assistant", "content": completion.text}]
         return completion
+
+    def _fitting(self, prompt_tokens: int) -> SamplingParams:
+        """Shorten the answer that was asked for to the room that the context has left."""
+        context, most = self.llm.limits.context_length, self.params.max_tokens
+        room = context - prompt_tokens
+        if most is not None and 1 <= room < most < context:  # more than a context is a mistake, not a long conversation
+            return replace(self.params, max_tokens=room)
+        return self.params
+
+    def is_full(self, answer: Completion) -> bool:
+        """Whether the context ended this answer."""
+        used = answer.prompt_tokens + len(answer.token_ids)
+        return answer.finish_reason == "length" and used >= self.llm.limits.context_length
 
 
 @contextmanager

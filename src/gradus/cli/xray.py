@@ -121,7 +121,7 @@ def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:
 def _lines(file: Path) -> list[str]:
     """The prompts in a file: its lines that are not blank."""
     try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

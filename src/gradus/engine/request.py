@@ -216,7 +216,7 @@ class Request:
 def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Iterable):
         raise _refuse("prompt", "text or a list of token ids", prompt)
-    tokens = tuple(prompt)
+    tokens = _plain(prompt)
     if not tokens:
         raise RequestError(
             "prompt must have at least 1 token, got an empty one", param="prompt", limit="at least 1 token", got=0
@@ -237,6 +237,20 @@ def _prompt(prompt: Iterable[int], limits: ModelLimits) -> tuple[int, ...]:
     return tokens
 
 
+def _plain(prompt: Iterable[Any]) -> tuple[Any, ...]:
+    """Token ids as Python's own integers, where they come in an array or a tensor of one dimension, or as its items."""
+    if getattr(prompt, "ndim", 1) != 1:
+        shape = tuple(prompt.shape)  # type: ignore[attr-defined]
+        limit, got = "text or a list of token ids", f"an array of shape {shape}"
+        raise RequestError(
+            f"prompt must be {limit}, got {got}: give each prompt alone", param="prompt", limit=limit, got=got
+        )
+    tokens = tuple(prompt.tolist() if hasattr(prompt, "tolist") else prompt)
+    if set(map(type, tokens)) <= {int}:
+        return tokens
+    return tuple(token.item() if getattr(token, "ndim", None) == 0 else token for token in tokens)
+
+
 def _resolve_max_tokens(prompt_length: int, params: SamplingParams, limits: ModelLimits) -> int:
     room = limits.context_length - prompt_length
     where = f"(prompt {prompt_length} tokens, context {limits.context_length})"
@@ -250,7 +264,7 @@ def _resolve_max_tokens(prompt_length: int, params: SamplingParams, limits: Mode
 
 
 def _refuse(param: str, limit: str, got: Any) -> RequestError:
-    shown = repr(got)
+    shown = " ".join(repr(got).split())  # an array's has lines
     shown = shown if len(shown) <= 60 else shown[:57] + "…"
     return RequestError(f"{param} must be {limit}, got {shown}", param=param, limit=limit, got=shown)
 

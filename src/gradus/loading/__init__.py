@@ -5,7 +5,8 @@ this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
     folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: what is not tensors
-    quantized.py       matrices that others have quantized;  packed_formats.py: how they store them
+    quantized.py       matrices that others have quantized;  packed_formats.py: how they store them;
+                       quantization_config.py: what a configuration says of them
     gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
     gguf_packed.py     the same with its matrices as they are stored
     llama2c.py         llama2.c's file

@@ -167,6 +167,8 @@ def _open_random(name: str) -> Checkpoint:
 def _open_folder(name: str, folder: Path) -> Checkpoint:
     from gradus.loading import folder as hugging_face
     from gradus.loading.safetensors import SafetensorsFolder
+    from gradus.models.create import FAMILIES
+    from gradus.models.weights import tied_as_stored
 
     tensors = SafetensorsFolder(folder)
     quantization, config = hugging_face.read_quantization(folder), hugging_face.read_config(folder)
@@ -174,7 +176,7 @@ def _open_folder(name: str, folder: Path) -> Checkpoint:
     return Checkpoint(
         name=name,
         source=folder,
-        config=config,
+        config=tied_as_stored(config, FAMILIES[config.family], source),
         tensors=source,
         tokenizer=hugging_face.read_tokenizer(folder),
         license=None,

@@ -11,8 +11,6 @@ K in, N out, g weights per group, G groups of a row. A word of 32 bits holds eig
 All integers of 4 bits become q in 0 … 15 with w = scale q + offset.
 """
 
-from math import prod
-
 import torch
 from torch import Tensor
 
@@ -32,26 +30,39 @@ class NotReadable(ValueError):
     """What a matrix's tensors say cannot be so, or is not supported. Its text is a clause about the matrix."""
 
 
-def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Packed:
+def awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, symmetric: bool) -> Packed:
     values = nibbles(qweight)[..., _inverse(AWQ_ORDER)].flatten(1).t()  # [N, K]
     zeros = nibbles(qzeros)[..., _inverse(AWQ_ORDER)].flatten(1).t()
-    return _int4(values, scales.t(), zeros)
+    return _int4(values, scales.t(), _middle(zeros) if symmetric else zeros)
 
 
-def gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, zeros_less_one: bool) -> Packed:
-    """zeros_less_one: as the first version of the format stores zero points."""
+def gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, *, zeros_less_one: bool, symmetric: bool
+) -> Packed:
+    """zeros_less_one: as the first version of the format stores zero points.
+
+    Some writers call the second version by the first one's name. Where integers are symmetric that does no harm: then
+    the zero point is known, and 7 and 8 are how the two versions store it.
+    """
     values = nibbles(qweight).permute(1, 0, 2).flatten(1)  # [N, K]
-    zeros = nibbles(qzeros).flatten(1).t() + int(zeros_less_one)
-    return _int4(values, scales.t(), zeros, g_idx)
+    zeros = nibbles(qzeros).flatten(1).t()
+    if symmetric:
+        zeros_less_one = bool((zeros == MIDDLE - 1).all())
+    zeros = zeros + int(zeros_less_one)
+    return _int4(values, scales.t(), _middle(zeros) if symmetric else zeros, g_idx)
 
 
-def packed_int4(weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None) -> Packed:
+def packed_int4(
+    weight: Tensor, scale: Tensor, zero_point: Tensor | None, g_idx: Tensor | None, symmetric: bool
+) -> Packed:
     """compressed-tensors' pack-quantized: integers and zero points are stored with 8 added."""
     values = nibbles(weight).flatten(1)
     zeros = torch.full(scale.shape, MIDDLE)
-    if zero_point is not None:
+    if zero_point is not None and zero_point.dtype == torch.int32:
         zeros = nibbles(zero_point).permute(0, 2, 1).flatten(0, 1)[: len(scale)]
-    return _int4(values, scale, zeros, g_idx)
+    elif zero_point is not None:  # not packed, and without the 8, as symmetric ones were written once
+        zeros = zero_point + MIDDLE
+    return _int4(values, scale, _middle(zeros) if symmetric else zeros, g_idx)
 
 
 def int8(weight: Tensor, scale: Tensor) -> Packed:
@@ -75,21 +86,42 @@ def q4_1(blocks: Tensor) -> Packed:
     return _floating(_halves_of_bytes(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
 
 
-def fp8(weight: Tensor, scale: Tensor) -> Packed:
-    """scale: one for all, one per row, or one per block of 128 x 128."""
-    scheme = fp8_scheme(tuple(weight.shape), tuple(scale.shape))
+def fp8(weight: Tensor, scale: Tensor, blocked: bool = False) -> Packed:
+    """scale: one for all, one per row, or one per block of 128 x 128. blocked: as in `fp8_scheme`."""
+    scheme = fp8_scheme(tuple(weight.shape), tuple(scale.shape), blocked)
     return Packed(scheme, (weight, _finite(scale) if scheme == "fp8-block" else _per_row(scale, len(weight))))
 
 
-def fp8_scheme(shape: Shape, scale: Shape) -> str:
-    """By the shapes of a matrix and its scales."""
+def fp8_scheme(shape: Shape, scale: Shape, blocked: bool = False) -> str:
+    """Choose by the shapes of a matrix and its scales. Their number is ambiguous: there may be as many blocks as rows.
+
+    blocked: blocks alone will do, since the configuration says so.
+    """
     rows, width = shape
     tiles = blocks(rows), blocks(width)
-    if prod(scale) in (1, rows):
+    if not blocked and scale_per(rows, scale) is not None:
         return "fp8"
     if scale == tiles:
         return "fp8-block"
-    raise NotReadable(f"has scales of shape {scale}: one, {rows} or {tiles} of blocks of {BLOCK} x {BLOCK} can be read")
+    others = "" if blocked else f"one, {(rows, 1)} or "
+    raise NotReadable(f"has scales of shape {scale}: {others}{tiles} of blocks of {BLOCK} x {BLOCK} can be read")
+
+
+def scale_per(rows: int, scale: Shape) -> str | None:
+    """Name what has one scale, by the scales' shape: the matrix ("tensor"), a row ("channel"), or None of these."""
+    if scale in ((), (1,), (1, 1)):
+        return "tensor"
+    return "channel" if scale in ((rows,), (rows, 1)) else None
+
+
+def _middle(zeros: Tensor) -> Tensor:
+    """Zero points that are said to be those of symmetric integers."""
+    if not (zeros == MIDDLE).all():
+        low, high = zeros.min(), zeros.max()
+        raise NotReadable(
+            f"has zero points from {low} to {high}, though its integers are said to be symmetric: {MIDDLE} is expected"
+        )
+    return zeros
 
 
 def _int4(values: Tensor, scales: Tensor, zeros: Tensor, g_idx: Tensor | None = None) -> Packed:
@@ -164,8 +196,8 @@ def _inverse(order: tuple[int, ...]) -> list[int]:
 
 
 def _per_row(scale: Tensor, rows: int) -> Tensor:
-    if scale.numel() not in (1, rows):
-        raise NotReadable(f"has scales of shape {tuple(scale.shape)} for {rows} rows")
+    if scale_per(rows, tuple(scale.shape)) is None:
+        raise NotReadable(f"has scales of shape {tuple(scale.shape)}: one or {(rows, 1)} can be read")
     return _finite(scale).reshape(-1, 1).expand(rows, 1)
 
 

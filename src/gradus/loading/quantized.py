@@ -13,6 +13,7 @@ from torch import Tensor
 from gradus.errors import CheckpointError
 from gradus.loading import packed_formats as formats
 from gradus.loading.packed_formats import NotReadable
+from gradus.loading.quantization_config import QuantizationConfig, require
 from gradus.loading.quoting import quoted
 from gradus.quantization.mix import Mix
 from gradus.quantization.packed import Packed
@@ -47,11 +48,13 @@ class QuantizedTensors:
     """A TensorSource over another one. config: the object `quantization_config` of config.json."""
 
     def __init__(self, tensors: TypedTensors, config: dict[str, Any]) -> None:
-        self._tensors, self._config = tensors, config
+        self._tensors, self._config = tensors, QuantizationConfig(config)
         self._there = frozenset(tensors.names())
         self._found = {f"{name}.weight": found for name in self._prefixes() if (found := self._look(name))}
         if not self._found:
-            raise CheckpointError(f"config.json: quantization {quoted(self._method)}, but no matrix is quantized")
+            raise CheckpointError(
+                f"config.json: quantization {quoted(self._config.method)}, but no matrix is quantized"
+            )
         self._parts = {part for found in self._found.values() for part in found.parts}
 
     # -- a TensorSource ------------------------------------------------------------------------------------------------
@@ -79,13 +82,9 @@ class QuantizedTensors:
         """What each matrix is stored in. canonical: the name that the model's tables have for a tensor's."""
         rules = ((canonical(name).removesuffix(".weight"), found.scheme) for name, found in self._found.items())
         schemes = sorted({found.scheme for found in self._found.values()})
-        return Mix(" ".join([self._method, *schemes]), tuple(rules))
+        return Mix(" ".join([self._config.method, *schemes]), tuple(rules))
 
     # -- what a name's tensors are -------------------------------------------------------------------------------------
-
-    @property
-    def _method(self) -> str:
-        return str(self._config.get("quant_method") or self._config.get("method"))
 
     def _prefixes(self) -> list[str]:
         ends = (".qweight", ".weight_packed", ".weight")
@@ -104,28 +103,40 @@ class QuantizedTensors:
 
     def _words(self, name: str) -> Found:
         """AWQ and GPTQ."""
-        bits = self._config.get("bits", self._config.get("w_bit", 4))
+        bits = self._config.content.get("bits", self._config.content.get("w_bit", 4))
         require(bits == 4, f"has {bits} bits: 4 can be read")
         parts = self._need(name, "qweight", "qzeros", "scales")
-        height, width = self._matrix(parts[0])
+        return self._awq(parts) if self._config.method == "awq" else self._gptq(name, parts)
+
+    def _awq(self, parts: tuple[str, ...]) -> Found:
+        height, words = self._matrix(parts[0])
         groups = self._matrix(parts[2])[0]
-        if self._method == "awq":
-            version = str(self._config.get("version", "gemm")).lower()
-            require(version == "gemm", f"is of AWQ's version {version}: gemm can be read")
-            shape = width * formats.NIBBLES, height
-            return Found(
-                formats.int4_scheme(height, groups, None), parts, shape, lambda: formats.awq(*self._three(parts))
-            )
-        require(self._method in ("gptq", "gptqmodel"), f"is of the method {self._method!r}: awq and gptq can be read")
-        kind = str(self._config.get("checkpoint_format") or self._config.get("format") or "gptq")
-        require(kind in ("gptq", "gptq_v2"), f"is of GPTQ's format {kind!r}: gptq and gptq_v2 can be read")
-        g_idx = self._read_if_there(f"{name}.g_idx")
-        scheme = formats.int4_scheme(height * formats.NIBBLES, groups, g_idx)
+        version = str(self._config.content.get("version", "gemm")).lower()
+        require(version == "gemm", f"is of AWQ's version {version}: gemm can be read")
+        self._config.check_group(height, groups)
         return Found(
-            scheme,
+            formats.int4_scheme(height, groups, None),
+            parts,
+            (words * formats.NIBBLES, height),
+            lambda: formats.awq(*self._three(parts), self._config.symmetric),
+        )
+
+    def _gptq(self, name: str, parts: tuple[str, ...]) -> Found:
+        words, rows = self._matrix(parts[0])
+        width, groups = words * formats.NIBBLES, self._matrix(parts[2])[0]
+        method, said = self._config.method, self._config.content
+        require(method in ("gptq", "gptqmodel"), f"is of the method {method!r}: awq and gptq can be read")
+        kind = str(said.get("checkpoint_format") or said.get("format") or "gptq")
+        require(kind in ("gptq", "gptq_v2"), f"is of GPTQ's format {kind!r}: gptq and gptq_v2 can be read")
+        self._config.check_group(width, groups)
+        g_idx = self._read_if_there(f"{name}.g_idx")
+        return Found(
+            formats.int4_scheme(width, groups, g_idx),
             (*parts, *self._there & {f"{name}.g_idx"}),
-            (width, height * formats.NIBBLES),
-            lambda: formats.gptq(*self._three(parts), g_idx, zeros_less_one=kind == "gptq"),
+            (rows, width),
+            lambda: formats.gptq(
+                *self._three(parts), g_idx, zeros_less_one=kind == "gptq", symmetric=self._config.symmetric
+            ),
         )
 
     def _pack_quantized(self, name: str) -> Found:
@@ -136,31 +147,30 @@ class QuantizedTensors:
             words == (height, -(-width // formats.NIBBLES)), f"of {(height, width)} has words {words}, not of 4 bits"
         )
         zero_point, g_idx = f"{name}.weight_zero_point", self._read_if_there(f"{name}.weight_g_idx")
-        scheme = formats.int4_scheme(width, self._matrix(parts[1])[1], g_idx)
+        groups = self._matrix(parts[1])[1]
+        symmetric = self._config.packed(width, groups, zero_point in self._there)
         more = self._there & {zero_point, f"{name}.weight_g_idx"}
         return Found(
-            scheme,
+            formats.int4_scheme(width, groups, g_idx),
             (*parts, *more),
             (height, width),
-            lambda: formats.packed_int4(*self._two(parts), self._read_if_there(zero_point), g_idx),
+            lambda: formats.packed_int4(*self._two(parts), self._read_if_there(zero_point), g_idx, symmetric),
         )
 
     def _eight_bits(self, name: str, kind: str) -> Found:
         scale = next((end for end in ("weight_scale", "weight_scale_inv") if f"{name}.{end}" in self._there), None)
         require(scale is not None, f"is stored as {kind} and lacks weight_scale")
         parts = self._need(name, "weight", str(scale))
-        shape = self._matrix(parts[0])
+        shape, scales = self._matrix(parts[0]), self._tensors.shape(parts[1])
+        per = formats.scale_per(shape[0], scales)
         if kind == FP8:
-            scheme = formats.fp8_scheme(shape, self._tensors.shape(parts[1]))
-            return Found(scheme, parts, shape, lambda: formats.fp8(*self._two(parts)))
-        require(not self._weights_alone(), "has int8 weights for float activations: int8 for both can be read")
+            blocked = self._config.blocked()
+            scheme = formats.fp8_scheme(shape, scales, blocked)
+            self._config.check_eight_bits("float", per if scheme == "fp8" and per else "block")
+            return Found(scheme, parts, shape, lambda: formats.fp8(*self._two(parts), blocked))
+        require(per is not None, f"has scales of shape {scales}: one or {(shape[0], 1)} can be read")
+        self._config.check_eight_bits("int", str(per))
         return Found("int8", parts, shape, lambda: formats.int8(*self._two(parts)))
-
-    def _weights_alone(self) -> bool:
-        """Whether a group of compressed-tensors leaves activations as they are, which no tensor tells."""
-        groups = self._config.get("config_groups")
-        found = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
-        return any(group.get("input_activations") is None for group in found)
 
     def _need(self, name: str, *ends: str) -> tuple[str, ...]:
         parts = tuple(f"{name}.{end}" for end in ends)
@@ -182,8 +192,3 @@ class QuantizedTensors:
 
     def _read_if_there(self, name: str) -> Tensor | None:
         return self._tensors.read(name) if name in self._there else None
-
-
-def require(holds: bool, problem: str) -> None:
-    if not holds:
-        raise NotReadable(problem)

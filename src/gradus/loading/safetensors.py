@@ -23,7 +23,11 @@ INDEX = "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000  # bytes, the format's own limit
 MOST_DIMENSIONS = 8
 
-READ = ("F16", "BF16", "F32", "F64", "F8_E4M3", "I8", "I32", "I64")  # integers: what quantized matrices consist of
+READ = (
+    "F16", "BF16", "F32", "F64",
+    "F8_E4M3", "I8", "I32", "I64",  # what quantized matrices consist of
+    "BOOL", "U8",  # masks
+)  # fmt: skip
 BITS = {
     **{"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
     **{"I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32},

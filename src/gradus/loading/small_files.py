@@ -32,7 +32,8 @@ def small_files(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, str]]
     if checkpoint.source.is_dir():
         there = [name for name in TOKENIZER_FILES if (checkpoint.source / name).is_file()]
         texts = {name: read_text(checkpoint.source / name) for name in there}
-        return read_object(checkpoint.source / "config.json"), texts
+        said = read_object(checkpoint.source / "config.json")
+        return said | ({} if checkpoint.config.tie_embeddings else {"tie_word_embeddings": False}), texts
     if isinstance(checkpoint.tensors, Llama2cFile):
         config, template = checkpoint.tensors.config, None
     else:

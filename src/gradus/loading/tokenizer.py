@@ -8,6 +8,7 @@ Two rules that callers rely on:
   other engines. The contents of chat messages are a stranger's: there it is eleven ordinary characters (see chat.py).
 """
 
+import functools
 import json
 import re
 import secrets
@@ -20,6 +21,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from gradus.errors import CheckpointError, RequestError
 from gradus.loading.chat import ChatTemplate, Cutter, Message, check_messages
+from gradus.loading.quoting import quoted
 
 SPACE = "\u2581"  # ▁, how SentencePiece vocabularies write a space
 
@@ -50,8 +52,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(eos_token_ids)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token for token, entry in added.items() if entry.special)
-        self._bytes_of, self._drops_first_space = _decoding(backend)
-        self._added = {token: entry.content.encode() for token, entry in added.items()}
+        self._bytes_of, self._drops_first_space = _decoding(backend, [entry.content for entry in added.values()])
         self._template = chat_template
         self._backend = backend
 
@@ -172,8 +173,6 @@ class Tokenizer:
         return "" if token_id is None else self._backend.id_to_token(token_id) or ""
 
     def _token_bytes(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id]
         known = 0 <= token_id < 1 << 32 and token_id != self._cut_id
         token = self._backend.id_to_token(token_id) if known else None
         return b"" if token is None else self._bytes_of(token)
@@ -211,24 +210,53 @@ def begin_texts_with(backend: tokenizers.Tokenizer, bos_token_id: int | None, eo
 # -- what a token's spelling stands for --------------------------------------------------------------------------------
 
 
-def _decoding(backend: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
-    """How a vocabulary entry becomes bytes, and whether the space that a text was begun with is to be dropped."""
+def _decoding(backend: tokenizers.Tokenizer, added: Sequence[str]) -> tuple[Callable[[str], bytes], bool]:
+    """How an entry of the vocabulary becomes bytes, and whether the space that a text was begun with is to be dropped.
+
+    added: entries that text is searched for before the vocabulary applies. A byte-level vocabulary spells them as they
+    are; elsewhere they pass through the decoder's steps like any other.
+    """
     steps = _decoder_steps(backend)
-    kinds = {step["type"] for step in steps}
-    unknown = kinds - {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"}
-    if unknown:
-        raise CheckpointError(
-            f"tokenizer: decoding by {min(unknown)} is not supported (byte-level BPE and "
-            "SentencePiece-style tokenizers are)"
-        )
-    if "ByteLevel" in kinds:
-        return _byte_level, False
-    drops = any(
-        (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
-        for step in steps
-    )
-    return (_sentencepiece_with_bytes if "ByteFallback" in kinds else _sentencepiece), drops
+    if not steps:
+        return (lambda token: b" " + token.encode()), True  # as the library does: words, with spaces between them
+    kinds = [step["type"] for step in steps]
+    if "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "ByteFallback", "Fuse"}:
+        return functools.partial(_byte_level, frozenset(added)), False
+    return _sentencepiece(steps)
+
+
+def _sentencepiece(steps: list[dict[str, Any]]) -> tuple[Callable[[str], bytes], bool]:
+    """Decoding in steps that act on one token at a time, or on the beginning of the whole text."""
+    replaced: list[tuple[str, str]] = []
+    byte_fallback = fused = drops = False
+    for step in steps:
+        match step:
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Metaspace", "replacement": str(mark), "prepend_scheme": scheme}:
+                replaced.append((mark, " "))
+                drops |= scheme != "never"
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if len(old) == 1:
+                replaced.append((old, new))
+            case {"type": "Strip", "content": " ", "start": 0 | 1 as start, "stop": 0} if fused:
+                drops |= start == 1
+            case _:
+                raise CheckpointError(
+                    f"tokenizer: decoding by {step['type']} is not supported here ({quoted(json.dumps(step))}): "
+                    "byte-level BPE and SentencePiece-style tokenizers are"
+                )
+
+    def bytes_of(token: str) -> bytes:
+        """Characters without a token of their own are spelled as bytes: <0xE2>."""
+        if byte_fallback and (byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)):
+            return bytes([int(byte[1], 16)])
+        for old, new in replaced:
+            token = token.replace(old, new)
+        return token.encode()
+
+    return bytes_of, drops
 
 
 def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
@@ -251,21 +279,10 @@ def _byte_alphabet() -> list[str]:
 _BYTE_OF = {character: byte for byte, character in enumerate(_byte_alphabet())}
 
 
-def _byte_level(token: str) -> bytes:
-    try:
-        return bytes(_BYTE_OF[character] for character in token)
-    except KeyError:  # an entry that was added as plain text
+def _byte_level(added: frozenset[str], token: str) -> bytes:
+    if token in added or not _BYTE_OF.keys() >= set(token):
         return token.encode()
-
-
-def _sentencepiece(token: str) -> bytes:
-    return token.replace(SPACE, " ").encode()
-
-
-def _sentencepiece_with_bytes(token: str) -> bytes:
-    """Characters without a token of their own are spelled as bytes: <0xE2>."""
-    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token)
-    return bytes([int(byte[1], 16)]) if byte else _sentencepiece(token)
+    return bytes(_BYTE_OF[character] for character in token)
 
 
 def _add_mark(backend: tokenizers.Tokenizer, mark: str) -> int:

@@ -16,7 +16,7 @@ from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Embedding, EmbeddingTables, Gated, LinearFactory, Model, Place, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
-from gradus.models.source import OnePlus, Source
+from gradus.models.source import Ignored, OnePlus, Source
 
 # Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, here, as the file is read.
 WEIGHTS: dict[str, Source] = {
@@ -96,7 +96,7 @@ class Gemma3(Model):
         ("language_model.model.", "model."),
         ("language_model.lm_head.", "lm_head."),
     )
-    ignored = (*Model.ignored, r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+    ignored = (*Model.ignored, Ignored(r"^(model\.)?(vision_tower|multi_modal_projector)\."))
 
     def __init__(
         self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str

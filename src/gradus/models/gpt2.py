@@ -15,7 +15,7 @@ from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, Model, Place
-from gradus.models.source import Source, Transposed
+from gradus.models.source import Ignored, Source, Transposed
 
 # GPT-2 keeps its matrices as [in, out] (a "Conv1D" of width one); ours are [out, in], as in every other family.
 WEIGHTS: dict[str, Source] = {
@@ -64,12 +64,26 @@ class Block(nn.Module):
         return self.down.onto(x, features)  # [N, F] → [N, D]
 
 
+def _is_causal(mask: Tensor) -> bool:
+    size = mask.shape[-1] if mask.dim() == 4 else 0
+    return mask.shape == (1, 1, size, size) and bool(
+        (mask[0, 0].bool() == mask.new_ones(size, size).tril().bool()).all()
+    )
+
+
+def _is_minus_infinity(bias: Tensor) -> bool:
+    return bias.numel() == 1 and bias.item() < -1000
+
+
 class GPT2(Model):
     """forward(token_ids[N], positions[N], attention) → hidden[N, D]; logits(hidden[R, D]) → [R, V]."""
 
     weights = WEIGHTS
     renamed = (("transformer.", ""),)  # OpenAI's files have no prefix; those saved by transformers have this one
-    ignored = (r"^h\.\d+\.attn\.(masked_)?bias$",)  # the causal mask, which early files stored as if it were a weight
+    ignored = (  # the causal mask and its minus infinity, which early files stored as if they were weights
+        Ignored(r"^h\.\d+\.attn\.bias$", "a causal mask", lambda _, mask: _is_causal(mask)),
+        Ignored(r"^h\.\d+\.attn\.masked_bias$", "one large negative number", lambda _, bias: _is_minus_infinity(bias)),
+    )
 
     def __init__(
         self, config: ModelConfig, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str

@@ -207,12 +207,12 @@ def _read_gemma3(fields: _Fields) -> ModelConfig:
     usual = tuple(None if (layer + 1) % pattern == 0 else window for layer in range(layers))
     context = fields.integer("max_position_embeddings", 131_072)
     theta, local_theta = fields.number("rope_theta", 1e6), fields.number("rope_local_base_freq", 1e4)
+    ropes = _rope_section(fields, context)
     if fields.has("rope_parameters"):  # transformers 5 nests them by layer type
-        ropes = fields.section("rope_parameters")
         rope = _rope(ropes.section("full_attention"), theta, context)
         local_rope = _rope(ropes.section("sliding_attention"), local_theta, context)
     else:
-        rope, local_rope = _rope(fields.section("rope_scaling"), theta, context), Rope(local_theta)
+        rope, local_rope = _rope(ropes, theta, context), Rope(local_theta)
     bias = fields.boolean("attention_bias", False)
     return ModelConfig(
         family="gemma3",
@@ -297,11 +297,7 @@ def _rotary(
         attention_bias=attention_bias,
         attention_output_bias=attention_output_bias,
         mlp_bias=mlp_bias,
-        rope=_rope(
-            fields.section("rope_parameters" if fields.has("rope_parameters") else "rope_scaling"),
-            fields.number("rope_theta", 1e4),
-            context,
-        ),
+        rope=_rope(_rope_section(fields, context), fields.number("rope_theta", 1e4), context),
         local_rope=None,
         windows=_bounded(windows or (None,) * layers, context),
         attention_scale=head_dim**-0.5,
@@ -340,6 +336,27 @@ def _windows_by_type(fields: _Fields, window: int | None, usual: tuple[int | Non
 def _bounded(windows: tuple[int | None, ...], context: int) -> tuple[int | None, ...]:
     """A window as long as the context hides nothing: full attention, which backends do faster."""
     return tuple(None if window is None or window >= context else window for window in windows)
+
+
+def _rope_section(fields: _Fields, context: int) -> _Fields:
+    """transformers 5's rope_parameters, or 4's rope_scaling. Where both are there, they must say the same."""
+    if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"model configuration: {fields.path}partial_rotary_factor other than 1 is not supported")
+    if not fields.has("rope_parameters"):
+        return fields.section("rope_scaling")
+    parameters = fields.section("rope_parameters")
+    main = parameters.section("full_attention") if parameters.has("full_attention") else parameters
+    theta = main.number("rope_theta", fields.number("rope_theta", 1e4))
+    if fields.number("rope_theta", theta) != theta:
+        raise ConfigError(
+            f"model configuration: {fields.path}rope_theta {fields.number('rope_theta')} contradicts "
+            f"{main.path}rope_theta {theta}"
+        )
+    if fields.has("rope_scaling") and _rope(fields.section("rope_scaling"), theta, context) != _rope(
+        main, theta, context
+    ):
+        raise ConfigError(f"model configuration: {fields.path}rope_scaling contradicts {main.path[:-1]}")
+    return parameters
 
 
 def _rope(scaling: _Fields, theta: float, context: int) -> Rope:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
-from gradus.models.source import Source
+from gradus.models.rope import has_frequencies
+from gradus.models.source import Ignored, Source
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -207,7 +208,9 @@ class Model(nn.Module):
 
     weights: ClassVar[Mapping[str, Source]]  # our parameter → the checkpoint's tensors, `{}` being the layer
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()  # other beginnings of names → those in `weights`
-    ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)  # patterns of tensors that no model needs
+    ignored: ClassVar[tuple[Ignored, ...]] = (
+        Ignored(r"\.rotary_emb\.inv_freq$", "the rotary frequencies that rope_theta gives", has_frequencies),
+    )
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """[N], [N] → [N, D]: what enters the first layer."""

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from gradus.models.config import LinearScaling, Llama3Scaling, Rope
+from gradus.models.config import LinearScaling, Llama3Scaling, ModelConfig, Rope
 
 Rotation = tuple[Tensor, Tensor]  # cos and signed sin of each token's angles, [N, 1, Dh] each
 
@@ -58,6 +58,15 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
             return plain / factor
         case Llama3Scaling() as scaling:
             return _llama3(plain, scaling)
+
+
+def has_frequencies(config: ModelConfig, values: Tensor) -> bool:
+    """Whether these are a configuration's frequencies, before or after scaling, perhaps rounded to 16 bits."""
+    ropes = [rope for rope in (config.rope, config.local_rope) if rope is not None]
+    known = [frequencies(rope, config.head_dim) for each in ropes for rope in (each, Rope(each.theta))]
+    return any(
+        values.shape == each.shape and torch.allclose(values.float(), each, rtol=0.02, atol=1e-6) for each in known
+    )
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:

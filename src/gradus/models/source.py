@@ -8,9 +8,12 @@ A checkpoint names and cuts its tensors in its own way; each model file says how
 `{}` is the layer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from gradus.models.config import ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -59,3 +62,16 @@ class OnePlus(Stored):
 
 
 Source = str | tuple[str, ...] | Stored
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Tensors that no model needs. pattern: of their names.
+
+    meaning, holds: what their values must be, where the configuration implies them. Other values mean another model
+    than the one that would be computed, so they are refused.
+    """
+
+    pattern: str
+    meaning: str = ""
+    holds: Callable[[ModelConfig, Tensor], bool] | None = None

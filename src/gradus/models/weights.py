@@ -6,13 +6,14 @@ little more memory than the model itself. Which tensor belongs where, each model
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gradus.errors import CheckpointError
+from gradus.models.config import ModelConfig
 from gradus.models.layers import FLOATS, Linear, Model
 from gradus.models.source import Shape, Source, Stored
 
@@ -75,8 +76,10 @@ class CheckedSource:
 
 
 def checked(model: Model, source: TensorSource) -> CheckedSource:
-    """Raises CheckpointError when a tensor is missing, unknown, or of another shape than the configuration says."""
+    """Raises CheckpointError when a tensor is missing, unknown, or of another shape than the configuration says, and
+    when an ignored tensor's values contradict the configuration."""
     pieces, spelling = plan(model), _spellings(model, source)
+    _check_ignored(model, source)
     _check_names(model, pieces, spelling, source)
     _check_shapes(pieces, spelling, source)
     return CheckedSource(source, spelling)
@@ -175,19 +178,52 @@ def canonical_name(family: type[Model], name: str) -> str:
     return name
 
 
+def tied_as_stored(config: ModelConfig, family: type[Model], source: TensorSource) -> ModelConfig:
+    """The configuration, with an output head of its own where the files have one that is not the embedding.
+
+    A configuration may call it tied all the same, as after training the two apart; `transformers` then keeps the head.
+    Reads both, where both are there.
+    """
+    if not config.tie_embeddings:
+        return config
+    names = {canonical_name(family, name): name for name in source.names()}
+    head, table = (names.get(str(family.weights[f"{part}.weight"])) for part in ("head", "embedding"))
+    if head is None or table is None or _same(source.read(head), source.read(table)):
+        return config
+    return replace(config, tie_embeddings=False)
+
+
+def _same(one: Tensor | Prepared, other: Tensor | Prepared) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return False
+    return torch.equal(one, other) if one.dtype == other.dtype else torch.equal(one.float(), other.float())
+
+
 def _spellings(model: Model, source: TensorSource) -> dict[str, str]:
     """Canonical name → the name in this checkpoint, leaving out what no model needs."""
     spelling: dict[str, str] = {}
     for name in source.names():
         canonical = canonical_name(type(model), name)
-        if any(re.search(pattern, canonical) for pattern in model.ignored):
+        if any(re.search(ignored.pattern, canonical) for ignored in model.ignored):
             continue
-        if canonical == "lm_head.weight" and model.config.tie_embeddings:
-            continue  # a copy of the embedding
+        if canonical == model.weights["head.weight"] and model.config.tie_embeddings:
+            continue  # a copy of the embedding: see tied_as_stored
         if canonical in spelling:
             raise CheckpointError(f"{source.where(name)}: {spelling[canonical]!r} and {name!r} are the same tensor")
         spelling[canonical] = name
     return spelling
+
+
+def _check_ignored(model: Model, source: TensorSource) -> None:
+    for name in source.names():
+        for ignored in model.ignored:
+            if ignored.holds is None or not re.search(ignored.pattern, canonical_name(type(model), name)):
+                continue
+            value = source.read(name)
+            if not (isinstance(value, Tensor) and ignored.holds(model.config, value)):
+                raise CheckpointError(
+                    f"{source.where(name)}: tensor {name!r} is not {ignored.meaning}: it contradicts the configuration"
+                )
 
 
 def _check_names(model: Model, pieces: list[Piece], spelling: dict[str, str], source: TensorSource) -> None:

@@ -52,6 +52,10 @@ class GenerateRequest:
             if name not in FIELDS:
                 hint = did_you_mean(name, FIELDS)
                 raise RequestError(f"unknown field {name[:60]!r}{hint}", param=name[:60], limit="a known field")
+        body = {name: value for name, value in body.items() if value is not None}  # null means the default
+        for name, value in body.items():
+            if None in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()):
+                raise RequestError(f"{name} must hold no null", param=name, limit="no null in it", got="null")
         _check_timeout(body.get("timeout"), config.request_timeout)
         return cls(
             prompt=_prompt(body),
@@ -189,8 +193,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+LINE_ENDS = ("\u0085", "\u2028", "\u2029")
+"""JSON leaves them as they are. They end no line of a stream, but a client that splits it as Python does thinks so."""
+
+
 def encode(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for end in LINE_ENDS:  # only strings can hold one
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text.encode()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -260,7 +271,7 @@ def limits(config: ServerConfig) -> dict[str, Any]:
 
 def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
     """What FastAPI would derive from a pydantic model, derived from the engine's own dataclasses."""
-    schema = {
+    schema: dict[str, Any] = {
         "type": "object",
         "required": ["prompt"],
         "additionalProperties": False,
@@ -274,6 +285,9 @@ def openapi_of_generate(config: ServerConfig) -> dict[str, Any]:
             "stream": {"type": "boolean", "default": False, "description": "answer with server-sent events"},
         },
     }
+    for name, field in schema["properties"].items():
+        if name != "prompt":
+            _allow_null(field)
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
@@ -296,6 +310,18 @@ ERRORS = {
     "503": "loading, overloaded, draining or failed; Retry-After says when to come back, where that is known",
     "504": "the request did not end within its timeout, or could not end by its deadline",
 }
+
+
+def _allow_null(schema: dict[str, Any]) -> None:
+    """Let the schema of a field accept null, which means the field's default."""
+    kinds = schema.setdefault("anyOf", [])
+    if not kinds:
+        kinds.append({key: schema.pop(key) for key in TYPED if key in schema})
+    if {"type": "null"} not in kinds:
+        kinds.append({"type": "null"})
+
+
+TYPED = ("type", "items", "additionalProperties")
 
 
 def _sampling_properties() -> dict[str, Any]:

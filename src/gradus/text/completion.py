@@ -11,7 +11,7 @@ class Completion:
     """One finished sample.
 
     prompt_index: which of the prompts given together; index: which of its n samples.
-    token_ids: everything generated, an ending stop token or the tokens of a stop string included.
+    token_ids: everything generated, the token that ended it included: a stop token, or what completed a stop string.
     text: those tokens as text, without stop string and control tokens.
     cached_tokens: those of the prompt that were not computed, because the prefix cache had them.
     finish_reason: "stop" (stop_reason: the token id or the string), "length", "cancelled", "timeout", "deadline" (it

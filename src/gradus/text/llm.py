@@ -95,7 +95,7 @@ class LLM:
         *,
         scheduling: SchedulingParams | Sequence[SchedulingParams] | None = None,
     ) -> list[Completion]:
-        """Run prompts (texts or token ids) to their end.
+        """Run prompts to their end: texts or token ids, which may come as an array or a tensor for each prompt.
 
         `params` and `scheduling`: one for all, one for each, or None for defaults.
 
@@ -222,10 +222,12 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One text, or one list of token ids, is one prompt; a list of those is many."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    """One text, or one list, array or tensor of token ids, is one prompt; a list of those is many."""
+    if isinstance(prompts, str) or hasattr(prompts, "ndim"):
         return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    first = prompts[0] if len(prompts) > 0 else None
+    one = isinstance(first, int) or getattr(first, "ndim", None) == 0  # an array's item
+    return [prompts] if one else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 def _of_each(name: str, given: Params | Sequence[Params] | None, kind: type[Params], count: int) -> list[Params]:

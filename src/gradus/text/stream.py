@@ -26,10 +26,12 @@ class TextStream:
     A character may span tokens; bytes that can never become one turn into U+FFFD.
     stop: the first of these strings to be complete ends the text just before it; looked for in what follows the
     first `min_tokens` tokens.
+    taken: how many tokens were read so far. The one that completes a stop string is the last.
     """
 
     def __init__(self, token_bytes: Callable[[int], Piece], stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self.stop_reason: str | None = None
+        self.taken = 0
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._undecoded = False  # whether the decoder has bytes of a character that is not complete
@@ -44,11 +46,12 @@ class TextStream:
         return "".join(self._said)
 
     def push(self, tokens: Iterable[int]) -> str:
-        """Take new tokens; return the text that is now certain. It ends at a stop string: see `stop_reason`."""
+        """Take new tokens; return the text that is now certain. It ends at a stop string (`stop_reason`, `taken`)."""
         new = ""
         for token in tokens:
             if self.stop_reason is not None:
                 break
+            self.taken += 1
             text = self._token_bytes(token)
             if self._undecoded or isinstance(text, bytes):  # seldom: else the decoder would leave it as it is
                 text = self._decode(text)

@@ -15,7 +15,8 @@ class Transcript:
     """Sample `index` of `request`. token_bytes: as in TextStream; None where there is no tokenizer: no text.
 
     ending: why the text ended before the engine said so: "stop" (a stop string) or "error" (it could not be decoded).
-    What the engine has computed beyond that point is dropped; its last output still brings the timings.
+    Tokens that the engine has computed beyond that point are dropped, also those of the same step: with drafts, a step
+    yields several. The engine's last output still has the timings.
     """
 
     def __init__(
@@ -32,14 +33,17 @@ class Transcript:
 
     def add(self, output: Output) -> Delta:
         """Take one step's tokens. The delta carries the completion if the engine has ended the sequence."""
-        tokens = output.tokens
+        tokens, logprobs = output.tokens, output.logprobs
         self._tokens += tokens
-        if output.logprobs is not NO_LOGPROBS:
-            self._logprobs += output.logprobs  # made now, while the next step is under way
+        if logprobs is not NO_LOGPROBS:
+            self._logprobs += logprobs  # made now, while the next step is under way
         text = self._text.push(tokens) if output.finish_reason is None else self._last(output)
         if self._text.stop_reason is not None:
             self.ending = "stop"
-        return self._delta(output, tokens, output.logprobs, text)
+            kept = len(tokens) - (len(self._tokens) - self._text.taken)
+            tokens, logprobs = tokens[:kept], logprobs[:kept]
+            del self._tokens[self._text.taken :], self._logprobs[self._text.taken :]
+        return self._delta(output, tokens, logprobs, text)
 
     def _last(self, output: Output) -> str:
         """The text of a sequence that ends. A token that stops is reported, but is not part of the text."""
