@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from gradus.bench import beside, results
-from gradus.bench.beside import OUR_BLOCKS, OURS, THEIR_BLOCK, THEIRS, Case, Group
+from gradus.bench.beside import OUR_BLOCKS, THEIR_BLOCK, THEIRS, Case, Group
 from gradus.bench.block_process import run_block, run_vllm
 from gradus.bench.results import Cell, Entry, Run
 from gradus.bench.suites import cache_for
 from gradus.bench.workloads import SEED, Workload
+from gradus.cache.groups import layer_groups
+from gradus.config.options import DEFAULT_PAGE_SIZE
 from gradus.errors import ConfigError, GradusError
 from gradus.models.shapes import SHAPES
 
@@ -69,14 +71,18 @@ class Comparison:
             if not found.get("fingerprint"):
                 raise ConfigError(f"{self.shape}: Gradus did not run: {why}")
             run = self._run(cases, found)
-            self._take(run, OURS, first, found, why)
+            self._take(run, self.ours, first, found, why)
             found, why = self._theirs(asked, work)
             self._take(run, THEIRS, THEIR_BLOCK, found, why)
             if "version" in found:
                 run.fingerprint["versions"]["vllm"] = found["version"]
             found, why = self._ours(second, asked | {"thorough": False}, work)
-            self._take(run, OURS, second, found, why)
+            self._take(run, self.ours, second, found, why)
         return run
+
+    @property
+    def ours(self) -> str:
+        return beside.GROUPS[self.group].contender
 
     # -- what is asked -------------------------------------------------------------------------------------------------
 
@@ -93,6 +99,9 @@ class Comparison:
         (folder / "config.json").write_text(json.dumps(described))
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": described["eos_token_id"]}))
         context = min(beside.context_of(self.shape), config.context_length)
+        positions = max(context, cache_for(self.workload(case) for case in cases))
+        if group.steady and not self.quick:
+            positions = max(positions, beside.STEADY_TOKENS)
         asked_cases = []
         for case in cases:
             arrivals = self.workload(case).arrivals(config.vocab_size, context)
@@ -103,26 +112,41 @@ class Comparison:
                 "sampling": case.sampling,
                 "at_once": len(arrivals),
                 "decode_alone": case.metric == beside.DECODE,
+                "new_prompts": group.steady,
+                "unmeasured": 1 + (-(-positions // self._left(case)) if group.steady else 0),
             })  # fmt: skip
         return {
             "model": f"random:{self.shape}",
             "config": str(folder),
             "device": self.device,
             "dtype": self.dtype,
-            "contender": OURS,
+            "contender": self.ours,
             "interface": group.interface,
             "quantize": _quantize(group.quantize, work),
             "kv_dtype": group.kv_dtype,
             "load_format": "dummy",
             "memory_share": VLLM_MEMORY,
-            "vllm_options": dict(group.vllm_options),
+            "vllm_options": dict(group.vllm_options) | self._steady_options(positions),
             "context": context,
             "max_sequences": QUICK_JOBS if self.quick else beside.MAX_SEQUENCES,
-            "cache_tokens": max(context, cache_for(self.workload(case) for case in cases)),
+            "cache_tokens": positions,
             "repeats": beside.REPEATS,
             "quick": self.quick,
             "cases": asked_cases,
         }
+
+    def _left(self, case: Case) -> int:
+        """Positions of the full pages that a round leaves in the prefix cache. A last token is never stored."""
+        pages = [(job.prompt + job.output - 1) // DEFAULT_PAGE_SIZE for job in self.workload(case).jobs]
+        return DEFAULT_PAGE_SIZE * sum(pages)
+
+    def _steady_options(self, positions: int) -> dict[str, Any]:
+        """For vLLM: as many pages as we have, one per layer group for each block of positions, and its prefix cache."""
+        if not beside.GROUPS[self.group].steady:
+            return {}
+        groups = len(layer_groups(SHAPES[self.shape].windows))
+        pages = -(-positions // DEFAULT_PAGE_SIZE) * groups
+        return {"enable_prefix_caching": True, "num_gpu_blocks_override": pages}
 
     # -- the blocks ----------------------------------------------------------------------------------------------------
 
@@ -166,7 +190,7 @@ class Comparison:
                 "sampling": group.sampled,
                 **_kept(group),
                 "precision": found["precision"],
-                "prefix cache": "off",
+                "prefix cache": "on, and full" if group.steady else "off",
                 "hardware": found["hardware"],
             },
         )
@@ -186,7 +210,7 @@ class Comparison:
                         "output_tokens": workload.output_tokens,
                         "longest": workload.longest,
                     },
-                    entries=[Entry(THEIRS), Entry(OURS)],
+                    entries=[Entry(THEIRS), Entry(self.ours)],
                 )
             )
         return run
@@ -202,7 +226,7 @@ class Comparison:
             entry.prediction = measured.get("prediction") or entry.prediction
             if not measured.get("samples"):
                 entry.skipped = measured.get("failed") or why or "its process ended before"
-                entry.skipped += f" (block {block})" if contender == OURS else ""
+                entry.skipped += f" (block {block})" if contender == self.ours else ""
         results.update(self.out, run.settings["hardware"], beside.NAME, run)
 
 

@@ -48,7 +48,7 @@ class Part:
 
 
 GPT2, LLAMA, QWEN = "random:gpt2-124m", "random:llama-3.2-1b", "random:qwen3-0.6b"
-LLAMA_8B = "random:llama-3.1-8b"
+LLAMA_8B, GEMMA = "random:llama-3.1-8b", "random:gemma3-1b"
 
 PARTS = (
     # the final engine beside vLLM
@@ -97,6 +97,8 @@ PARTS = (
     Part("p03", LLAMA, "bfloat16", ("mixed-lengths", "published", "profile")),
     Part("p02", QWEN, "bfloat16", ("batch-size", "profile")),
     Part("p01", QWEN, "bfloat16", ("output-length", "profile"), ("p00", "p01")),
+    # the final engine beside vLLM, both with their pools full
+    *(Part(beside.NAME, model, "bfloat16", group=beside.STEADY) for model in (QWEN, LLAMA, GEMMA)),
 )
 
 

@@ -16,6 +16,7 @@ from gradus.bench.beside import (
     PARAMETERS,
     QUANTIZED,
     SAMPLING,
+    STEADY,
     THEIRS,
     Case,
     Target,
@@ -46,6 +47,7 @@ CASES = (
     ),
     Case("tiny-llama", "batch 1", single_stream(8, 6), Target(1.5, 1.8, 100), group="int4-head"),
     Case("tiny-llama", "batch 3", burst(3, 8, 6), Target(1.1, 1.3), metric=DECODE, group="fp8-kv"),
+    Case("tiny-llama", "batch 3", burst(3, 40, 6), Target(1.1, 1.5), group=STEADY),
 )
 
 STAND_IN = """
@@ -121,6 +123,32 @@ class LLM:
             if len(tokens) == params.max_tokens:
                 del self.running[name]
             yield SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=tokens)])
+"""
+
+
+VLLM_IN_THE_STEADY_STATE = """
+import time
+from types import SimpleNamespace
+
+__version__ = "0.26.0"
+SamplingParams = SimpleNamespace
+
+
+class LLM:
+    def __init__(self, *, enable_prefix_caching, num_gpu_blocks_override, max_model_len, **others):
+        assert enable_prefix_caching and num_gpu_blocks_override * 16 >= max_model_len
+        self.seen, self.capacity, self.stored = set(), num_gpu_blocks_override * 16, 0
+
+    def generate(self, prompts, params, use_tqdm):
+        began = {tuple(prompt["prompt_token_ids"][:16]) for prompt in prompts}
+        assert not began & self.seen, "a prompt begins like one of an earlier round"
+        self.seen |= began
+        self.stored += sum(len(prompt["prompt_token_ids"]) + one.max_tokens for prompt, one in zip(prompts, params))
+        time.sleep(0.001)
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[1] * one.max_tokens)]) for one in params]
+
+    def __del__(self):
+        assert self.stored >= self.capacity
 """
 
 
@@ -242,6 +270,29 @@ def test_matrices_and_keys_in_8_bits_reach_both_sides_and_decoding_counts_from_t
     assert run.settings["quantize"] == "fp8" and run.settings["cache"] == "fp8"
     header, (row,) = beside.summary(Results("cpu", beside.NAME, [run]), QUANTIZED)
     assert dict(zip(header, row, strict=True))["model"] == "tiny-llama, fp8-kv"
+
+
+@pytest.mark.slow
+def test_in_the_steady_state_both_pools_are_full_and_every_round_has_new_prompts(driver, cases, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "vllm.py").write_text(VLLM_IN_THE_STEADY_STATE)
+    (cell,) = (
+        driver.Comparison(
+            "tiny-llama", tmp_path, tmp_path / "out", "abc", device="cpu", dtype="float32", quick=True, group=STEADY
+        )
+        .measure()
+        .cells
+    )
+    ours, theirs = cell.entry("final"), cell.entry(THEIRS)
+    assert (len(ours.samples), len(theirs.samples)) == (6, 3), (ours.skipped, theirs.skipped)
+    for sample in ours.samples:
+        assert sample["evictions"] >= 3, "each request takes at least a page, and no page is free"
+        assert sample["output_tokens"] == cell.workload["output_tokens"]
+    (run,) = results.read(results.path(tmp_path / "out", "cpu", beside.NAME)).runs
+    assert run.settings["prefix cache"] == "on, and full"
+    command.report(tmp_path / "out", say=lambda _: None)
+    text = (tmp_path / "out" / "cpu" / beside.NAME / "report.md").read_text()
+    assert "The steady state, as in a server that has been up for an hour" in text and "1.1×" in text
 
 
 @pytest.mark.slow
@@ -439,5 +490,5 @@ def test_its_benchmark_is_complete():
     benchmark = registry.load(beside.NAME)
     assert benchmark.question.endswith("?") and benchmark.prediction
     for table in benchmark.tables:
-        assert table.contenders == (THEIRS, OURS) and table.against == THEIRS
+        assert table.contenders in ((THEIRS, OURS), (THEIRS, "final")) and table.against == THEIRS
         assert len({row.label for row in table.rows}) == len(table.rows)

@@ -28,8 +28,8 @@ REPEATS = 3
 
 IN, OUT, DECODE = "prompt_tok_s", "output_tok_s", "decode_tok_s"
 
-SAMPLING, QUANTIZED = "sampling", "quantized"
-SECTIONS = ("", SAMPLING, QUANTIZED)
+SAMPLING, QUANTIZED, STEADY = "sampling", "quantized", "steady"
+SECTIONS = ("", STEADY, SAMPLING, QUANTIZED)
 """What reports and pages show in a table of its own. The first has no name."""
 
 AT_USUAL_TEMPERATURE = f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored"
@@ -42,6 +42,7 @@ class Group:
     interface: what our side goes through; see `gradus.bench.block`. sampled: how tokens are chosen, for reports.
     quantize: how our matrices are kept: a scheme, or schemes by patterns of names. kv_dtype: the same of our cache.
     vllm_config, vllm_options: what tells vLLM to keep them in as many bits: entries of config.json, and arguments.
+    steady: prefix cache on and the pool full before the clock starts, on both sides; every round has new prompts.
     """
 
     section: str = ""
@@ -51,6 +52,12 @@ class Group:
     kv_dtype: str = "auto"
     vllm_config: Mapping[str, Any] = field(default_factory=dict)
     vllm_options: Mapping[str, Any] = field(default_factory=dict)
+    steady: bool = False
+
+    @property
+    def contender(self) -> str:
+        """Our side."""
+        return FINAL if self.steady else OURS
 
 
 def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
@@ -83,6 +90,7 @@ GROUPS: dict[str, Group] = {
         interface="LLM",
         sampled="temperature 1 and the parameters that a row names, no seed, end-of-sequence ignored",
     ),
+    STEADY: Group(STEADY, interface="LLM", steady=True),
     "fp8": Group(QUANTIZED, quantize="fp8", vllm_options=IN_FP8),
     "fp8-head": Group(QUANTIZED, quantize={"*": "fp8"}, vllm_options=IN_FP8),
     "int8": Group(QUANTIZED, quantize="int8", vllm_config=IN_INT8),
@@ -153,12 +161,16 @@ class Case:
 TABLES = {OUT: "", IN: "prefill", DECODE: "decode"}
 TITLES = {OUT: "tokens per second", IN: "prompts alone", DECODE: "tokens per second after the last first token"}
 
+STEADY_TOKENS = 262_144
+"""Positions of the cache in the steady state, at least: rounds of new prompts fill it before the clock starts."""
+
 CONTEXTS = {"gpt2-124m": 1024}
 """Tokens that both engines have room for in a sequence: as GPT-2 was made for; the others' workloads need no more than
 LONGEST."""
 LONGEST = 9216
 
 GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
+GEMMA_1B = "gemma3-1b"
 MIXED = (100, 1024)
 
 PARAMETERS: dict[str, dict[str, float]] = {
@@ -190,6 +202,9 @@ CASES = (
     Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 942)),
     Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 38_274)),
     Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 77_661)),
+    Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.1, 1.5), group=STEADY),
+    Case(LLAMA_1B, "batch 64", burst(64, 512, 256), Target(1.1, 1.5), group=STEADY),
+    Case(GEMMA_1B, "batch 64", burst(64, 512, 256), Target(1.1, 1.5), group=STEADY),
     *(
         Case(QWEN, label, workload, Target(1.3, 1.7), group=SAMPLING, parameters=parameters)
         for workload in (single_stream(128, 256), burst(64, 64, 128), burst(256, 64, 128))
@@ -226,18 +241,22 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
         "llama": "LlamaForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
     }
     common = hugging_face_config(config) | {
         "architectures": [names[config.family]],
-        "model_type": config.family,
+        "model_type": "gemma3_text" if config.family == "gemma3" else config.family,
         "eos_token_id": config.eos_token_ids[0],
     }
     if config.family == "gpt2":
         dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         return common | dropouts | {"n_ctx": config.context_length, "activation_function": "gelu_new"}
     assert config.rope is not None
+    more = {"rope_theta": config.rope.theta, "torch_dtype": "bfloat16"}
+    if config.family == "gemma3":
+        return common | more | {"hidden_activation": "gelu_pytorch_tanh"}
     del common["rope_parameters"]
-    more = {"rope_theta": config.rope.theta, "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    more["hidden_act"] = "silu"
     return common | more | dict(GROUPS[group].vllm_config)
 
 
@@ -272,7 +291,7 @@ def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
             title=first.title,
             axis="parameters" if first.group == SAMPLING else "workload",
             rows=tuple(Row(case.label, x, case.workload) for x, case in enumerate(of_it)),
-            contenders=(THEIRS, OURS),
+            contenders=(THEIRS, GROUPS[first.group].contender),
             metric=first.metric,
             columns=_columns(first),
             against=THEIRS,
@@ -365,7 +384,18 @@ HOW_QUANTIZED_IS_MEASURED = (
     "ours is fp8 there, or int8 beside int4, and vLLM has no such choice. *fp8-kv* has keys and values in 8 bits too, "
     "and counts from the last request's first token on."
 )
-HOW_SECTIONS_ARE_MEASURED = {SAMPLING: HOW_SAMPLING_IS_MEASURED, QUANTIZED: HOW_QUANTIZED_IS_MEASURED}
+HOW_THE_STEADY_STATE_IS_MEASURED = (
+    "The steady state, as in a server that has been up for an hour: the same three blocks, in runs of their own, with "
+    "the prefix cache on, on both sides. Both pools have the same number of pages, and rounds of prompts that are not "
+    "measured fill them before the clock starts, so every page that a round takes must be evicted first. Each round "
+    "has new prompts, which share nothing with those of earlier rounds. Both sides run through their `LLM.generate`. "
+    "*Reached* goes by *ratio*, for there are no earlier runs."
+)
+HOW_SECTIONS_ARE_MEASURED = {
+    STEADY: HOW_THE_STEADY_STATE_IS_MEASURED,
+    SAMPLING: HOW_SAMPLING_IS_MEASURED,
+    QUANTIZED: HOW_QUANTIZED_IS_MEASURED,
+}
 
 Rows = tuple[list[str], list[list[str]]]
 """A table: its header and its rows."""
@@ -427,7 +457,7 @@ def skipped(found: Results, section: str = "") -> list[str]:
 
 def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
     """What stands in each column."""
-    ours, theirs = cell.entry(OURS), cell.entry(THEIRS)
+    ours, theirs = cell.entry(GROUPS[case.group].contender), cell.entry(THEIRS)
     table = next(table for table in BENCHMARK.tables if table.name == case.table)
     ratio = speedup(ours, cell, run, table) if ours else None
     share = times_floor(ours, table) if ours else None
@@ -437,7 +467,7 @@ def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
     aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
     idle = spread(ours.samples, "idle_us") if ours else None
     return {
-        "model": ", ".join(part for part in (case.shape, case.group) if part and part != SAMPLING),
+        "model": ", ".join(part for part in (case.shape, case.group) if part and part not in (SAMPLING, STEADY)),
         "workload": f"{case.label}: {cell.workload['what']}",
         "vLLM tok/s": _rate(theirs, case.metric),
         "Gradus tok/s": _rate(ours, case.metric),

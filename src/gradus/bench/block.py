@@ -5,21 +5,25 @@ ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
     model, device, dtype, contender, context, max_sequences, cache_tokens
     quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
     interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
-    repeats        how often each case is timed, after a whole run that is not
+    repeats        how often each case is timed
     thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
     quick          a rehearsal
-    cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters by name, alike in both)
+    cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters, alike in both),
+                   unmeasured (whole runs before those that are timed: one, or enough to fill the cache's pages),
+                   new_prompts (whether no two runs have prompts that begin alike)
 
 FOUND is written after every case, so what was measured before a failure is there: hardware, fingerprint, dtype,
 precision, and for each case its samples and prediction, or why there are none.
 """
 
+import itertools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,12 +79,21 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
 
 
 def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, Any], *, idle: bool) -> None:
-    interface.sample(case)  # every shape is seen, compiled and allocated
-    kept["samples"] = [interface.sample(case) for _ in range(repeats)]
+    rounds = map(partial(_round, case), itertools.count())
+    for _ in range(case["unmeasured"]):  # every shape is seen, compiled and allocated
+        interface.sample(next(rounds))
+    kept["samples"] = [interface.sample(next(rounds)) for _ in range(repeats)]
     if idle:
         with idle_watch(interface.engine) as watch:
-            interface.sample(case)
+            interface.sample(next(rounds))
         kept["samples"][-1]["idle_us"] = distribution(watch.idle_us())
+
+
+def _round(case: Case, number: int) -> Case:
+    """The case with prompts that no other round begins alike, where it asks for that."""
+    if not case["new_prompts"]:
+        return case
+    return case | {"prompts": [[number + 1, *prompt[1:]] for prompt in case["prompts"]]}
 
 
 def _floor(
@@ -156,7 +169,7 @@ class ThroughLLM:
 
     def sample(self, case: Case) -> dict[str, Any]:
         params = [SamplingParams(max_tokens=most, ignore_eos=True, **case["sampling"]) for most in case["max_tokens"]]
-        before = self._llm.metrics().steps
+        before, evicted = self._llm.metrics().steps, self._evictions()
         start = time.perf_counter()
         completions = self._llm.generate(case["prompts"], params)
         seconds = time.perf_counter() - start
@@ -167,10 +180,15 @@ class ThroughLLM:
             "completed": len(completions),
             "output_tokens": sum(case["max_tokens"]),
             "steps": self._llm.metrics().steps - before,
+            "evictions": self._evictions() - evicted,
             "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
             "ttft_ms": distribution(1e3 * one.ttft_s for one in timings if one.ttft_s is not None),
             "tpot_ms": distribution(1e3 / one.decode_tokens_per_s for one in timings if one.decode_tokens_per_s),
         }
+
+    def _evictions(self) -> int:
+        usage = self._llm.metrics().cache
+        return 0 if usage is None else usage.evictions
 
 
 INTERFACES: dict[str, Callable[[str, Workbench, Room], Interface]] = {"engine": ThroughEngine, "LLM": ThroughLLM}

@@ -1,0 +1,113 @@
+"""What a server that has been up for an hour is like: rounds of requests, long after the pool of pages has filled.
+
+    PYTHONPATH=src:. python3 benchmarks/steady_state.py --out benchmarks/steady_state.json
+
+With the prefix cache on, every page ends up idle in the index, and each page that a sequence takes must be evicted
+first. Each round is a crowd of requests with new prompts. The first rounds find free pages, the last ones do not; a
+row says what became of the rate. Steps in which every sequence decodes are timed one by one, in the last rounds: through
+`LLM`, and through the server's loop, where every request has a timeout. A garbage collection that looks through all
+that is cached would show as a step that takes many times the median.
+"""
+
+import gc
+import queue
+import statistics
+import time
+from collections.abc import Callable
+
+from benchmarks.by_model import Rows, by_model
+from gradus import LLM, SamplingParams, SchedulingParams
+from gradus.server.engine_loop import EngineLoop
+from gradus.server.messages import Report
+
+MODELS = ("random:gemma3-1b", "random:llama-3.2-1b")
+REQUESTS, PROMPT, ANSWER = 256, 64, 128
+EARLY, LATE = slice(1, 4), slice(14, 20)  # rounds 2 to 4, and 15 to 20
+ROUNDS, TIMED_ROUNDS = 20, 31  # the second: a million tokens
+CACHE_TOKENS = 262_144
+
+
+def main() -> None:
+    by_model(__doc__, MODELS, measure)
+
+
+def measure(model: str) -> Rows:
+    llm = LLM(model, device="cuda", max_sequences=REQUESTS, context_length=1024, cache_tokens=CACHE_TOKENS)
+    rates = [rate(llm, number) for number in range(ROUNDS)]
+    early, late = (statistics.median(rates[part]) for part in (EARLY, LATE))
+    row = {
+        "model": model,
+        "tok_s": [round(each) for each in rates],
+        "late_over_early": round(late / early, 4),
+        "evictions": llm.metrics().cache.evictions,
+        "pages": llm.metrics().cache.pages,
+    }
+    for way, step in (("llm", through_llm(llm)), ("server", through_the_servers_loop(llm))):
+        collections, times = gc.get_stats()[2]["collections"], []
+        for number in range(TIMED_ROUNDS):
+            times += decode_steps(llm, step, ROUNDS + number)
+        row[way] = spread(times) | {"full_collections": gc.get_stats()[2]["collections"] - collections}
+    return [row]
+
+
+def prompts(llm: LLM, number: int) -> list[list[int]]:
+    """A round's prompts, which begin like those of no other."""
+    vocabulary = llm.limits.vocab_size - 10
+    return [
+        [5 + (number * REQUESTS + each) % vocabulary, *(5 + (7 * each + 13 * place) % vocabulary for place in range(PROMPT - 1))]
+        for each in range(REQUESTS)
+    ]  # fmt: skip
+
+
+def rate(llm: LLM, number: int) -> float:
+    """Tokens per second of a round."""
+    asked = prompts(llm, number)
+    start = time.perf_counter()
+    llm.generate(asked, SamplingParams(max_tokens=ANSWER, ignore_eos=True))
+    return REQUESTS * ANSWER / (time.perf_counter() - start)
+
+
+def through_llm(llm: LLM) -> Callable[[], int]:
+    """A step and its deltas. Returns how many sequences advanced."""
+    return lambda: len(llm.step())
+
+
+def through_the_servers_loop(llm: LLM) -> Callable[[], int]:
+    """A turn of the engine's loop, whose reader counts what it is given."""
+    reports: list[Report] = []
+    loop = EngineLoop(llm.core, queue.SimpleQueue(), reports.append)
+
+    def turn() -> int:
+        loop._turn()
+        return len(reports.pop().outputs)
+
+    return turn
+
+
+def decode_steps(llm: LLM, step: Callable[[], int], number: int) -> list[float]:
+    """Seconds of each step in which all sequences decode, the first and the last ones left out."""
+    params, limit = SamplingParams(max_tokens=ANSWER, ignore_eos=True), SchedulingParams(timeout=300.0)
+    for prompt in prompts(llm, number):
+        llm.submit(prompt, params, scheduling=limit)
+    steps = []
+    while llm.core.has_work:
+        start = time.perf_counter()
+        outputs = step()
+        steps.append((outputs, time.perf_counter() - start))
+    for request in llm.front_end.open_requests:  # nobody read what the loop reported
+        llm.front_end.close(request)
+    return [seconds for outputs, seconds in steps if outputs == REQUESTS][2:-2]
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Milliseconds."""
+    times = sorted(times)
+    median = times[len(times) // 2]
+    at = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
+    found = {name: round(1e3 * times[int(share * len(times))], 4) for name, share in at.items()}
+    more = {"max": round(1e3 * times[-1], 4), "max_over_p50": round(times[-1] / median, 3), "steps": len(times)}
+    return found | more
+
+
+if __name__ == "__main__":
+    main()
