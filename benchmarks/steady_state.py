@@ -4,7 +4,7 @@
 
 With the prefix cache on, every page ends up idle in the index, and each page that a sequence takes must be evicted
 first. Each round is a crowd of requests with new prompts. The first rounds find free pages, the last ones do not; a
-row says what became of the rate. Steps in which every sequence decodes are timed one by one, in the last rounds: through
+row says what became of the rate. Steps in which every sequence decodes are timed one by one, long after that: through
 `LLM`, and through the server's loop, where every request has a timeout. A garbage collection that looks through all
 that is cached would show as a step that takes many times the median.
 """
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def measure(model: str) -> Rows:
-    llm = LLM(model, device="cuda", max_sequences=REQUESTS, context_length=1024, cache_tokens=CACHE_TOKENS)
+    llm = LLM(model, device="cuda", max_sequences=REQUESTS, context_length=PROMPT + ANSWER, cache_tokens=CACHE_TOKENS)
     rates = [rate(llm, number) for number in range(ROUNDS)]
     early, late = (statistics.median(rates[part]) for part in (EARLY, LATE))
     row = {
@@ -53,10 +53,8 @@ def measure(model: str) -> Rows:
 def prompts(llm: LLM, number: int) -> list[list[int]]:
     """A round's prompts, which begin like those of no other."""
     vocabulary = llm.limits.vocab_size - 10
-    return [
-        [5 + (number * REQUESTS + each) % vocabulary, *(5 + (7 * each + 13 * place) % vocabulary for place in range(PROMPT - 1))]
-        for each in range(REQUESTS)
-    ]  # fmt: skip
+    same = [5 + 13 * place % vocabulary for place in range(PROMPT - 1)]
+    return [[5 + (number * REQUESTS + each) % vocabulary, *same] for each in range(REQUESTS)]
 
 
 def rate(llm: LLM, number: int) -> float:
