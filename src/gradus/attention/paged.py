@@ -138,10 +138,10 @@ class PagedAttention:
             oldest = [_oldest(position, group.window) for position in positions]
             width = 1 + max(last - first for first, last in zip(oldest, positions, strict=True))
             seen = torch.tensor(oldest, device=self.device).unsqueeze(1) + torch.arange(width, device=self.device)
-            real = seen <= newest
-            # beyond its end a table may name pages of other sequences, in which this very step could write a NaN
-            rows = self._rows(number, owners, torch.minimum(seen, newest)) * real
-            visible.append(Visible(rows, real))
+            # beyond a sequence's end its newest row stands in, since a masked NaN is still a NaN: page 0, or a page that
+            # the table names no longer rightly, could hold one of another sequence
+            rows = self._rows(number, owners, torch.minimum(seen, newest))
+            visible.append(Visible(rows, seen <= newest))
         return visible
 
     # -- in each layer -----------------------------------------------------------------------------------------------

@@ -117,7 +117,8 @@ def _lay_out(
     tokens = tl.where(live, tl.minimum(count - token, tile_tokens), 0)
     position = length - count + token
     end = tl.minimum(position + tokens, length)
-    begin = tl.maximum(position - WINDOW + 1, 0) // step * step if WINDOW else tl.zeros_like(position)
+    # from the first key that a row sees, no earlier: a page before it is given back, and page 0 stands in the table
+    begin = tl.maximum(position - WINDOW + 1, 0) if WINDOW else tl.zeros_like(position)
     share = tl.cdiv(tl.cdiv(end - begin, step), splits) * step
     low = tl.minimum(begin + split * share, end)
 
