@@ -5,13 +5,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.errors import ConfigError
 from gradus.kernels import fuse
 from gradus.kernels.fuse import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.overlap import early_launches, starts_early
 from gradus.kernels.view import Twin, twin_of
 from gradus.models import Linear, Model, Place, create_model, randomize
-from gradus.models.layers import RMSNorm
+from gradus.models.heads import Heads
+from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES
+from gradus.quantization.schemes import SCHEMES as QUANTIZED
 
 
 def made(shape: str = "tiny-gpt2", **options) -> Model:
@@ -84,6 +87,77 @@ def test_a_subclass_that_computes_in_another_way_never_gets_the_plain_twin():
     model = made("tiny-llama")
     model.norm = Wide(model.config.hidden_size, 1e-5, torch.float32, "cpu")
     assert type(fused(model).norm) is Wide
+
+
+class AddsTwice(Linear):
+    """As one whose parts are added up on other devices: the seam that `Linear` documents."""
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return stream + 2 * self.forward(x)
+
+
+class NormalizesLater(Linear):
+    def after(self, norm, x: Tensor, then=None) -> Tensor:
+        return norm.forward(self.forward(x))
+
+
+class NormAddsTwice(RMSNorm):
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return stream + 2 * self(x)
+
+
+@pytest.mark.parametrize("kind", [AddsTwice, NormalizesLater])
+def test_a_matrix_keeps_whatever_it_computes_in_a_way_of_its_own(kind):
+    assert type(fused(made("tiny-llama", linear=kind)).layers[0].down) is kind
+
+
+def test_a_norm_keeps_whatever_it_computes_in_a_way_of_its_own():
+    assert type(fuse.view(NormAddsTwice(8, 1e-5, torch.float32, "cpu"))) is NormAddsTwice
+
+
+class Doubling(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Squared(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) ** 2
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("norm, then", [(Doubling, Gated), (RMSNorm, Squared)])
+def test_a_product_leaves_out_no_arithmetic_around_it_that_its_kernel_does_not_know(norm, then, scheme, monkeypatch):
+    kind = Linear if scheme is None else QUANTIZED[scheme]
+    part = kind(Place("gate_up", 0), 128, (128, 128), False)
+    part.assign("weight", 0, torch.randn(256, 128))
+    before, behind = norm(128, 1e-5, torch.float32, "cpu"), then("silu")
+    before.weight.data.fill_(1)
+    monkeypatch.setattr(fuse, "choose_fused", lambda *_: pytest.fail("a kernel was chosen"))
+    monkeypatch.setattr(fuse.FusedRMSNorm, "forward", RMSNorm.forward)
+    monkeypatch.setattr(fuse.FusedGated, "forward", Gated.forward)
+    twin, x = fuse.view(part), torch.randn(2, 128)
+    monkeypatch.setattr(type(twin), "forward", kind.forward)
+    torch.testing.assert_close(twin.after(fuse.view(before), x, fuse.view(behind)), part.after(before, x, behind))
+
+
+class UnrotatedHeads(Heads):
+    def forward(self, qkv, rotation, attention) -> Tensor:
+        return super().forward(qkv, None, attention)
+
+
+@pytest.mark.parametrize("part", ["heads", "q_norm"])
+def test_heads_that_the_kernel_does_not_know_are_refused_in_one_line(part):
+    model = made("tiny-qwen3")
+    heads = model.layers[0].heads
+    if part == "heads":
+        heads.__class__ = UnrotatedHeads
+    else:
+        heads.q_norm.__class__ = Doubling
+    with pytest.raises(ConfigError, match="--switch-off kernels") as refused:
+        fused(model)
+    assert "\n" not in str(refused.value)
+    assert type(model.layers[0].heads.k_norm) is RMSNorm, "the model stays what it was"
 
 
 # -- which launches --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from gradus.kernels.overlap import early_launches, starts_early
 from gradus.kernels.quantize import Rounded, quantize, quantize_gated
 from gradus.kernels.tile import TileLaunch, result
 from gradus.kernels.tile_tables import Scheme, choose_tile
-from gradus.kernels.view import Twin, twin_of, view
+from gradus.kernels.view import Twin, is_known, twin_of, view
 from gradus.models.layers import Activation, Gated, Model, RMSNorm
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
@@ -51,6 +51,8 @@ class FusedQuantized(Twin, QuantizedLinear):
         return self.run(x.shape[0], x, None)
 
     def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+        if not (is_known(norm) and is_known(then)):
+            return super().after(norm, x, then)
         if then is None:
             return self.run(x.shape[0], x, norm)
         if x.shape[0] > FUSED_ROWS or x.element_size() > 2:  # nor do two sums fit registers in float32
@@ -210,11 +212,16 @@ class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
         self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
 
 
+def is_gate(part: object) -> bool:
+    """Whether it is a gate as the kernels compute it."""
+    return isinstance(part, Gated) and is_known(part)
+
+
 def hand_gates_over(model: nn.Module) -> None:
     """In every block of a view whose gated product is followed by one in 8 bits with a scale per token."""
     for block in model.modules():
         first, gate, second = (getattr(block, name, None) for name in ("gate_up", "gate", "down"))
-        if not (isinstance(first, FusedQuantized) and isinstance(gate, Gated) and isinstance(second, FusedEightBits)):
+        if not (isinstance(first, FusedQuantized) and is_gate(gate) and isinstance(second, FusedEightBits)):
             continue
         if second.group is None:
             first.hands_over, second.gate = True, gate.name
