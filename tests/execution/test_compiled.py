@@ -267,6 +267,27 @@ def test_the_warm_up_stores_into_padding_alone():
     assert torch.equal(storage.keys.isfinite(), torch.ones_like(storage.keys, dtype=torch.bool))
 
 
+def test_a_step_leaves_the_torch_of_other_threads_alone(monkeypatch):
+    """Among them one that first uses torch during the step: it would keep for good what it finds then."""
+    llm, seen = tiny(), []
+    before, run = torch.get_num_threads(), llm.engine.runner.decode.run
+    torch.set_num_threads(3)
+    try:
+
+        def watched(*given, **more):
+            other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+            seen.append(torch.get_num_threads())
+            return run(*given, **more)
+
+        monkeypatch.setattr(llm.engine.runner.decode, "run", watched)
+        tokens(llm, PROMPTS[:1], some(2))
+        assert seen[-2:] == [3, 1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_longer_step_within_a_quiet_one_has_torchs_threads_again():
     threads = torch.get_num_threads()
     with together():
