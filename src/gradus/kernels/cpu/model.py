@@ -146,11 +146,12 @@ class DecodeModel:
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.workers = [_make_worker(model, self.step) for _ in range(threads)]
         _add_panels(model)
-        self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
-        self.address = -(-self.words.ctypes.data // 64) * 64
+        words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
+        self.words = words[-(words.ctypes.data // 8) % 8 :][:WORDS]
+        self.address = self.words.ctypes.data
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
-        self.team = Team(threads, self._work)
+        self.team = Team(threads, self._work, self.words)
         finalize(self, self.team.close)
 
     def run(
