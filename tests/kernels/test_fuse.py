@@ -6,9 +6,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.kernels import fuse
+from gradus.kernels import fuse, fuse_quantized
 from gradus.kernels.fuse import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.overlap import early_launches, starts_early
+from gradus.kernels.splits import COUNTERS, Counters
+from gradus.kernels.tile import TileLaunch
 from gradus.kernels.view import Twin, twin_of
 from gradus.models import Linear, Model, Place, create_model, randomize
 from gradus.models.heads import Heads
@@ -178,7 +180,7 @@ def test_launches_start_early_inside_the_context_alone():
 def test_the_head_never_starts_early(monkeypatch):
     seen = {}
 
-    def product(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
+    def product(x: Tensor, weight: Tensor, *rest: Tensor | None, counters: Counters) -> Tensor:
         seen[len(weight)] = starts_early()
         return F.linear(x, weight)
 
@@ -189,6 +191,39 @@ def test_the_head_never_starts_early(monkeypatch):
         view.layers[0].qkv(x)
         view.head(x)
     assert seen == {sum(model.layers[0].qkv.out_features): True, len(view.head.wide): False}
+
+
+# -- sums that programs share ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [None, "int4", "int8"])
+def test_each_view_counts_for_itself(scheme, monkeypatch):
+    """Two engines share a model's weights, and may be stepped on two streams at once."""
+    linear = Linear if scheme is None else QUANTIZED[scheme]
+    model, given = made("tiny-llama", linear=linear), []
+    views, x = [fused(model), fused(model)], torch.ones(2, model.config.hidden_size)
+
+    def product(x: Tensor, *rest, counters: Counters, **more) -> Tensor:
+        given.append(counters)
+        return x
+
+    for module, name in ((fuse, "linear"), (fuse_quantized, "int4_product"), (fuse_quantized, "eight_bit_product")):
+        monkeypatch.setattr(module, name, product)
+    monkeypatch.setattr(fuse_quantized, "choose_tile", lambda *_, **more: TileLaunch(16, 128, 16, 2, 2, 4))
+    monkeypatch.setattr(fuse_quantized, "quantize", lambda *_: x)
+    for view in views:
+        view.layers[0].qkv(x)
+        view.layers[1].output.onto(x, x)
+    assert given == [views[0].layers[0].qkv.counters] * 2 + [views[1].layers[0].qkv.counters] * 2
+    assert given[0] is not given[2]
+
+
+def test_counters_are_made_once_and_there_are_no_more_than_there_are():
+    counters, cpu = Counters(), torch.device("cpu")
+    zeros = counters.of(cpu, 3)
+    assert counters.of(cpu, COUNTERS) is zeros and len(zeros) == COUNTERS and not zeros.any()
+    with pytest.raises(ValueError, match=f"there are {COUNTERS} counters"):
+        counters.of(cpu, COUNTERS + 1)
 
 
 def test_a_linear_by_itself_is_viewed_by_its_place():

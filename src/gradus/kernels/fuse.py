@@ -87,7 +87,7 @@ class FusedLinear(Twin, Linear):
     """Few rows through kernels of ours, with norm, activation and sum inside where they pay; many through cuBLAS."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, counters=self.counters)
 
     def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
         if not (is_known(norm) and is_known(then)):
@@ -107,7 +107,7 @@ class FusedLinear(Twin, Linear):
         )  # fmt: skip
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, stream)
+        return linear(x, self.weight, self.bias, stream, counters=self.counters)
 
 
 class FusedHead(FusedLinear):
@@ -125,7 +125,7 @@ class FusedHead(FusedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """[R, D] → [R, V], rows a little further apart than they are long."""
         with early_launches(False):  # so many programs that each one's wait costs more than an early start saves
-            return linear(x, self.wide, self.bias)[:, : self.weight.shape[0]]
+            return linear(x, self.wide, self.bias, counters=self.counters)[:, : self.weight.shape[0]]
 
 
 def widened(matrix: nn.Parameter) -> Tensor:

@@ -108,7 +108,7 @@ class FusedInt4(FusedQuantized, Int4Linear):
         x = x if self.order is None else x.index_select(1, self.order)
         if launch is None:
             return activated(widened_product, x, self.weights, padded=padded, **around)
-        return int4_product(x, self.weights, launch, padded=padded, **around)
+        return int4_product(x, self.weights, launch, padded=padded, counters=self.counters, **around)
 
     def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
         n, k = sum(self.out_features), self.in_features
@@ -138,7 +138,7 @@ class FusedEightBits(FusedQuantized):
         return self.by_tiles(rounded, x.dtype, launch, padded=padded, **around)
 
     def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
-        return eight_bit_product(x, self.weights, dtype, launch, **around)
+        return eight_bit_product(x, self.weights, dtype, launch, counters=self.counters, **around)
 
     def by_library(
         self, x: Rounded, dtype: torch.dtype, *, bias: Tensor | None = None, residual: Tensor | None = None

@@ -11,11 +11,18 @@ from typing import TypeVar
 
 from torch import nn
 
+from gradus.kernels.splits import Counters
+
 log = logging.getLogger(__name__)
 
 
 class Twin(nn.Module):
-    """Has all that its part has, the very same tensors. Subclass it together with the part's class."""
+    """Has all that its part has, the very same tensors. Subclass it together with the part's class.
+
+    counters: of its view, for kernels whose programs share a sum.
+    """
+
+    counters: Counters | None = None
 
     def __init__(self, part: nn.Module) -> None:
         _take_over(self, part)
@@ -36,13 +43,20 @@ def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
     return name
 
 
-def view(part: nn.Module) -> nn.Module:
-    """The part's twin, or where it has none the part as it is; and so on downwards."""
+def view(part: nn.Module, counters: Counters | None = None) -> nn.Module:
+    """The part's twin, or where it has none the part as it is; and so on downwards.
+
+    counters: of the view that it is part of; None begins a view with counters of its own. What runs on two streams at
+    once takes two views.
+    """
+    counters = counters or Counters()
     make = _twin_maker(type(part))
     seen = make(part) if make else None
     if seen is None:
         seen = _take_over(object.__new__(type(part)), part)
-    parts = {name: child if child is None else view(child) for name, child in part._modules.items()}
+    if isinstance(seen, Twin):
+        seen.counters = counters
+    parts = {name: child if child is None else view(child, counters) for name, child in part._modules.items()}
     vars(seen).update(_modules=parts, **parts)  # parts are also where Python looks first: see `shorten_lookups`
     return seen
 
