@@ -81,7 +81,7 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
     from types import SimpleNamespace
 
     from gradus.attention.triton_paged import _processors
-    from gradus.kernels.splits import counters
+    from gradus.kernels.splits import counters_of
 
     asked = []
     monkeypatch.setattr(
@@ -90,4 +90,4 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
         lambda device: asked.append(device) or SimpleNamespace(multi_processor_count=58),
     )
     assert _processors(SECOND) == 58 and asked == [SECOND]
-    assert counters(torch.device("meta"), 4).device.type == "meta" and counters(torch.device("cpu"), 4).is_cpu
+    assert counters_of(torch.device("meta"), 4).device.type == "meta" and counters_of(torch.device("cpu"), 4).is_cpu

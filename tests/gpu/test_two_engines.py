@@ -49,3 +49,26 @@ def test_two_engines_on_two_streams_share_a_model_and_nothing_else(quantize, gra
     for thread in threads:
         thread.join(120)
     assert found == [[each] * 5 for each in expected]
+
+
+def test_another_thread_that_allocates_does_not_end_the_recording_of_graphs():
+    model = create_model(WIDE, dtype=torch.bfloat16, device="cuda")
+    randomize(model, seed=0, std=0.05)
+    over, kept = threading.Event(), []
+
+    def allocate() -> None:
+        """Blocks of 32 MiB that torch asks the driver for, up to 4 GiB, and work on a stream of this thread's own."""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not over.wait(0.01):
+                if len(kept) < 128:
+                    kept.append(torch.empty(32 << 20, dtype=torch.uint8, device="cuda"))
+                kept[-1].fill_(1)
+
+    other = threading.Thread(target=allocate)
+    other.start()
+    try:
+        engine = build(model, EngineConfig(ModelLimits(WIDE.vocab_size, 64), max_sequences=3, memory_fraction=0.3))
+    finally:
+        over.set()
+        other.join()
+    assert kept and run(engine, requests("tiny-llama"))

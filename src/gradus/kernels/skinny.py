@@ -101,7 +101,7 @@ def skinny(
     early = starts_early()
     if launch.splits > 1:
         partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
-        arrived = counters_of(counters, x.device, tiles)
+        arrived = counters_of(x.device, tiles, counters)
     skinny_kernel[(tiles, launch.splits)](
         x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
         inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,

@@ -62,6 +62,6 @@ SHARED: dict[torch.device, Counters] = {}
 """By device, for callers without counters of their own: they launch on one stream."""
 
 
-def counters_of(own: Counters | None, device: torch.device, count: int) -> Tensor:
+def counters_of(device: torch.device, count: int, own: Counters | None = None) -> Tensor:
     """Of the caller's own, or of those of the device."""
     return (own or SHARED.setdefault(device, Counters())).of(device, count)

@@ -69,7 +69,7 @@ class TileLaunch(NamedTuple):
         if splits == 1:
             return SharedSums(grid, chunk, None, None)
         partial = torch.empty(splits, m, rows, dtype=dtype, device=device)
-        return SharedSums(grid, chunk, partial, counters_of(counters, device, grid[0] * grid[2]))
+        return SharedSums(grid, chunk, partial, counters_of(device, grid[0] * grid[2], counters))
 
 
 def result(like: Tensor, m: int, outputs: int, dtype: torch.dtype, padded: bool) -> Tensor:
