@@ -213,6 +213,17 @@ def test_wiping_any_page_wipes_page_0():
     assert not pages.storage.keys[:, 0].any() and not pages.storage.values[:, 0].any()
 
 
+def test_a_block_table_that_is_full_takes_no_page_into_the_next_ones_place():
+    """Not even where Python leaves asserts out: it would be another sequence's table that is written."""
+    attention = Pages(SHAPES["tiny-llama"]).attention
+    _, _, longest = attention.tables.shape
+    attention.update_tables([1], [TableChange(longest - 1, ((7,),))])
+    before = attention.tables.clone()
+    with pytest.raises(ValueError, match=rf"slot 1 has {longest + 1} pages, .* room for {longest}"):
+        attention.update_tables([1], [TableChange(longest - 1, ((7, 8),))])
+    assert torch.equal(attention.tables, before)
+
+
 def test_two_sequences_may_share_pages():
     pages = Pages(SHAPES["tiny-llama"])
     pages.step((0, 8))

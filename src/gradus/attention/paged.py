@@ -92,6 +92,8 @@ class PagedAttention:
                 continue
             kept, tables = change
             for group, new in enumerate(tables):
+                if kept + len(new) > longest:  # the rest would land in the next slot's table
+                    raise ValueError(f"slot {slot} has {kept + len(new)} pages, and its block table room for {longest}")
                 first = (group * rows + slot) * longest + kept
                 places += range(first, first + len(new))
                 pages += new
