@@ -409,7 +409,7 @@ def alike(candidates: list[list[str]]) -> Iterator[list[str]]:
 
 
 def name_of(launch: Launch) -> str:
-    """What a contender is called in results: a launch by its kind and fields, "cublas" and "apart" by those words."""
+    """Name a launch in results, by its kind and fields. The other contenders are "cublas" and "apart"."""
     return json.dumps(stored_form(launch))
 
 
@@ -772,7 +772,7 @@ def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, 
 
 
 def chosen(entry: dict[str, Any], few_rows: bool) -> Stored | None:
-    """The launch for few rows, as files have it. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
+    """Choose the launch for few rows. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
     times, kind = entry["times"], KINDS["few rows"]
     ours = {name: taken for name, taken in times.items() if is_ours(name) and (few_rows or not kind(name))}
     best, few = fastest(ours, KINDS["fastest"]), fastest(ours, kind)

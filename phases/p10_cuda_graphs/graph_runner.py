@@ -35,7 +35,7 @@ class CudaGraphs:
         step()  # compiles kernels and loads libraries, which no graph can record
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # From here, operations are noted and not run. What other threads ask of the GPU meanwhile ends no recording.
+        # Operations are noted and not run inside. thread_local: other threads may use the GPU meanwhile.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             out = step()
 

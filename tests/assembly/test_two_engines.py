@@ -1,4 +1,4 @@
-"""Two engines in one process, each stepped by a thread of its own, at once: each gives the tokens that it gives alone."""
+"""Two engines in one process, stepped by two threads at once: each gives the tokens that it gives alone."""
 
 import threading
 

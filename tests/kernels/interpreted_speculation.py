@@ -214,8 +214,11 @@ def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(sh
 
 @torch.inference_mode()
 def test_slots_that_lag_behind_are_caught_up_with_together():
-    """In passes of as many tokens as a step may have, and with what each slot's own passes would have stored."""
-    model, said = small("tiny-llama"), [[(7 * i) % 300 for i in range(23)], [9, 8, 7, 6], [(11 * i) % 300 for i in range(15)]]
+    """Passes have as many tokens as a step may, and store the same as passes of each slot alone."""
+    model, said = (
+        small("tiny-llama"),
+        [[(7 * i) % 300 for i in range(23)], [9, 8, 7, 6], [(11 * i) % 300 for i in range(15)]],
+    )
     expected, _ = passes(model, said)
     drafter, history = passes(model, [])
     for slot, tokens in enumerate(said):
@@ -232,7 +235,8 @@ def test_slots_that_lag_behind_are_caught_up_with_together():
     decodes = Decodes(np.arange(3), ends, np.zeros(3, np.int64), limits=ends + 4, drafts=2)
     drafter.catch_up(history, decodes)
     assert counts == [16, 16, 4] and not drafter.steady
-    found, right = (torch.stack([each.keys, each.values]) for each in (drafter.attention.storage, expected.attention.storage))
+    storages = drafter.attention.storage, expected.attention.storage
+    found, right = (torch.stack([each.keys, each.values]) for each in storages)
     torch.testing.assert_close(found[:, :, 1:], right[:, :, 1:], rtol=1e-4, atol=1e-5)
     drafter.catch_up(history, decodes)
     assert len(counts) == 3 and drafter.steady

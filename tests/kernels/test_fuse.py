@@ -92,7 +92,7 @@ def test_a_subclass_that_computes_in_another_way_never_gets_the_plain_twin():
 
 
 class AddsTwice(Linear):
-    """As one whose parts are added up on other devices: the seam that `Linear` documents."""
+    """Stands for a matrix that adds up parts of other devices: the seam that `Linear` documents."""
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
         return stream + 2 * self.forward(x)

@@ -175,7 +175,8 @@ def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
     ]
     assert fused_kernels.streamed_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
     found = dict.fromkeys(("device", "capability", "torch", "triton"), "") | {"products": [], "chains": chains}
-    found["few"] = [{"m": 1} | use._asdict() | {"times": {json.dumps(gemv): 2.0, "cublas": 9.0}} for use in (qkv, output)]
+    times = {json.dumps(gemv): 2.0, "cublas": 9.0}
+    found["few"] = [{"m": 1} | use._asdict() | {"times": times} for use in (qkv, output)]
     rows = {(row["n"], row["k"]): row for row in json.loads(fused_kernels.table(found))["matrices"]}
     assert rows[qkv.n, qkv.k]["fused"] == [streamed] and rows[output.n, output.k]["launches"] == [gemv]
 

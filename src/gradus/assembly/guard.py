@@ -14,7 +14,7 @@ from gradus.execution.memory import OutOfMemory, ran_out
 
 
 class BrokenEngine(GradusError):
-    """A call of an engine in one of whose steps something was raised."""
+    """A call of an engine after one of its steps has raised something."""
 
 
 class GuardedCore:

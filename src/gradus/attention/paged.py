@@ -140,8 +140,8 @@ class PagedAttention:
             oldest = [_oldest(position, group.window) for position in positions]
             width = 1 + max(last - first for first, last in zip(oldest, positions, strict=True))
             seen = torch.tensor(oldest, device=self.device).unsqueeze(1) + torch.arange(width, device=self.device)
-            # beyond a sequence's end its newest row stands in, since a masked NaN is still a NaN: page 0, or a page that
-            # the table names no longer rightly, could hold one of another sequence
+            # Read the newest row again beyond a sequence's end: a masked NaN is still a NaN, and page 0, or a stale
+            # entry of the table, could lead to another sequence's.
             rows = self._rows(number, owners, torch.minimum(seen, newest))
             visible.append(Visible(rows, seen <= newest))
         return visible

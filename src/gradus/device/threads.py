@@ -96,7 +96,7 @@ def _setters() -> tuple[Callable[[int], object] | None, Callable[[int], int]]:
 
     name = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}.get(sys.platform, "")
     path = Path(torch.__file__).parent / "lib" / name
-    library = ctypes.CDLL(str(path)) if path.is_file() else None  # loaded already: this finds what it has itself
+    library = ctypes.CDLL(str(path)) if path.is_file() else None  # loaded already: this finds its own functions
     openmp, mkl = (getattr(library, each, None) for each in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"))
     if openmp is not None:
         before = torch.get_num_threads()

@@ -29,7 +29,7 @@ CHUNK = 2048
 """Tokens that it catches up with in one step, at most."""
 
 
-Missing = tuple[int, range]  # a slot, and positions of which the draft model has stored nothing
+Missing = tuple[int, range]  # a slot, and positions that the draft model has not stored
 
 
 class DraftPasses:
@@ -88,7 +88,7 @@ class DraftPasses:
         self.attention.wipe(pages)
 
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """The next step is of these decodes, whose block tables are up to date. Slots that lag behind share passes."""
+        """Store what is missing of these decodes, which the next step runs. Slots that lag behind share passes."""
         self.steady = True
         if not decodes.drafts:
             self._current.difference_update(decodes.slots.tolist())

@@ -117,7 +117,7 @@ def _lay_out(
     tokens = tl.where(live, tl.minimum(count - token, tile_tokens), 0)
     position = length - count + token
     end = tl.minimum(position + tokens, length)
-    # from the first key that a row sees, no earlier: a page before it is given back, and page 0 stands in the table
+    # Begin at the first visible key, no earlier: pages before it are given back, and the table then names page 0.
     begin = tl.maximum(position - WINDOW + 1, 0) if WINDOW else tl.zeros_like(position)
     share = tl.cdiv(tl.cdiv(end - begin, step), splits) * step
     low = tl.minimum(begin + split * share, end)

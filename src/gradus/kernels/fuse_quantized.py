@@ -212,18 +212,13 @@ class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
         self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
 
 
-def is_gate(part: object) -> bool:
-    """Whether it is a gate as the kernels compute it."""
-    return isinstance(part, Gated) and is_known(part)
-
-
 def hand_gates_over(model: nn.Module) -> None:
     """In every block of a view whose gated product is followed by one in 8 bits with a scale per token."""
     for block in model.modules():
         first, gate, second = (getattr(block, name, None) for name in ("gate_up", "gate", "down"))
-        if not (isinstance(first, FusedQuantized) and is_gate(gate) and isinstance(second, FusedEightBits)):
+        if not (isinstance(first, FusedQuantized) and isinstance(gate, Gated) and isinstance(second, FusedEightBits)):
             continue
-        if second.group is None:
+        if second.group is None and is_known(gate):
             first.hands_over, second.gate = True, gate.name
 
 

@@ -39,7 +39,7 @@ KINDS: dict[str, type[Launch]] = {
     "streamed": StreamedLaunch,
     "skinny": SkinnyLaunch,
 }
-"""What a launch is called in files."""
+"""Launches by the names that files give them."""
 
 
 class OfDevice(Protocol):

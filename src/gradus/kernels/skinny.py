@@ -89,7 +89,7 @@ def skinny(
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
 
     x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
-    With splits, launches with the same counters must follow each other (one stream). None: the device's.
+    Launches that split sums and share counters must follow each other (one stream). counters: None takes the device's.
     """
     rows, inner = x.shape
     outputs = weight.shape[0]

@@ -50,7 +50,7 @@ class Counters:
         self._zeros: Tensor | None = None
 
     def of(self, device: torch.device, count: int) -> Tensor:
-        """At least `count` of them. The first call allocates, so it cannot be part of a graph."""
+        """Return at least `count` of them. The first call allocates, so it cannot be part of a graph."""
         if count > COUNTERS:  # beyond them lies memory of something else
             raise ValueError(f"a launch has {count} tiles that are split, and there are {COUNTERS} counters")
         if self._zeros is None:
@@ -59,9 +59,9 @@ class Counters:
 
 
 SHARED: dict[torch.device, Counters] = {}
-"""By device, for callers without counters of their own: they launch on one stream."""
+"""Counters by device, for callers without their own. They launch on one stream."""
 
 
 def counters_of(device: torch.device, count: int, own: Counters | None = None) -> Tensor:
-    """Of the caller's own, or of those of the device."""
+    """Take the caller's own, or else the device's."""
     return (own or SHARED.setdefault(device, Counters())).of(device, count)

@@ -34,7 +34,7 @@ COMPUTES = ("forward", "after", "onto")  # the methods that a twin replaces: see
 
 
 def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
-    """Decorates what makes the twin of a part: of these classes, and of their subclasses that compute the same way."""
+    """Register what makes the twin of these classes, and of their subclasses that compute the same way."""
 
     def name(make: Make) -> Make:
         _TWINS.update(dict.fromkeys(kinds, make))

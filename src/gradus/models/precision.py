@@ -124,7 +124,8 @@ def _scratch() -> Tensor:
 def resolve_device(name: str) -> torch.device:
     """auto, cpu, cuda or a GPU by its number, as cuda:1; auto is a GPU if there is one.
 
-    cuda, and auto with a GPU, is the one that is current now; the device returned has its number. Raises ConfigError for a device that is not there.
+    Without a number it is the GPU that is current now; the result has the number. Raises ConfigError for a device that
+    is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

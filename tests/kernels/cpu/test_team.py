@@ -147,7 +147,7 @@ def test_a_child_of_a_fork_decodes_with_threads_of_its_own():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_child_of_a_fork_during_another_threads_step_decodes_too():
-    """Its words say that a stage is under way, and whoever had its chunks is not there."""
+    """Its words say that a stage is under way, and the thread that took its chunks is gone."""
     model = made("tiny-llama")
     step, decode = Step(model, CONTEXTS), Pages(model).decode_model(model, 2)
     expected, over, unfinished = step.compiled(decode), threading.Event(), 0

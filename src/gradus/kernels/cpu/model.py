@@ -46,7 +46,7 @@ KNOWN_PARTS = (
     *(gpt2.GPT2, gpt2.Block, llama.Llama, llama.Block, qwen3.Qwen3, qwen3.Block, gemma3.Gemma3, gemma3.Block),
     *(Embedding, nn.ModuleList, nn.LayerNorm, RMSNorm, gemma3.Norm, Heads, RotaryTable, Activation, Gated),
 )
-"""What the stages compute as it is. A subclass may compute something else. `Matrices` knows the matrices."""
+"""Classes that the stages compute; a subclass may compute something else. `Matrices` knows the matrices."""
 
 
 def check_parts(part: nn.Module) -> None:

@@ -80,9 +80,10 @@ def wait(turns: int, spins: int) -> int:
 class Team:
     """The caller, and threads beside it that live as long as the team.
 
-    words: int64 [WORDS], what the threads share. work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is
-    a method of what owns the team, and referred to weakly: threads must not keep a model in memory. While a thread
-    waits for another step it does, so it may be the last to let go of it. The process does not end before it has: torch
+    words: int64 [WORDS], which the threads share.
+    work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is a
+    method of what owns the team, and referred to weakly: threads must not keep a model in memory. While a thread waits
+    for another step it does, so it may be the last to let go of it. The process does not end before it has: torch
     aborts one whose tensors go while the interpreter does.
     """
 
@@ -113,7 +114,7 @@ class Team:
             each.join()
 
     def _start(self) -> None:
-        # a fork may have left a step that nobody finishes: the next one begins behind it
+        # A fork may have cut a step off, and its stages will never end: begin the next one behind it.
         self.words[WORK], self.words[DONE] = self.words[END] << CHUNKS, 0
         self.process = os.getpid()
         self.awake = [True] + [False] * (self.threads - 1)
