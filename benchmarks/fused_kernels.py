@@ -31,7 +31,7 @@ from gradus.device.capability import SHARED_MEMORY
 from gradus.kernels import activation, norm, rope_store, sampling
 from gradus.kernels.few_rows_launch import DEPTH, FewRowsLaunch
 from gradus.kernels.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
-from gradus.kernels.launch_tables import FusedLaunch, Launch, launch_of
+from gradus.kernels.launch_tables import FusedLaunch, Launch, launch_of, stored_form
 from gradus.kernels.linear import choose_fused, fused_linear, linear
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.skinny import SkinnyLaunch, skinny
@@ -173,7 +173,7 @@ def measure_products(shapes: list[tuple[int, int]], row_counts: tuple[int, ...],
             x = noise(m, k)
             launches = candidates(m, n, k) if m <= ROWS[-1] else []
             # bound now, not when they run
-            ours = {json.dumps(launch): (lambda w, launch=launch, x=x: run(x, w, launch)) for launch in launches}
+            ours = {name_of(launch): (lambda w, launch=launch, x=x: run(x, w, launch)) for launch in launches}
             times = race({"cublas": lambda w, x=x: F.linear(x, w)} | ours, weights)
             cublas = times.pop("cublas")
             best = sorted(times, key=times.__getitem__)
@@ -308,18 +308,16 @@ def halved(launch: GemvLaunch) -> GemvLaunch:
     return launch._replace(rows=max(1, launch.rows // 2))
 
 
-def few_tasks(found_uses: list[Use]) -> Iterator[tuple[Use, int, tuple[int, ...]]]:
+def few_tasks(found_uses: list[Use]) -> Iterator[tuple[Use, int, FusedLaunch]]:
     """One of each kernel: `few_rows` is compiled for up to 8 rows, and for 16."""
     for use, m in product(found_uses, FEW):
         for launch in fused_candidates(use, m):
             if isinstance(launch, GemvLaunch) or m in (2, 16):
-                yield use, m, tuple(launch)
+                yield use, m, launch
 
 
-def compile_use(task: tuple[Use, int, tuple[int, ...]]) -> None:
-    use, m, numbers = task
-    launch = launch_of(numbers)
-    assert not isinstance(launch, SkinnyLaunch)
+def compile_use(task: tuple[Use, int, FusedLaunch]) -> None:
+    use, m, launch = task
     given = around(use, m)
     with early_launches(not use.head):
         fused_linear(given.x, noise(use.n, use.k), launch, **given.options)
@@ -333,12 +331,12 @@ def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterat
         weights = [noise(use.n, use.k).mul_(use.k**-0.5) for _ in range(copies(2 * use.n * use.k))]
         for m in FEW:
             given = around(use, m)
-            names = [json.dumps(launch) for launch in fused_candidates(use, m)] + ["apart" if use.norm else "cublas"]
+            names = [name_of(launch) for launch in fused_candidates(use, m)] + ["apart" if use.norm else "cublas"]
             tops = [
                 entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (max(8, m), *use[:2])
             ]
             if tops and (m > 1 or use.head) and use.norm is None:
-                names += [json.dumps(numbers) for numbers, _ in tops[0]]
+                names += [json.dumps(stored) for stored, _ in tops[0]]
             with early_launches(not use.head):
                 times = race({name: by_name(name, given) for name in names}, weights)
             yield {"m": m} | use._asdict() | {"floor": floor_of(m, use.n, use.k, rate), "times": shown(times)}
@@ -363,7 +361,7 @@ def measure_chains(models: list[str], counts: list[int], few: list[dict]) -> Ite
         entry: dict[str, Any] = {"model": model, "m": m, "layer": found}
         start = best["gemv" if m == 1 else "few rows"]
         if all(start):
-            streamed = [[json.dumps(launch) for launch in streamed_launches(use, m)] for use in layer]
+            streamed = [[name_of(launch) for launch in streamed_launches(use, m)] for use in layer]
             names, found["streamed"] = chain.swept([str(name) for name in start], streamed)
             entry["launches"] = [json.loads(name) for name in names]
         yield entry
@@ -404,16 +402,29 @@ class Chain:
 def alike(candidates: list[list[str]]) -> Iterator[list[str]]:
     """For each of SHARES and ROOM the first launch of every product, where all have one."""
     for (*warps, programs), room in product(SHARES, ROOM):
-        share = [*warps, room // programs, programs]
-        four = [next((name for name in names if json.loads(name)[2:] == share), None) for names in candidates]
+        share = *warps, room // programs, programs
+        four = [next((name for name in names if named(name)[2:] == share), None) for names in candidates]
         if all(four):
             yield [str(name) for name in four]
 
 
+def name_of(launch: Launch) -> str:
+    """Name a launch in results, by its kind and fields. The other contenders are "cublas" and "apart"."""
+    return json.dumps(stored_form(launch))
+
+
+def is_ours(name: str) -> bool:
+    return name.startswith("{")
+
+
+def named(name: str) -> Launch:
+    return launch_of(json.loads(name))
+
+
 KINDS: dict[str, Callable[[str], bool]] = {
-    "gemv": lambda name: name.startswith("[") and isinstance(launch_of(json.loads(name)), GemvLaunch),
-    "few rows": lambda name: name.startswith("[") and isinstance(launch_of(json.loads(name)), FewRowsLaunch),
-    "apart": lambda name: name in ("apart", "cublas") or isinstance(launch_of(json.loads(name)), SkinnyLaunch),
+    "gemv": lambda name: is_ours(name) and isinstance(named(name), GemvLaunch),
+    "few rows": lambda name: is_ours(name) and isinstance(named(name), FewRowsLaunch),
+    "apart": lambda name: not is_ours(name) or isinstance(named(name), SkinnyLaunch),
     "fastest": lambda name: True,
 }
 
@@ -426,7 +437,7 @@ def by_name(name: str, given: Around) -> Callable[[Tensor], Any]:
     """As `measure_few` calls a contender."""
     if name in ("cublas", "apart"):
         return partial(library if name == "cublas" else apart, given)
-    launch = launch_of(json.loads(name))
+    launch = named(name)
     if isinstance(launch, SkinnyLaunch):
         return partial(skinny, given.x, launch=launch, residual=given.options["residual"])
     return partial(fused_linear, given.x, launch=launch, **given.options)
@@ -462,7 +473,7 @@ def shown(times: dict[str, float]) -> dict[str, float]:
     """What is none of ours, and the fastest three of each kernel of ours."""
     kinds: dict[type | None, list[str]] = {}
     for name in sorted(times, key=times.__getitem__):
-        kinds.setdefault(type(launch_of(json.loads(name))) if name.startswith("[") else None, []).append(name)
+        kinds.setdefault(type(named(name)) if is_ours(name) else None, []).append(name)
     return {name: times[name] for names in kinds.values() for name in names[:3]}
 
 
@@ -699,7 +710,7 @@ def main() -> None:
     if "chains" in wanted:
         padded = {count if count in (1, 16) else 8 for count in counts}  # rows that kernels are compiled for
         counted = product(found_uses, sorted(padded))
-        streamed = [(use, m, tuple(launch)) for use, m in counted for launch in streamed_launches(use, m)]
+        streamed = [(use, m, launch) for use, m in counted for launch in streamed_launches(use, m)]
         in_processes(compile_use, streamed, options.workers)
     for part in wanted:
         start, (key, measure) = time.perf_counter(), parts[part]
@@ -711,12 +722,15 @@ def main() -> None:
         print(f"{part}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
+Stored = dict[str, Any]  # a launch as files have it
+
+
 def table(found: dict[str, Any]) -> str:
     """A device's file in `measured/`, a line per matrix: ours where it took at most 97 % of cuBLAS's time; and for few
     rows what took no longer with something fused in than its parts one by one, or hardly longer (in a chain, shorter).
     """
-    launches: dict[tuple[int, int], dict[int, list[int] | None]] = {}
-    fused: dict[tuple[int, int], dict[int, list[int] | None]] = {}
+    launches: dict[tuple[int, int], dict[int, Stored | None]] = {}
+    fused: dict[tuple[int, int], dict[int, Stored | None]] = {}
     for entry in found["products"]:
         m, shape, best = entry["m"], (entry["n"], entry["k"]), entry["launches"][0][0]
         launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
@@ -746,7 +760,7 @@ def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int
     return {(use.n, use.k, use.norm, chain["m"]) for chain in apart for use in uses(chain["model"]) if not use.head}
 
 
-def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], list[int]]:
+def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], Stored]:
     """The launches of matrices, norms and numbers of rows whose weights are streamed where a layer is fastest."""
     return {
         (use.n, use.k, use.norm, chain["m"]): launch
@@ -757,22 +771,22 @@ def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, 
     }
 
 
-def chosen(entry: dict[str, Any], few_rows: bool) -> list[int] | None:
-    """The numbers of the launch for few rows. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
+def chosen(entry: dict[str, Any], few_rows: bool) -> Stored | None:
+    """Choose the launch for few rows. With a gate, `gemv`'s is the matrix's own: `choose_fused` halves it."""
     times, kind = entry["times"], KINDS["few rows"]
-    ours = {name: taken for name, taken in times.items() if name.startswith("[") and (few_rows or not kind(name))}
+    ours = {name: taken for name, taken in times.items() if is_ours(name) and (few_rows or not kind(name))}
     best, few = fastest(ours, KINDS["fastest"]), fastest(ours, kind)
     if few and not entry["head"] and ours[few] <= IN_A_CHAIN * min(times.values()):
-        return list(json.loads(few))
+        return stored_form(named(few))
     if best is None or ours[best] > min(0.97 * times.get("cublas", math.inf), times.get("apart", math.inf)):
         return None
-    launch = launch_of(json.loads(best))
+    launch = named(best)
     if entry["gated"] and isinstance(launch, GemvLaunch):
         launch = launch._replace(rows=2 * launch.rows)
-    return [*launch]
+    return stored_form(launch)
 
 
-def first(chosen: dict[int, list[int] | None]) -> list[list[int] | None]:
+def first(chosen: dict[int, Stored | None]) -> list[Stored | None]:
     """For each of ROWS, up to the first that was not measured."""
     return [chosen[m] for m in takewhile(chosen.__contains__, ROWS)]
 

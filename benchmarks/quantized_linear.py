@@ -55,7 +55,7 @@ from gradus.kernels.int4 import (
 from gradus.kernels.linear import linear
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.quantize import Rounded, quantize, quantize_reference
-from gradus.kernels.splits import counters
+from gradus.kernels.splits import counters_of
 from gradus.kernels.tile import TileLaunch
 from gradus.kernels.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
 from gradus.quantization.fp8 import E4M3
@@ -365,7 +365,7 @@ def race(
                 raise
             failed.append(f"{cell.key}: {contender.name}: {type(problem).__name__} {problem}"[:300])
         finally:
-            counters(bench.device, 1).zero_()  # what a failed launch may have left
+            counters_of(bench.device, 1).zero_()  # what a failed launch may have left
 
     for contender in racing:
         timed(contender)

@@ -35,7 +35,8 @@ class CudaGraphs:
         step()  # compiles kernels and loads libraries, which no graph can record
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):  # from here, operations are noted and not run
+        # Operations are noted and not run inside. thread_local: other threads may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             out = step()
 
         def replay() -> Tensor:

@@ -267,15 +267,20 @@ def test_other_errors_of_a_step_keep_their_traceback(monkeypatch):
         llm.generate("a", SOME)
 
 
-def interrupt(plan, result):
-    raise KeyboardInterrupt
-
-
-def test_an_engine_that_was_interrupted_in_a_step_refuses_to_go_on(monkeypatch):
+def test_an_engine_whose_step_ended_half_way_refuses_to_go_on(monkeypatch):
     """Its step is planned and never committed: the next request would wait for it for good."""
     llm = tiny()
-    with monkeypatch.context() as during, pytest.raises(KeyboardInterrupt):
-        during.setattr(llm.engine.scheduler, "commit", interrupt)
+    with monkeypatch.context() as during, pytest.raises(ZeroDivisionError):
+        during.setattr(llm.engine.scheduler, "commit", lambda plan, result: 1 / 0)
         llm.generate("a", SOME)
-    with pytest.raises(BrokenEngine, match=r"KeyboardInterrupt ended a step .*: load the model again"):
+    with pytest.raises(BrokenEngine, match=r"ZeroDivisionError ended a step .*: load the model again"):
         llm.generate("a", SOME)
+
+
+def test_what_broke_a_step_shows_as_itself_however_broken_the_books_are(monkeypatch):
+    llm = tiny()
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", lambda: 1 / 0)
+    monkeypatch.setattr(llm.engine.scheduler, "cancel", lambda *_: [].remove("a sequence"))
+    with pytest.raises(ZeroDivisionError):
+        llm.generate("a", SOME)
+    assert not llm.front_end.open_requests

@@ -124,6 +124,17 @@ def test_page_0_is_nobodys():
         assert not part[:, 0].any()
 
 
+def test_a_nan_in_page_0_reaches_no_sequence_and_is_wiped_with_any_page():
+    pages = Fp8Pages(SHAPES["tiny-llama"])
+    pages.step((0, 9), (1, 2))
+    everything = pages.storage.keys, pages.storage.values, pages.storage.key_scales, pages.storage.value_scales
+    for part in everything:
+        part[:, 0] = float("nan")
+    assert near(pages.step((0, 1), (1, 1)), pages.right((0, 1), (1, 1)))
+    pages.step((0, 1), wiped=(5,))
+    assert not any(part[:, 0].float().any() for part in everything)
+
+
 def test_half_precision_and_single_take_the_same_bytes():
     config = SHAPES["tiny-llama"]
     sizes = {Fp8Storage(config, 4, 4, dtype, torch.device("cpu")).nbytes for dtype in TYPES}

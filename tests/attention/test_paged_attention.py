@@ -190,6 +190,40 @@ def test_page_0_is_nobodys():
     assert not pages.storage.keys[:, 0].any() and not pages.storage.values[:, 0].any()
 
 
+@pytest.mark.parametrize("decodes", DECODES)
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-mistral", "capped"])
+def test_a_nan_in_page_0_reaches_no_sequence(name, decodes):
+    """Padding rows are stored there; pages before a window, and places behind a shorter neighbor, point there."""
+    pages = Pages(CONFIGS[name], decodes=decodes)
+    pages.step((0, 40), (1, 5))
+    for slot, length in ((0, 40), (1, 5)):
+        for table, group in zip(pages.tables[slot], pages.storage.groups, strict=True):
+            first = 0 if group.window is None else max(0, length - group.window + 1) // 4
+            table[:first] = [0] * first
+    pages.attention.prepare(batch_of([(0, 1), (1, 1)], [40, 5], [pages.told(slot) for slot in (0, 1)]))
+    pages.storage.keys[:, 0] = pages.storage.values[:, 0] = float("nan")
+    for spans in ([(0, 1), (1, 1)], [(0, 3), (1, 1)], [(1, 2), (0, 1)]):
+        assert near(pages.step(*spans), pages.right(*spans))
+
+
+def test_wiping_any_page_wipes_page_0():
+    pages = Pages(SHAPES["tiny-llama"])
+    pages.storage.keys[:, 0] = pages.storage.values[:, 0] = float("nan")
+    pages.step((0, 2), wiped=(5,))
+    assert not pages.storage.keys[:, 0].any() and not pages.storage.values[:, 0].any()
+
+
+def test_a_block_table_that_is_full_takes_no_page_into_the_next_ones_place():
+    """Not even where Python leaves asserts out: it would be another sequence's table that is written."""
+    attention = Pages(SHAPES["tiny-llama"]).attention
+    _, _, longest = attention.tables.shape
+    attention.update_tables([1], [TableChange(longest - 1, ((7,),))])
+    before = attention.tables.clone()
+    with pytest.raises(ValueError, match=rf"slot 1 has {longest + 1} pages, .* room for {longest}"):
+        attention.update_tables([1], [TableChange(longest - 1, ((7, 8),))])
+    assert torch.equal(attention.tables, before)
+
+
 def test_two_sequences_may_share_pages():
     pages = Pages(SHAPES["tiny-llama"])
     pages.step((0, 8))

@@ -21,6 +21,7 @@ def setting(request):
 
 def test_choosing_a_gpu_leaves_the_process_setting_alone(setting, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert resolve_device("cuda").type == "cuda"
     assert torch.backends.cuda.cudnn_sdp_enabled() == setting
 

@@ -6,7 +6,7 @@ import torch
 from gradus import kernels
 from gradus.device import transfer
 from gradus.device.capability import Capability, capability
-from gradus.device.transfer import Arrival
+from gradus.device.transfer import Arrival, numbered
 
 SECOND = torch.device("cuda:1")
 
@@ -25,9 +25,18 @@ def test_an_arrival_is_a_point_in_its_own_devices_stream(monkeypatch):
     monkeypatch.setattr(transfer.torch.cuda, "current_stream", lambda device: f"stream of {device}")
     monkeypatch.setattr(transfer.torch.cuda, "current_device", lambda: 3)
     Arrival(SECOND).renew()
-    Arrival(torch.device("cuda"))  # the current one
+    point = Arrival(torch.device("cuda"))  # the current one,
+    monkeypatch.setattr(transfer.torch.cuda, "current_device", lambda: 2)
+    point.renew()  # and still that one when another is current
     Arrival(torch.device("cpu")).wait()  # nothing to wait for
-    assert recorded == ["stream of 1", "stream of 1", "stream of 3"]
+    assert recorded == ["stream of 1", "stream of 1", "stream of 3", "stream of 3"]
+
+
+def test_a_gpu_without_a_number_gets_the_current_ones(monkeypatch):
+    monkeypatch.setattr(transfer.torch.cuda, "current_device", lambda: 3)
+    assert [str(numbered(torch.device(name))) for name in ("cuda", "cuda:1", "cpu", "meta")] == [
+        "cuda:3", "cuda:1", "cpu", "meta",
+    ]  # fmt: skip
 
 
 def test_the_time_between_two_points_is_by_the_devices_clock(monkeypatch):
@@ -72,7 +81,7 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
     from types import SimpleNamespace
 
     from gradus.attention.triton_paged import _processors
-    from gradus.kernels.splits import counters
+    from gradus.kernels.splits import counters_of
 
     asked = []
     monkeypatch.setattr(
@@ -81,4 +90,4 @@ def test_each_device_has_its_own_processors_and_counters(monkeypatch):
         lambda device: asked.append(device) or SimpleNamespace(multi_processor_count=58),
     )
     assert _processors(SECOND) == 58 and asked == [SECOND]
-    assert counters(torch.device("meta"), 4).device.type == "meta" and counters(torch.device("cpu"), 4).is_cpu
+    assert counters_of(torch.device("meta"), 4).device.type == "meta" and counters_of(torch.device("cpu"), 4).is_cpu

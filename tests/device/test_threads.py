@@ -154,6 +154,27 @@ for _ in range(3):  # torch has them again when it wants them
 
 
 @linux
+def test_the_callers_own_threads_are_no_other_threads():
+    """A thread that meets torch for the first time meanwhile has the process's number, and so has the caller after."""
+    script = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+torch.set_num_threads(3)
+with ThreadPoolExecutor(1) as old:
+    assert old.submit(torch.get_num_threads).result() == 3
+    with threads.own_threads(1):
+        torch.ones(1 << 20).exp().log() @ torch.ones(1 << 20)
+        print(torch.get_num_threads(), tasks() - before - 1)  # 1: the other thread
+        print(old.submit(torch.get_num_threads).result())
+        with ThreadPoolExecutor(1) as new, threads.own_threads(2):
+            print(new.submit(torch.get_num_threads).result(), torch.get_num_threads())
+    print(torch.get_num_threads())
+"""
+    assert told(script) == ["1", "0", "3", "3", "2", "3"]
+
+
+@linux
 def test_a_fork_does_not_wait_for_the_threads_of_its_parent():
     script = """
 threads.end_spinning()

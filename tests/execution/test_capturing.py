@@ -48,8 +48,9 @@ class FakeGraphs:
         return SimpleNamespace(number=number, replay=replay)
 
     @contextmanager
-    def recording(self, graph, pool):
+    def recording(self, graph, pool, capture_error_mode):
         assert pool == "pool"
+        assert capture_error_mode == "thread_local", "another thread that allocates would end the recording"
         self.log.append(f"record {graph.number}")
         yield
 

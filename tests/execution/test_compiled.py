@@ -14,7 +14,13 @@ pytest.importorskip("numba")
 from gradus.execution import compiled
 from gradus.execution.compiled import CompiledRunner, alone, announced, together
 from gradus.execution.runner import ModelRunner
+from gradus.kernels.cpu.matrix import Unsupported
+from gradus.kernels.cpu.model import Stages
 from gradus.kernels.cpu.product import MOST_ROWS
+from gradus.models import create_model, llama
+from gradus.models.heads import Heads
+from gradus.models.layers import RMSNorm
+from gradus.models.shapes import SHAPES
 from gradus.sampling.sampler import Sampler
 from tests.phases.conftest import FAMILIES
 
@@ -193,6 +199,47 @@ def test_a_part_without_a_kernel_is_torchs_and_so_is_the_whole_step(setting, par
     assert len(tokens(llm)[0]) == 40
 
 
+class TwiceTheAttention(llama.Block):
+    def forward(self, x, rotation, attention):
+        qkv = self.qkv.after(self.attention_norm, x)
+        x = self.output.onto(x, 2 * self.heads(qkv.to(x.dtype), rotation, attention))
+        return self.down.onto(x, self.gate_up.after(self.mlp_norm, x, self.gate))
+
+
+class Ungated(llama.Block):
+    """A block whose MLP has none of the names that the kernels know."""
+
+
+class TwiceTheNorm(RMSNorm):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class TwiceTheHeads(Heads):
+    def forward(self, *given):
+        return 2 * super().forward(*given)
+
+
+@pytest.mark.parametrize(
+    "place, kind",
+    [
+        ("layers.1", TwiceTheAttention),
+        ("layers.1", Ungated),
+        ("norm", TwiceTheNorm),
+        ("layers.0.mlp_norm", TwiceTheNorm),
+        ("layers.1.heads", TwiceTheHeads),
+    ],
+)
+def test_a_part_that_computes_in_a_way_of_its_own_is_not_taken_for_the_one_it_began_as(place, kind):
+    model = create_model(SHAPES["tiny-llama"])
+    part = model.get_submodule(place)
+    if kind is Ungated:
+        part.up, part.gate_up = part.gate_up, None
+    part.__class__ = kind
+    with pytest.raises(Unsupported, match=kind.__name__):
+        Stages(model, (), threads=1)
+
+
 @pytest.mark.parametrize("quantize", ["int8", "int4-g32"])
 def test_quantized_models_decode_through_the_kernels(quantize, counted):
     llm = tiny(quantize=quantize)
@@ -218,6 +265,27 @@ def test_the_warm_up_stores_into_padding_alone():
     storage = llm.engine.runner.attention.storage
     assert not storage.keys[:, 1:].any() and not storage.values[:, 1:].any()
     assert torch.equal(storage.keys.isfinite(), torch.ones_like(storage.keys, dtype=torch.bool))
+
+
+def test_a_step_leaves_the_torch_of_other_threads_alone(monkeypatch):
+    """Among them one that first uses torch during the step: it would keep for good what it finds then."""
+    llm, seen = tiny(), []
+    before, run = torch.get_num_threads(), llm.engine.runner.decode.run
+    torch.set_num_threads(3)
+    try:
+
+        def watched(*given, **more):
+            other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+            seen.append(torch.get_num_threads())
+            return run(*given, **more)
+
+        monkeypatch.setattr(llm.engine.runner.decode, "run", watched)
+        tokens(llm, PROMPTS[:1], some(2))
+        assert seen[-2:] == [3, 1] and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_longer_step_within_a_quiet_one_has_torchs_threads_again():

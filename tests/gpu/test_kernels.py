@@ -267,7 +267,7 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_skinny_products(m, n, k, tile, dtype):
     from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
-    from gradus.kernels.splits import counters
+    from gradus.kernels.splits import counters_of
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
     bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)
@@ -276,7 +276,7 @@ def test_skinny_products(m, n, k, tile, dtype):
     assert_close(first, skinny_reference(x, weight, bias=bias))
     for _ in range(20):  # whoever arrives last, the sum is the same
         assert torch.equal(skinny(x, weight, launch, bias=bias), first)
-    assert not counters(x.device, 1).any()
+    assert not counters_of(x.device, 1).any()
     expected = skinny_reference(x, weight, residual=stream.clone())
     assert_close(skinny(x, weight, launch, residual=stream), expected)
 

@@ -40,8 +40,10 @@ class Step:
         keys, values = poison.clone(), poison.clone()
         tables = torch.zeros(len(needed) + 2, max(needed) + 1, dtype=torch.int32)
         self.slots = torch.randperm(len(needed) + 2, generator=generator)[: len(needed)].tolist()
-        for slot, pages, (_, length) in zip(self.slots, order, self.spans, strict=True):
+        for slot, pages, (count, length) in zip(self.slots, order, self.spans, strict=True):
             tables[slot, : len(pages)] = pages
+            if self.window is not None:  # pages before the window are given back: page 0 is in their place
+                tables[slot, : max(0, length - count - self.window + 1) // self.page] = 0
             for kept in (keys, values):
                 rows = torch.randn(length, *shape[2:], generator=generator)
                 for number, page in enumerate(pages.tolist()):

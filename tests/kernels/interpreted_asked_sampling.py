@@ -15,8 +15,9 @@ from triton.runtime import interpreter
 
 from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
+from gradus.errors import ConfigError
 from gradus.kernels import narrowing
-from gradus.kernels.seen_words import COUNT
+from gradus.kernels.seen_words import COUNT, ENTRY_SHIFT, FULL
 from gradus.sampling.kernel_sampler import KernelSampler
 from tests.sampling.cases import EOS, NARROWINGS, Ask, asks, check, define, shaped
 
@@ -267,6 +268,24 @@ def test_a_drawn_token_counts_for_the_next_draw():
     slots, positions = torch.tensor([0]), torch.tensor([2])
     assert [int(sampler.draw_slots(logits, slots, positions, asked=True).tokens) for _ in range(3)] == [1, 2, 3]
     assert (sampler.table.allocate()[0, :5] & COUNT).tolist() == [1, 1, 1, 1, 0]
+
+
+def test_a_token_is_counted_until_its_bits_are_full():
+    """One more occurrence would become the number of the token's entry."""
+    row = np.zeros(40)
+    row[7] = 5
+    sampler, case = KernelSampler(40, CPU, 1), ask(row, temperature=0.0, repetition_penalty=1.1, logit_bias={7: 2.0})
+    check(sampler, [case])
+    seen, logits = sampler.table.allocate(), torch.from_numpy(case.logits[None])
+    for count in (FULL - 1, FULL, FULL):
+        seen[0, 7] = 1 << ENTRY_SHIFT | count
+        draw = sampler.draw_slots(logits, torch.tensor([0]), torch.tensor([2]), asked=True)
+        assert draw.tokens.tolist() == [7] and int(seen[0, 7]) == 1 << ENTRY_SHIFT | FULL
+
+
+def test_a_vocabulary_that_ranks_have_no_bits_for_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="fewer than 4194304 tokens"):
+        narrowing.statistics(1, 1 << 22, CPU)
 
 
 @pytest.mark.parametrize(

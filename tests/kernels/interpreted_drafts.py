@@ -123,6 +123,16 @@ def test_a_draft_begins_with_the_two_newest_tokens_where_there_is_room(seed, cou
     assert found.tokens.data_ptr() == inputs.data_ptr() and (inputs[:, 2 * count :] == -7).all()
 
 
+def test_rows_that_have_no_room_are_refused_before_anything_is_written():
+    spans, history, tables = drafting(0, 5, CONTEXT)
+    inputs = torch.full((2, 9), -7)
+    with pytest.raises(ValueError, match="5 sequences take 10 rows of inputs, and there are 9"):
+        first_rows(spans, inputs, history, tables, PAGE)
+    with pytest.raises(ValueError, match="5 sequences take as many rows of inputs, and there are 4"):
+        next_rows(spans, inputs[:, :4], torch.zeros(5, dtype=torch.int64), torch.zeros(5, 2, dtype=torch.int64), 0)
+    assert (inputs == -7).all()
+
+
 def test_the_rows_that_drafts_begin_with_by_hand():
     """Slot 2 may store its newest token, slot 3 may not; slot 4 is padding's."""
     history = torch.arange(1, 6, dtype=torch.int32).unsqueeze(1) * 100 + torch.arange(8, dtype=torch.int32)

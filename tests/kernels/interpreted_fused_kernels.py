@@ -21,7 +21,7 @@ from gradus.kernels.noise import exponential
 from gradus.kernels.rope_store import heads_together, rope_store, rope_store_reference
 from gradus.kernels.sampling import sample, sample_reference
 from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
-from gradus.kernels.splits import counters
+from gradus.kernels.splits import counters_of
 from gradus.kernels.streamed_launch import StreamedLaunch
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
@@ -249,7 +249,7 @@ def test_a_few_rows_through_a_matrix_however_the_sum_is_split(splits):
     assert_close(skinny(x, weight, launch, bias=bias), skinny_reference(x, weight, bias=bias))
     expected = skinny_reference(x[:3], weight, residual=stream[:3].clone())
     assert_close(skinny(x[:3], weight, launch, residual=stream[:3]), expected)
-    assert not counters(x.device, 1).any()  # ready for the next launch
+    assert not counters_of(x.device, 1).any()  # ready for the next launch
 
 
 def test_tokens_are_those_of_the_torch_sampler_at_any_temperature_and_stride():

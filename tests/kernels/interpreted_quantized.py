@@ -12,7 +12,7 @@ from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, eight_
 from gradus.kernels.gemv import Norm
 from gradus.kernels.int4 import Int4Weights, int4_product, int4_reference, widen, widened_product, widened_reference
 from gradus.kernels.quantize import quantize, quantize_gated, quantize_gated_reference, quantize_reference
-from gradus.kernels.splits import counters
+from gradus.kernels.splits import counters_of
 from gradus.kernels.tile import TileLaunch
 from gradus.models.layers import Place
 from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear
@@ -58,7 +58,7 @@ def test_4_bit_weights_are_unpacked_on_their_way(rows, splits, k, group, dtype):
     expected = int4_reference(x, weights, residual=stream.clone())
     assert int4_product(x, weights, launch, residual=stream) is stream
     assert_close(stream, expected)
-    assert not counters(x.device, 1).any()  # ready for the next launch
+    assert not counters_of(x.device, 1).any()  # ready for the next launch
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -183,7 +183,7 @@ def test_8_bit_weights_meet_8_bit_activations(rows, splits, columns, k, scheme):
         eight_bit_product(x, weights, torch.float16, launch, padded=True),
         eight_bit_reference(x, weights, torch.float16),
     )
-    assert not counters(x.values.device, 1).any()
+    assert not counters_of(x.values.device, 1).any()
 
 
 @pytest.mark.parametrize("scheme", KINDS)

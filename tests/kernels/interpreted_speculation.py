@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,10 +13,11 @@ from gradus.attention.graph_paged import GraphPagedAttention
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.attention.whole import WholeSequence
+from gradus.cache import TableChange
 from gradus.cache.paged import PagedCache
 from gradus.cache.radix import PrefixIndex
 from gradus.engine.engine import Engine
-from gradus.engine.plan import Admission
+from gradus.engine.plan import Admission, Decodes, Plan, Span
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
@@ -55,6 +57,9 @@ class Known:
         pass
 
     def keep(self, slot, positions):
+        pass
+
+    def wipe(self, pages):
         pass
 
     def __init__(self, said: list[tuple[int, ...]]) -> None:
@@ -183,7 +188,7 @@ def passes(model, said: list[list[int]]) -> tuple[DraftPasses, History]:
     for slot, tokens in enumerate(said):
         history.tokens[slot, : len(tokens)] = torch.tensor(tokens)
         history.lengths[slot] = len(tokens)
-        drafter._run(history, slot, range(len(tokens) - 2))
+        drafter._run(history, [(slot, range(len(tokens) - 2))])
     return drafter, history
 
 
@@ -205,6 +210,49 @@ def test_each_pass_drafts_what_follows_the_whole_text_as_far_as_there_is_room(sh
     tables = drafter.attention.tables[0].tolist()
     wanted = [(0, range(5, 9)), (1, range(58, 63))]
     assert stored == {(tables[slot][place // 4], place % 4) for slot, places in wanted for place in places}
+
+
+@torch.inference_mode()
+def test_slots_that_lag_behind_are_caught_up_with_together():
+    """Passes have as many tokens as a step may, and store the same as passes of each slot alone."""
+    model, said = (
+        small("tiny-llama"),
+        [[(7 * i) % 300 for i in range(23)], [9, 8, 7, 6], [(11 * i) % 300 for i in range(15)]],
+    )
+    expected, _ = passes(model, said)
+    drafter, history = passes(model, [])
+    for slot, tokens in enumerate(said):
+        history.tokens[slot, : len(tokens)] = torch.tensor(tokens)
+    drafter.chunk, counts = 16, []
+    run = drafter.run_model
+
+    def counted(token_ids, positions, attention):
+        counts.append(len(token_ids))
+        return run(token_ids, positions, attention)
+
+    drafter.run_model = counted
+    ends = np.array([len(tokens) - 2 for tokens in said])
+    decodes = Decodes(np.arange(3), ends, np.zeros(3, np.int64), limits=ends + 4, drafts=2)
+    drafter.catch_up(history, decodes)
+    assert counts == [16, 16, 4] and not drafter.steady
+    storages = drafter.attention.storage, expected.attention.storage
+    found, right = (torch.stack([each.keys, each.values]) for each in storages)
+    torch.testing.assert_close(found[:, :, 1:], right[:, :, 1:], rtol=1e-4, atol=1e-5)
+    drafter.catch_up(history, decodes)
+    assert len(counts) == 3 and drafter.steady
+
+
+@torch.inference_mode()
+def test_wiped_pages_are_wiped_in_a_draft_models_storage_too():
+    speculating = engine("tiny-llama", "itself")
+    runner = speculating.runner
+    storages = runner.attention.storage, runner.step.drafter.attention.storage
+    for storage in storages:
+        storage.keys[:, [0, 5, 6]] = storage.values[:, [0, 5, 6]] = torch.nan
+    runner.run(Plan([Span(None, 1, 0, (1, 2), 1, TableChange(0, ((3,),)))], wiped=(5,)))
+    for storage in storages:
+        assert storage.keys[:, 5].isfinite().all() and storage.values[:, 5].isfinite().all()
+        assert not storage.keys[:, 6].isfinite().any()
 
 
 def following(model, said: list[int], count: int) -> list[int]:

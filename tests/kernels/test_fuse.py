@@ -5,13 +5,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.kernels import fuse
+from gradus.errors import ConfigError
+from gradus.kernels import fuse, fuse_quantized
 from gradus.kernels.fuse import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.overlap import early_launches, starts_early
+from gradus.kernels.splits import COUNTERS, Counters
+from gradus.kernels.tile import TileLaunch
 from gradus.kernels.view import Twin, twin_of
 from gradus.models import Linear, Model, Place, create_model, randomize
-from gradus.models.layers import RMSNorm
+from gradus.models.heads import Heads
+from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES
+from gradus.quantization.schemes import SCHEMES as QUANTIZED
 
 
 def made(shape: str = "tiny-gpt2", **options) -> Model:
@@ -86,6 +91,77 @@ def test_a_subclass_that_computes_in_another_way_never_gets_the_plain_twin():
     assert type(fused(model).norm) is Wide
 
 
+class AddsTwice(Linear):
+    """Stands for a matrix that adds up parts of other devices: the seam that `Linear` documents."""
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return stream + 2 * self.forward(x)
+
+
+class NormalizesLater(Linear):
+    def after(self, norm, x: Tensor, then=None) -> Tensor:
+        return norm.forward(self.forward(x))
+
+
+class NormAddsTwice(RMSNorm):
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return stream + 2 * self(x)
+
+
+@pytest.mark.parametrize("kind", [AddsTwice, NormalizesLater])
+def test_a_matrix_keeps_whatever_it_computes_in_a_way_of_its_own(kind):
+    assert type(fused(made("tiny-llama", linear=kind)).layers[0].down) is kind
+
+
+def test_a_norm_keeps_whatever_it_computes_in_a_way_of_its_own():
+    assert type(fuse.view(NormAddsTwice(8, 1e-5, torch.float32, "cpu"))) is NormAddsTwice
+
+
+class Doubling(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Squared(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) ** 2
+
+
+@pytest.mark.parametrize("scheme", [None, "int8", "int4"])
+@pytest.mark.parametrize("norm, then", [(Doubling, Gated), (RMSNorm, Squared)])
+def test_a_product_leaves_out_no_arithmetic_around_it_that_its_kernel_does_not_know(norm, then, scheme, monkeypatch):
+    kind = Linear if scheme is None else QUANTIZED[scheme]
+    part = kind(Place("gate_up", 0), 128, (128, 128), False)
+    part.assign("weight", 0, torch.randn(256, 128))
+    before, behind = norm(128, 1e-5, torch.float32, "cpu"), then("silu")
+    before.weight.data.fill_(1)
+    monkeypatch.setattr(fuse, "choose_fused", lambda *_: pytest.fail("a kernel was chosen"))
+    monkeypatch.setattr(fuse.FusedRMSNorm, "forward", RMSNorm.forward)
+    monkeypatch.setattr(fuse.FusedGated, "forward", Gated.forward)
+    twin, x = fuse.view(part), torch.randn(2, 128)
+    monkeypatch.setattr(type(twin), "forward", kind.forward)
+    torch.testing.assert_close(twin.after(fuse.view(before), x, fuse.view(behind)), part.after(before, x, behind))
+
+
+class UnrotatedHeads(Heads):
+    def forward(self, qkv, rotation, attention) -> Tensor:
+        return super().forward(qkv, None, attention)
+
+
+@pytest.mark.parametrize("part", ["heads", "q_norm"])
+def test_heads_that_the_kernel_does_not_know_are_refused_in_one_line(part):
+    model = made("tiny-qwen3")
+    heads = model.layers[0].heads
+    if part == "heads":
+        heads.__class__ = UnrotatedHeads
+    else:
+        heads.q_norm.__class__ = Doubling
+    with pytest.raises(ConfigError, match="--switch-off kernels") as refused:
+        fused(model)
+    assert "\n" not in str(refused.value)
+    assert type(model.layers[0].heads.k_norm) is RMSNorm, "the model stays what it was"
+
+
 # -- which launches --------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +180,7 @@ def test_launches_start_early_inside_the_context_alone():
 def test_the_head_never_starts_early(monkeypatch):
     seen = {}
 
-    def product(x: Tensor, weight: Tensor, *rest: Tensor | None) -> Tensor:
+    def product(x: Tensor, weight: Tensor, *rest: Tensor | None, counters: Counters) -> Tensor:
         seen[len(weight)] = starts_early()
         return F.linear(x, weight)
 
@@ -115,6 +191,39 @@ def test_the_head_never_starts_early(monkeypatch):
         view.layers[0].qkv(x)
         view.head(x)
     assert seen == {sum(model.layers[0].qkv.out_features): True, len(view.head.wide): False}
+
+
+# -- sums that programs share ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [None, "int4", "int8"])
+def test_each_view_counts_for_itself(scheme, monkeypatch):
+    """Two engines share a model's weights, and may be stepped on two streams at once."""
+    linear = Linear if scheme is None else QUANTIZED[scheme]
+    model, given = made("tiny-llama", linear=linear), []
+    views, x = [fused(model), fused(model)], torch.ones(2, model.config.hidden_size)
+
+    def product(x: Tensor, *rest, counters: Counters, **more) -> Tensor:
+        given.append(counters)
+        return x
+
+    for module, name in ((fuse, "linear"), (fuse_quantized, "int4_product"), (fuse_quantized, "eight_bit_product")):
+        monkeypatch.setattr(module, name, product)
+    monkeypatch.setattr(fuse_quantized, "choose_tile", lambda *_, **more: TileLaunch(16, 128, 16, 2, 2, 4))
+    monkeypatch.setattr(fuse_quantized, "quantize", lambda *_: x)
+    for view in views:
+        view.layers[0].qkv(x)
+        view.layers[1].output.onto(x, x)
+    assert given == [views[0].layers[0].qkv.counters] * 2 + [views[1].layers[0].qkv.counters] * 2
+    assert given[0] is not given[2]
+
+
+def test_counters_are_made_once_and_there_are_no_more_than_there_are():
+    counters, cpu = Counters(), torch.device("cpu")
+    zeros = counters.of(cpu, 3)
+    assert counters.of(cpu, COUNTERS) is zeros and len(zeros) == COUNTERS and not zeros.any()
+    with pytest.raises(ValueError, match=f"there are {COUNTERS} counters"):
+        counters.of(cpu, COUNTERS + 1)
 
 
 def test_a_linear_by_itself_is_viewed_by_its_place():

@@ -15,7 +15,7 @@ from gradus.kernels import linear
 from gradus.kernels.few_rows_launch import MOST_ROWS as FEW_ROWS
 from gradus.kernels.few_rows_launch import FewRowsLaunch
 from gradus.kernels.gemv import GemvLaunch
-from gradus.kernels.launch_tables import Unmeasured, launch_of, matching, stored_tables, table_of
+from gradus.kernels.launch_tables import KINDS, Unmeasured, launch_of, matching, stored_form, stored_tables, table_of
 from gradus.kernels.skinny import MOST_ROWS, SkinnyLaunch
 from gradus.kernels.streamed_launch import MOST_OUTPUTS, StreamedLaunch
 
@@ -102,7 +102,7 @@ class OneRow(Unmeasured):
     """A table whose single rows are streamed, pairs of rows of a gate as they are."""
 
     def fused(self, m, n, k):
-        return launch_of([4, 1024, 1, 8, 100, 1])
+        return StreamedLaunch(4, 1024, 1, 8, 100, 1)
 
 
 def test_a_streamed_row_takes_pairs_of_rows_and_columns_in_eights(monkeypatch):
@@ -157,8 +157,8 @@ def test_a_devices_name_decides_and_each_device_is_asked(monkeypatch):
 def test_a_layer_that_is_faster_apart_keeps_its_parts():
     """Its products alone may be faster otherwise, but a layer is what a step waits for."""
     use, *_ = fused_kernels.uses("smollm2-135m")
-    entry = {"m": 8} | use._asdict() | {"times": {"[16, 8, 3, 1]": 1.0, "apart": 2.0}}
-    assert fused_kernels.chosen(entry, few_rows=True) == [16, 8, 3, 1]
+    entry = {"m": 8} | use._asdict() | {"times": {fused_kernels.name_of(FewRowsLaunch(16, 8, 3, 1)): 1.0, "apart": 2.0}}
+    assert launch_of(fused_kernels.chosen(entry, few_rows=True)) == FewRowsLaunch(16, 8, 3, 1)
     for times, slower in (({"few rows": 2.0, "apart": 3.0}, False), ({"few rows": 3.0, "apart": 2.0}, True)):
         found = fused_kernels.slower_in_a_chain([{"model": "smollm2-135m", "m": 8, "layer": times}])
         assert ((use.n, use.k, "rms", 8) in found) == slower
@@ -168,16 +168,27 @@ def test_a_layer_that_is_faster_apart_keeps_its_parts():
 def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
     """What a chain of products chose, product by product; `gemv`'s launches are those of each product alone."""
     qkv, output, *_ = fused_kernels.uses("qwen2.5-coder-0.5b")
-    streamed, gemv = [4, 1024, 1, 8, 100, 1], [2, 256, 1]
+    streamed, gemv = stored_form(StreamedLaunch(4, 1024, 1, 8, 100, 1)), stored_form(GemvLaunch(2, 256, 1))
     chains = [
         {"model": "qwen2.5-coder-0.5b", "m": 1, "layer": {"streamed": 2.0}, "launches": [streamed, gemv, gemv, gemv]},
         {"model": "qwen2.5-coder-0.5b", "m": 2, "layer": {"gemv": 3.0}},
     ]
     assert fused_kernels.streamed_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
     found = dict.fromkeys(("device", "capability", "torch", "triton"), "") | {"products": [], "chains": chains}
-    found["few"] = [{"m": 1} | use._asdict() | {"times": {"[2, 256, 1]": 2.0, "cublas": 9.0}} for use in (qkv, output)]
+    times = {json.dumps(gemv): 2.0, "cublas": 9.0}
+    found["few"] = [{"m": 1} | use._asdict() | {"times": times} for use in (qkv, output)]
     rows = {(row["n"], row["k"]): row for row in json.loads(fused_kernels.table(found))["matrices"]}
     assert rows[qkv.n, qkv.k]["fused"] == [streamed] and rows[output.n, output.k]["launches"] == [gemv]
+
+
+@pytest.mark.parametrize("launch", [FewRowsLaunch(1, 2, 3, 4), SkinnyLaunch(1, 2, 3, 4, 5), GemvLaunch(1, 2, 3)])
+def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
+    stored = json.loads(json.dumps(stored_form(launch)))
+    assert launch_of(stored) == launch and type(launch_of(stored)) is type(launch)
+    assert type(launch_of(dict(reversed(stored.items())))) is type(launch), "in any order"
+    with pytest.raises(TypeError, match="depth"):
+        launch_of(stored | {"depth": 1})  # not another kind that has as many fields
+    assert sorted(KINDS.values(), key=str) == sorted({GemvLaunch, FewRowsLaunch, StreamedLaunch, SkinnyLaunch}, key=str)
 
 
 # -- the files -------------------------------------------------------------------------------------------------------

@@ -115,10 +115,11 @@ def test_a_device_that_is_not_there_is_refused(name):
 def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
 
 
-def test_a_gpu_may_be_named_by_its_number(two_gpus, monkeypatch):
-    assert [str(resolve_device(name)) for name in ("auto", "cuda", "cuda:1")] == ["cuda", "cuda", "cuda:1"]
+def test_a_gpu_may_be_named_by_its_number_and_without_one_is_the_current_one_for_good(two_gpus, monkeypatch):
+    assert [str(resolve_device(name)) for name in ("auto", "cuda", "cuda:0")] == ["cuda:1", "cuda:1", "cuda:0"]
     with pytest.raises(ConfigError, match=r"^device 'cuda:9': the GPUs here are cuda:0 to cuda:1$"):
         resolve_device("cuda:9")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2] / "src" / "gradus"
 
 # From low to high: a room may import what stands before it. "gradus" is the package's own __init__, the front door.
 ROOMS = [
-    "errors", "garbage", "phases", "exercises", "cache", "engine", "config", "scheduling", "models", "device",
+    "errors", "garbage", "phases", "exercises", "cache", "engine", "config", "scheduling", "device", "models",
     "quantization", "loading", "kernels", "attention", "calibration", "sampling", "speculative", "execution",
     "assembly", "text", "training", "gradus", "server", "doctor", "bench", "course", "cli", "__main__",
 ]  # fmt: skip

@@ -81,7 +81,7 @@ def libraries() -> list[str]:
 
 ENGINE = """
 from gradus import LLM, SamplingParams
-llm = LLM("random:tiny-llama", phase={phase!r}, device="cpu", max_sequences=2)
+llm = LLM("random:tiny-llama", phase={phase!r}, device="cpu", max_sequences=2, gc_freeze=False)
 llm.generate(["Hello"], SamplingParams(max_tokens=3, temperature=1.0))
 """
 WRONG = """

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradus.engine.plan import Admission
 from gradus.engine.request import MAX_EOS_TOKENS, ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
-from gradus.kernels.seen_words import COUNT, ENTRY, ENTRY_SHIFT, IN_PROMPT
+from gradus.kernels.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
 from gradus.sampling import slots as slots_module
 from gradus.sampling.slots import SlotTable
 
@@ -139,6 +139,19 @@ def test_what_is_sampled_is_counted_and_no_token_is_none():
     assert seen(made, 0) == {0: 1, 5: IN_PROMPT | 2, 6: IN_PROMPT}
     assert seen(made, 1) == {5: IN_PROMPT, 6: IN_PROMPT, 36: 1}
     assert made.seen[0, 5].item() & COUNT == 2
+
+
+def test_a_token_is_counted_until_its_bits_are_full_however_it_comes(monkeypatch):
+    """One more occurrence would become the number of the token's entry. A context may be longer than they count."""
+    made = table(admission(0, frequency_penalty=0.1, logit_bias={5: 2.0}))
+    made.seen[0, 5] += FULL - 2
+    for _ in range(20):
+        made.record(torch.tensor([0]), torch.tensor([5]))
+    assert seen(made, 0)[5] == IN_PROMPT | 1 << ENTRY_SHIFT | FULL
+    assert FULL + 64 <= COUNT  # a step may count a token once per draft
+    monkeypatch.setattr(slots_module, "FULL", 3)
+    again = table(admission(0, output=(5,) * 9 + (6,), frequency_penalty=0.1, logit_bias={5: 2.0}))
+    assert seen(again, 0) == {5: IN_PROMPT | 1 << ENTRY_SHIFT | 2, 6: IN_PROMPT | 1}
 
 
 DEMANDING = dict(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -11,6 +12,7 @@ from gradus import LLM, SamplingParams
 from gradus.assembly.checkpoint import draft_precision
 from gradus.assembly.draft_rows import fitted
 from gradus.config.settings import Settings
+from gradus.engine.plan import UNKNOWN, Decodes, Plan
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
 from gradus.execution.memory import DeviceMemory
@@ -353,3 +355,18 @@ def test_memory_counts_the_draft():
     alone, both = plan(), plan(speculate="draft:x", cache_tokens=512)
     assert both.weight_bytes == 2 * alone.weight_bytes
     assert both.cache_bytes == 2 * plan(cache_tokens=512, speculate="ngram", drafts=1).cache_bytes
+
+
+def test_pages_are_wiped_in_a_step_that_has_nothing_left_to_run_and_in_the_drafts_storage_too():
+    """A plan names them once. Its only decode has reached its end, which the device knew and the scheduler did not."""
+    runner = tiny(speculate="draft:random:tiny-llama", drafts=3).engine.runner
+    storages = runner.pages.storage, runner.drafter.pages.storage
+    for storage in storages:
+        storage.keys[:, 4:7] = storage.values[:, 4:7] = torch.nan
+    runner.history.lengths[0] = 3
+    one = np.array([2])
+    result = runner.run(Plan(wiped=(5,), decodes=Decodes(np.array([0]), one, np.array([UNKNOWN]), limits=one)))
+    assert result.rows == 0
+    for storage in storages:
+        for part in (storage.keys, storage.values):
+            assert part[:, 5].isfinite().all() and part[:, 4].isnan().all() and part[:, 6].isnan().all()

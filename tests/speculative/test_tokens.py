@@ -25,6 +25,9 @@ class Stateless:
     def keep(self, slot, positions):
         pass
 
+    def wipe(self, pages):
+        pass
+
 
 class Right(Stateless):
     """Drafts what each sequence is known to say; what it never says, it guesses."""

@@ -140,7 +140,7 @@ def draft_drafter(draft: Model, attention: PagedAttention, sampler: Sampler, con
     own = PagedAttention(draft.config, kind(draft.config, pages, storage.page_size, draft.dtype, draft.device), slots=1)
     own.tables = attention.tables[:1]  # of the layers without a window: a page of the same number holds the draft's
     eager = compiled_runner(draft, own, sampler, None, config.threads) if config.kernels else None
-    return DraftModel(eager or ModelRunner(draft, own, sampler))
+    return DraftModel(eager or ModelRunner(draft, own, sampler), own)
 
 
 def draft_passes(

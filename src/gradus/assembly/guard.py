@@ -14,7 +14,7 @@ from gradus.execution.memory import OutOfMemory, ran_out
 
 
 class BrokenEngine(GradusError):
-    """A call of an engine in one of whose steps something was raised, Ctrl-C included."""
+    """A call of an engine after one of its steps has raised something."""
 
 
 class GuardedCore:
@@ -60,7 +60,8 @@ class GuardedCore:
             raise self._broken from error
 
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> Sequence[Output]:
-        return self.core.cancel(request_id, index, reason)
+        """After a step that raised something there is nothing left to end, and its half-done state is left alone."""
+        return [] if self._broken is not None else self.core.cancel(request_id, index, reason)
 
     def metrics(self) -> Metrics:
         return self.core.metrics()

@@ -11,7 +11,7 @@ from torch import Tensor
 class Visible:
     """What each of B decodes sees in one layer group: rows of the storage, int64 [B, L], oldest first.
 
-    seen: bool [B, L], False where a sequence is shorter than the longest. The row there is 0, which is padding.
+    seen: bool [B, L], False where a sequence is shorter than the longest. The row there is its newest once more.
     """
 
     rows: Tensor

@@ -70,7 +70,7 @@ class Fp8Storage(PagedStorage):
 
     def wipe(self, pages: Sequence[int]) -> None:
         if pages:
-            where = upload(pages, torch.int64, self.keys.device)
+            where = upload([0, *pages], torch.int64, self.keys.device)
             for part in (self.keys.view(torch.uint8), self.values.view(torch.uint8)):
                 part.index_fill_(1, where, 0)
             for part in (self.key_scales, self.value_scales):

@@ -92,6 +92,8 @@ class PagedAttention:
                 continue
             kept, tables = change
             for group, new in enumerate(tables):
+                if kept + len(new) > longest:  # the rest would land in the next slot's table
+                    raise ValueError(f"slot {slot} has {kept + len(new)} pages, and its block table room for {longest}")
                 first = (group * rows + slot) * longest + kept
                 places += range(first, first + len(new))
                 pages += new
@@ -138,10 +140,10 @@ class PagedAttention:
             oldest = [_oldest(position, group.window) for position in positions]
             width = 1 + max(last - first for first, last in zip(oldest, positions, strict=True))
             seen = torch.tensor(oldest, device=self.device).unsqueeze(1) + torch.arange(width, device=self.device)
-            real = seen <= newest
-            # beyond its end a table may name pages of other sequences, in which this very step could write a NaN
-            rows = self._rows(number, owners, torch.minimum(seen, newest)) * real
-            visible.append(Visible(rows, real))
+            # Read the newest row again beyond a sequence's end: a masked NaN is still a NaN, and page 0, or a stale
+            # entry of the table, could lead to another sequence's.
+            rows = self._rows(number, owners, torch.minimum(seen, newest))
+            visible.append(Visible(rows, seen <= newest))
         return visible
 
     # -- in each layer -----------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ class PagedStorage:
         return torch.index_select(keys, 0, rows, out=out[0]), torch.index_select(values, 0, rows, out=out[1])
 
     def wipe(self, pages: Sequence[int]) -> None:
-        """Fill pages with zeros, in all layers."""
+        """Fill pages with zeros, in all layers. Page 0 too: padding may have stored the same poison there."""
         if pages:
-            where = upload(pages, torch.int64, self.keys.device)
+            where = upload([0, *pages], torch.int64, self.keys.device)
             self.keys.index_fill_(1, where, 0)
             self.values.index_fill_(1, where, 0)

@@ -84,7 +84,7 @@ def graph_microseconds(launches: Sequence[Callable[[], Any]], replays: int = 5) 
     for launch in launches:
         launch()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for launch in launches:
             launch()
     times = []

@@ -16,14 +16,16 @@ wait, some fifty microseconds, and then sleep. `benchmarks/busy_core.py` measure
 
 OpenMP libraries read these variables once, when they are loaded. A program that uses `LLM` sets them itself, before it
 imports torch: importing gradus changes no environment. The command line may, because the process is its own. What an
-engine can do in any process is `end_spinning`: its own kernels then have all cores.
+engine can do in any process is `end_spinning`, and `own_threads`, for the thread that steps: its kernels then have all
+cores.
 """
 
 import ctypes
 import math
 import os
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -59,6 +61,50 @@ def use(threads: int | None) -> int:
         return min(usable_cores(), torch.get_num_threads())
     torch.set_num_threads(threads)
     return threads
+
+
+@contextmanager
+def own_threads(count: int) -> Iterator[None]:
+    """Within, torch computes what the calling thread asks for in `count` threads; other callers keep their number.
+
+    `torch.set_num_threads` is no way to this: any thread that first uses torch meanwhile would keep the number for
+    good. OpenMP and MKL have functions for the caller alone. Where torch's are not found, nothing changes.
+    """
+    import torch
+
+    before = torch.get_num_threads()  # also gives a thread that is new to torch the number of the process
+    openmp, mkl = _setters()
+    if openmp is None:
+        yield
+        return
+    openmp(count)
+    mkl_before = mkl(count)
+    try:
+        yield
+    finally:
+        openmp(before)
+        mkl(mkl_before)
+
+
+@cache
+def _setters() -> tuple[Callable[[int], object] | None, Callable[[int], int]]:
+    """The functions of torch's OpenMP and MKL that set the calling thread's number. MKL's returns the one before.
+
+    No OpenMP: there is none, or torch does not heed it. No MKL, as on ARM: a stand-in that does nothing.
+    """
+    import torch
+
+    name = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}.get(sys.platform, "")
+    path = Path(torch.__file__).parent / "lib" / name
+    library = ctypes.CDLL(str(path)) if path.is_file() else None  # loaded already: this finds its own functions
+    openmp, mkl = (getattr(library, each, None) for each in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local"))
+    if openmp is not None:
+        before = torch.get_num_threads()
+        openmp(before + 1)
+        heeded = torch.get_num_threads() == before + 1
+        openmp(before)
+        openmp = openmp if heeded else None
+    return openmp, mkl or (lambda count: count)
 
 
 def end_spinning() -> None:

@@ -53,12 +53,18 @@ def to_host(tensor: Tensor) -> Tensor:
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Work on `device` within this context: kernels and graphs are launched on torch's current GPU."""
-    return torch.cuda.device(_number(device)) if device.type == "cuda" else nullcontext()
+    # by number: given a device, torch looks through all kinds of them
+    return torch.cuda.device(numbered(device).index) if device.type == "cuda" else nullcontext()
 
 
-def _number(gpu: torch.device) -> int:
-    """Its number; a GPU without one is the current one. Asked for a device's, torch looks through all kinds of them."""
-    return torch.cuda.current_device() if gpu.index is None else gpu.index
+def numbered(device: torch.device) -> torch.device:
+    """The same device, for good: a GPU without a number is the one that is current now, whatever becomes current later.
+
+    A model, and whatever else outlives a call, must have it.
+    """
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 class Arrival:
@@ -68,14 +74,14 @@ class Arrival:
     """
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
-        self._device = device
+        self._index = numbered(device).index
         self._event = torch.cuda.Event(enable_timing=timed) if device.type == "cuda" else None
         self.renew()
 
     def renew(self) -> None:
         """Make it the point that the work has come to by now."""
         if self._event is not None:
-            self._event.record(torch.cuda.current_stream(_number(self._device)))
+            self._event.record(torch.cuda.current_stream(self._index))
         self._renewed = time.perf_counter()
 
     def wait(self) -> None:

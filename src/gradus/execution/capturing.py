@@ -91,7 +91,8 @@ class Recorder:
         step(early, asked)  # compiles kernels and sets them up, none of which a graph could record
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # thread_local: another thread of the program may allocate meanwhile
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             result = step(early, asked)
         self.recorded += 1
         return Captured(graph, rows, early, result)

@@ -9,14 +9,14 @@ that draft before a step have their products in the kernels too.
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
-from gradus.device.threads import end_spinning
+from gradus.device.threads import end_spinning, own_threads
 from gradus.engine.plan import Admission, Plan
 from gradus.execution.runner import LatestTokens, ModelRunner
 from gradus.kernels.cpu.model import DecodeModel
@@ -28,7 +28,7 @@ from gradus.sampling.sampler import Drawn, Rows, Sampler
 log = logging.getLogger(__name__)
 
 NOTICEABLE_S = 1.0
-_before: list[int] = []  # how many threads torch had, before each `alone` that is open
+_caller = threading.local()  # threads: how many torch has for this thread outside of `alone`; None where none is open
 
 
 class CompiledRunner(ModelRunner):
@@ -147,30 +147,28 @@ class KernelLinear(Linear):
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Torch computes in the caller's thread alone.
+    """Torch computes what this thread asks for in this thread alone. For other threads of the program nothing changes.
 
     Beside the kernels it has little to do, embedding and sampling. Its threads would go on spinning after that, in
     programs that leave OpenMP its default, and take a core from the kernels' own. So do the threads of an earlier step
     that was torch's, and of what the program computes between steps: they are ended.
     """
     end_spinning()
-    _before.append(torch.get_num_threads())
-    torch.set_num_threads(1)
+    outer = getattr(_caller, "threads", None)
+    _caller.threads = outer or torch.get_num_threads()
     try:
-        yield
+        with own_threads(1):
+            yield
     finally:
-        torch.set_num_threads(_before.pop())
+        _caller.threads = outer
 
 
 @contextmanager
 def together() -> Iterator[None]:
     """Torch with the threads that it had before `alone`: so a draft model reads a prompt within a quiet step."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(_before[0] if _before else threads)
-    try:
+    outer = getattr(_caller, "threads", None)
+    with nullcontext() if outer is None else own_threads(outer):
         yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -10,9 +10,12 @@ It draws with the noise of the position that it drafts, by the request's own par
 about the same, they draw the same token, at any temperature.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from gradus.attention.paged import PagedAttention
 from gradus.engine.plan import Decodes, Plan, Span
 from gradus.execution.runner import ModelRunner
 from gradus.kernels.ngram_reference import NO_DRAFT
@@ -27,11 +30,11 @@ USUAL = 2
 class DraftModel:
     """Proposes for slots whose block tables are up to date.
 
-    runner: of the draft model, with the model's sampler; its attention reads the model's block tables.
+    runner: of the draft model, with the model's sampler. pages: its attention, which reads the model's block tables.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self.runner = runner
+    def __init__(self, runner: ModelRunner, pages: PagedAttention) -> None:
+        self.runner, self.pages = runner, pages
         self.longest = runner.model.config.context_length
         self.steady = True
         self._stored: dict[int, int] = {}  # slot → positions whose keys and values it has
@@ -41,6 +44,9 @@ class DraftModel:
 
     def keep(self, slot: int, positions: int) -> None:
         self._stored[slot] = min(self._stored.get(slot, 0), positions)
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        self.pages.storage.wipe(pages)
 
     def propose(self, history: History, slots: Tensor, count: int, limits: Tensor) -> Tensor:
         ends = dict(zip(slots.tolist(), limits.clamp(max=self.longest).tolist(), strict=True))

@@ -8,6 +8,10 @@ which tokens are missing the history.
 `draft_model.py` is the same where the host may look at the device's numbers, and says what both rest on.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +27,9 @@ from gradus.speculative.history import History
 
 CHUNK = 2048
 """Tokens that it catches up with in one step, at most."""
+
+
+Missing = tuple[int, range]  # a slot, and positions that the draft model has not stored
 
 
 class DraftPasses:
@@ -77,38 +84,57 @@ class DraftPasses:
             self._stored[slot] = positions
             self._current.discard(slot)
 
+    def wipe(self, pages: Sequence[int]) -> None:
+        self.attention.wipe(pages)
+
     def catch_up(self, history: History, decodes: Decodes) -> None:
-        """The next step is of these decodes, whose block tables are up to date."""
+        """Store what is missing of these decodes, which the next step runs. Slots that lag behind share passes."""
         self.steady = True
         if not decodes.drafts:
             self._current.difference_update(decodes.slots.tolist())
             return
+        missing, longest = [], self.model.config.context_length
         for slot, start in zip(decodes.slots.tolist(), decodes.starts.tolist(), strict=True):
             if slot not in self._current:
                 self.steady = False
-                for first in range(min(self._stored.get(slot, 0), start), start, self.chunk):
-                    self._run(history, slot, range(first, min(first + self.chunk, start)))
+                missing.append((slot, range(min(self._stored.get(slot, 0), start), min(start, longest))))
             self._stored[slot] = max(start, self._stored.get(slot, 0))
             self._current.add(slot)
+        for spans in pieces(missing, self.chunk):
+            self._run(history, spans)
 
-    def _run(self, history: History, slot: int, span: range) -> None:
-        """Store what it makes of tokens that the history has."""
-        if span.start >= self.model.config.context_length:
-            return
-        span = range(span.start, min(span.stop, self.model.config.context_length))
-        positions, owners = upload_parts([span, [slot] * len(span)], torch.int64, self.model.device)
+    def _run(self, history: History, spans: Sequence[Missing]) -> None:
+        """Store what it makes of tokens that the history has: one pass over all of them."""
+        slots, counts = [slot for slot, _ in spans], [len(span) for _, span in spans]
+        places = [place for _, span in spans for place in span]
+        positions, owners = upload_parts([places, np.repeat(slots, counts)], torch.int64, self.model.device)
         batch = Batch(
-            token_ids=history.tokens[slot, span.start : span.stop].long(),
+            token_ids=history.tokens[owners, positions].long(),
             positions=positions,
             owners=owners,
-            slots=[slot],
-            query_start=[0],
-            counts=[len(span)],
-            starts=[span.start],
-            lengths=[span.stop],
-            tables=[None],
+            slots=slots,
+            query_start=[0, *accumulate(counts[:-1])],
+            counts=counts,
+            starts=[span.start for _, span in spans],
+            lengths=[span.stop for _, span in spans],
+            tables=[None] * len(spans),
             logits_rows=positions[:0],
             row_spans=[],
         )
         self.attention.prepare(batch)
         self.run_model(batch.token_ids, batch.positions, self.attention)
+
+
+def pieces(spans: Iterable[Missing], most: int) -> Iterator[list[Missing]]:
+    """These spans in their order, cut into passes of `most` positions; the last has the rest."""
+    taken: list[Missing] = []
+    room = most
+    for slot, span in spans:
+        while span:
+            taken.append((slot, span[:room]))
+            span, room = span[room:], room - len(taken[-1][1])
+            if not room:
+                yield taken
+                taken, room = [], most
+    if taken:
+        yield taken

@@ -149,12 +149,13 @@ class DraftRunner:
         with current(self.device):
             for admission in plan.admissions:
                 self.step.drafter.keep(admission.slot, 0)
+            self.step.attention.wipe(plan.wiped)
+            self.step.drafter.wipe(plan.wiped)
             return self._run_prompts(plan) if plan.spans else self._run_decodes(plan)
 
     def _run_decodes(self, plan: Plan) -> "DraftResult":
         step, decodes = self.step, plan.decodes
         step.sampler.admit(plan.admissions)
-        step.attention.wipe(plan.wiped)
         self._update_pages(decodes)
         step.drafter.catch_up(step.history, decodes)
         asked = step.sampler.asked(decodes.slots)
@@ -193,7 +194,7 @@ class DraftRunner:
         of slots here alone: each begins with a span.
         """
         step, decodes, count = self.step, plan.decodes, len(plan.decodes)
-        prompts = lay_out(Plan(plan.spans, wiped=plan.wiped), self.device)
+        prompts = lay_out(Plan(plan.spans), self.device)
         wanted = sampled_rows(prompts)
         token_ids, positions, picked = prompts.token_ids, prompts.positions, prompts.logits_rows
         if count:

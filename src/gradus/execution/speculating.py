@@ -59,12 +59,13 @@ class SpeculatingRunner:
         self.history.admit(plan.admissions)
         for admission in plan.admissions:
             self.drafter.keep(admission.slot, 0)
+        self.wipe(plan.wiped)
         self.update_pages(plan.decodes.pages)
         verified = self.spans(plan.decodes)
         spans = [*verified.values(), *plan.spans]
         result = SpeculatedResult(plan, verified)
         if spans:
-            batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions, plan.wiped))
+            batch, rows, drawn = self.runner.draw(Plan(spans, plan.admissions))
             self.record(rows, drawn.tokens)
             usual = self.drafter.steady or not plan.decodes.drafts
             result.draw(drawn, len(batch.token_ids), time.perf_counter() - began, usual)
@@ -87,6 +88,11 @@ class SpeculatingRunner:
             if tokens:
                 spans[row] = Span(None, slot, length - 1, tokens, len(tokens))
         return spans
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """Before anything is stored, whether a step has anything to store or not: a plan says it once."""
+        self.pages.storage.wipe(pages)
+        self.drafter.wipe(pages)
 
     def update_pages(self, changes: Sequence[tuple[int, TableChange]]) -> None:
         """Before anything runs: a drafter may read the decodes' block tables."""

@@ -37,6 +37,8 @@ from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previo
 from gradus.kernels.sampling import first_of_block, first_of_row, tokens_a_program
 from gradus.kernels.slot_settings import (
     ADJUSTS,
+    COUNT,
+    FULL,
     INFINITY,
     REPORTS,
     TEMPERATURE,
@@ -173,7 +175,8 @@ def asked_row_kernel(
     tl.store(out_ptr + row, tl.where(finite, winner, -1).to(tl.int64))
     if finite & (choice_of(settings, ADJUSTS, slot) != 0):
         word_ptr = settings.seen + slot.to(tl.int64) * settings.seen_stride + winner
-        tl.store(word_ptr, tl.load(word_ptr) + 1)
+        word = tl.load(word_ptr)
+        tl.store(word_ptr, word + 1, mask=(word & COUNT) < FULL)
     if choice_of(settings, REPORTS, slot) >= 0:
         logit = tl.load(logits_ptr + row.to(tl.int64) * row_stride + winner).to(tl.float32)
         store_pair(pairs_ptr + row * PAIRS * 2, winner, logit - tl.load(totals_ptr + row))

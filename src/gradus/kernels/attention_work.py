@@ -117,7 +117,8 @@ def _lay_out(
     tokens = tl.where(live, tl.minimum(count - token, tile_tokens), 0)
     position = length - count + token
     end = tl.minimum(position + tokens, length)
-    begin = tl.maximum(position - WINDOW + 1, 0) // step * step if WINDOW else tl.zeros_like(position)
+    # Begin at the first visible key, no earlier: pages before it are given back, and the table then names page 0.
+    begin = tl.maximum(position - WINDOW + 1, 0) if WINDOW else tl.zeros_like(position)
     share = tl.cdiv(tl.cdiv(end - begin, step), splits) * step
     low = tl.minimum(begin + split * share, end)
 

@@ -84,7 +84,8 @@ def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor,
     no kernel has run. history: int32 [S, C], the tokens. tables: int64 [G, S, width], block tables.
     """
     count, groups, device = len(spans.slots), len(tables), inputs.device
-    assert inputs.shape[1] >= 2 * count
+    if inputs.shape[1] < 2 * count:  # the kernel would write behind them
+        raise ValueError(f"{count} sequences take {2 * count} rows of inputs, and there are {inputs.shape[1]}")
     tokens, positions = inputs[:, : 2 * count]
     owners, ends = torch.empty(2, 2 * count, dtype=torch.int32, device=device)
     places = torch.empty(groups, 2 * count, dtype=torch.int64, device=device)
@@ -140,7 +141,8 @@ def next_rows(spans: Drafting, inputs: Tensor, drawn: Tensor, drafts: Tensor, nu
 
     inputs: int64 [2, B or more], as in `first_rows`.
     """
-    assert inputs.shape[1] >= len(drawn)
+    if inputs.shape[1] < len(drawn):  # the kernel would write behind them
+        raise ValueError(f"{len(drawn)} sequences take as many rows of inputs, and there are {inputs.shape[1]}")
     tokens, positions = inputs[:, : len(drawn)]
     rows = NextRows(tokens, positions, *torch.empty(2, len(drawn), dtype=torch.int32, device=drawn.device))
     keep_draft(spans, drawn, drafts, number, rows)

@@ -25,6 +25,7 @@ from triton.language import constexpr, tensor
 
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
 from gradus.kernels.quantize import Rounded
+from gradus.kernels.splits import Counters
 from gradus.kernels.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
 
 BLOCK = 128
@@ -147,6 +148,7 @@ def eight_bit_product(
     gated: bool = False,
     residual: Tensor | None = None,
     padded: bool = False,
+    counters: Counters | None = None,
 ) -> Tensor:
     """residual + activation(x weightᵀ + bias) in dtype; gated: activation(gate) * up of the product's two halves.
 
@@ -161,7 +163,7 @@ def eight_bit_product(
     out = result(x.values, m, outputs, dtype, padded) if residual is None else residual
     sums = launch.shared_sums(
         m, weights.rows, outputs, triton.cdiv(k, launch.columns),
-        torch.int32 if weights.values.dtype == torch.int8 else torch.float32, x.values.device,
+        torch.int32 if weights.values.dtype == torch.int8 else torch.float32, x.values.device, counters,
     )  # fmt: skip
     early = starts_early()
     eight_bit_kernel[sums.grid](

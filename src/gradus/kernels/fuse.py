@@ -10,14 +10,16 @@ model's norms; in a step of decodes the way to the pages vanishes into attention
 Nothing here waits for the GPU or allocates by what it finds there, so a step may be captured in a CUDA graph; one view
 serves steps that are run and steps that are captured, inside `early_launches` and outside.
 
-A matrix with a `forward` of its own (sharded, say) keeps it unless it names a twin, as quantized ones do in
-`fuse_quantized.py`; the parts around it are fused all the same.
+A matrix with a `forward`, `after` or `onto` of its own (sharded, say) keeps them unless it names a twin, as quantized
+ones do in `fuse_quantized.py`; the parts around it are fused all the same. Heads and
+rotary tables are one kernel with attention, so those with a `forward` of their own are refused.
 """
 
 from typing import Protocol, cast
 
 from torch import Tensor, nn
 
+from gradus.errors import ConfigError
 from gradus.kernels import fuse_quantized  # names the twins of quantized matrices, too
 from gradus.kernels.activation import activation, gated_activation
 from gradus.kernels.gemv import GemvLaunch, Norm
@@ -26,7 +28,7 @@ from gradus.kernels.new_token import Turning
 from gradus.kernels.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.overlap import early_launches
 from gradus.kernels.rope_store import rope_store
-from gradus.kernels.view import Twin, twin_of, view
+from gradus.kernels.view import Twin, is_known, twin_of, view
 from gradus.models import gemma3
 from gradus.models.attention import Attention
 from gradus.models.heads import Heads
@@ -41,8 +43,15 @@ ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
 
 
 def fused(model: Model) -> Model:
-    """The view, for a model on a CUDA GPU. Its attention backend must be a `PagesAttention`."""
+    """The view, for a model on a CUDA GPU. Its attention backend must be a `PagesAttention`.
+
+    Raises ConfigError for heads, or a rotary table, that compute in a way of their own.
+    """
     seen = cast(Model, view(model))
+    for part in seen.modules():
+        if isinstance(part, Heads | RotaryTable) and not isinstance(part, Twin):
+            name = type(part).__name__
+            raise ConfigError(f"the kernels do not know what {name} computes: leave them out (--switch-off kernels)")
     fuse_quantized.hand_gates_over(seen)
     return seen
 
@@ -78,9 +87,11 @@ class FusedLinear(Twin, Linear):
     """Few rows through kernels of ours, with norm, activation and sum inside where they pay; many through cuBLAS."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, counters=self.counters)
 
     def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+        if not (is_known(norm) and is_known(then)):
+            return super().after(norm, x, then)
         gated = isinstance(then, Gated)
         launch = choose_fused(x.shape[0], *self.weight.shape, gated, x.device) if x.element_size() == 2 else None
         if launch is None:
@@ -96,7 +107,7 @@ class FusedLinear(Twin, Linear):
         )  # fmt: skip
 
     def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, stream)
+        return linear(x, self.weight, self.bias, stream, counters=self.counters)
 
 
 class FusedHead(FusedLinear):
@@ -114,7 +125,7 @@ class FusedHead(FusedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """[R, D] → [R, V], rows a little further apart than they are long."""
         with early_launches(False):  # so many programs that each one's wait costs more than an early start saves
-            return linear(x, self.wide, self.bias)[:, : self.weight.shape[0]]
+            return linear(x, self.wide, self.bias, counters=self.counters)[:, : self.weight.shape[0]]
 
 
 def widened(matrix: nn.Parameter) -> Tensor:
@@ -171,6 +182,11 @@ class FusedRotaryTable(Twin, RotaryTable):
 
 
 @twin_of(Heads)
+def twin_of_heads(part: Heads) -> "FusedHeads | None":
+    """Their norms are computed within the kernel, so both must be known to it."""
+    return FusedHeads(part) if is_known(part.q_norm) and is_known(part.k_norm) else None
+
+
 class FusedHeads(Twin, Heads):
     """Norms, rotation and the storing of keys and values in one launch, then attention; or attention does it all."""
 

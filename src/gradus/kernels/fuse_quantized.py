@@ -27,7 +27,7 @@ from gradus.kernels.overlap import early_launches, starts_early
 from gradus.kernels.quantize import Rounded, quantize, quantize_gated
 from gradus.kernels.tile import TileLaunch, result
 from gradus.kernels.tile_tables import Scheme, choose_tile
-from gradus.kernels.view import Twin, twin_of, view
+from gradus.kernels.view import Twin, is_known, twin_of, view
 from gradus.models.layers import Activation, Gated, Model, RMSNorm
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
@@ -51,6 +51,8 @@ class FusedQuantized(Twin, QuantizedLinear):
         return self.run(x.shape[0], x, None)
 
     def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+        if not (is_known(norm) and is_known(then)):
+            return super().after(norm, x, then)
         if then is None:
             return self.run(x.shape[0], x, norm)
         if x.shape[0] > FUSED_ROWS or x.element_size() > 2:  # nor do two sums fit registers in float32
@@ -106,7 +108,7 @@ class FusedInt4(FusedQuantized, Int4Linear):
         x = x if self.order is None else x.index_select(1, self.order)
         if launch is None:
             return activated(widened_product, x, self.weights, padded=padded, **around)
-        return int4_product(x, self.weights, launch, padded=padded, **around)
+        return int4_product(x, self.weights, launch, padded=padded, counters=self.counters, **around)
 
     def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
         n, k = sum(self.out_features), self.in_features
@@ -136,7 +138,7 @@ class FusedEightBits(FusedQuantized):
         return self.by_tiles(rounded, x.dtype, launch, padded=padded, **around)
 
     def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
-        return eight_bit_product(x, self.weights, dtype, launch, **around)
+        return eight_bit_product(x, self.weights, dtype, launch, counters=self.counters, **around)
 
     def by_library(
         self, x: Rounded, dtype: torch.dtype, *, bias: Tensor | None = None, residual: Tensor | None = None
@@ -216,7 +218,7 @@ def hand_gates_over(model: nn.Module) -> None:
         first, gate, second = (getattr(block, name, None) for name in ("gate_up", "gate", "down"))
         if not (isinstance(first, FusedQuantized) and isinstance(gate, Gated) and isinstance(second, FusedEightBits)):
             continue
-        if second.group is None:
+        if second.group is None and is_known(gate):
             first.hands_over, second.gate = True, gate.name
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.overlap import let_next_start, prefetch, starts_early, wait_for_previous
+from gradus.kernels.splits import Counters
 from gradus.kernels.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
 from gradus.quantization.int4 import unpacked
 
@@ -279,6 +280,7 @@ def int4_product(
     residual: Tensor | None = None,
     unpack: int | None = None,
     padded: bool = False,
+    counters: Counters | None = None,
 ) -> Tensor:
     """residual + activation(x weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
 
@@ -291,7 +293,7 @@ def int4_product(
     outputs = weights.rows // 2 if gated else weights.rows
     out = result(x, m, outputs, x.dtype, padded) if residual is None else residual
     tiles = weights.words.shape[0]
-    sums = launch.shared_sums(m, weights.rows, outputs, tiles, torch.float32, x.device)
+    sums = launch.shared_sums(m, weights.rows, outputs, tiles, torch.float32, x.device, counters)
     early = starts_early()
     int4_kernel[sums.grid](
         x, weights.words, weights.pairs, bias, residual, out, sums.partial, sums.arrived,

@@ -16,11 +16,11 @@ Choices depend on the device's name and the product's shape alone, so all ranks 
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -32,6 +32,14 @@ from gradus.kernels.streamed_launch import StreamedLaunch
 
 FusedLaunch = GemvLaunch | FewRowsLaunch | StreamedLaunch  # of kernels with a norm, an activation and a sum in them
 Launch = FusedLaunch | SkinnyLaunch
+
+KINDS: dict[str, type[Launch]] = {
+    "gemv": GemvLaunch,
+    "few_rows": FewRowsLaunch,
+    "streamed": StreamedLaunch,
+    "skinny": SkinnyLaunch,
+}
+"""Launches by the names that files give them."""
 
 
 class OfDevice(Protocol):
@@ -102,10 +110,16 @@ def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int
     return min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
 
 
-def launch_of(numbers: Sequence[int]) -> Launch:
-    """Each kind has as many numbers as fields, and no two have as many."""
-    kinds = (GemvLaunch, FewRowsLaunch, SkinnyLaunch, StreamedLaunch)
-    return next(kind(*numbers) for kind in kinds if len(kind._fields) == len(numbers))
+def launch_of(stored: Mapping[str, Any]) -> Launch:
+    """A launch as files have it: {"kind": "gemv", "rows": 2, "columns": 256, "warps": 1}."""
+    fields = dict(stored)
+    return KINDS[fields.pop("kind")](**fields)
+
+
+def stored_form(launch: Launch) -> dict[str, Any]:
+    """The same the other way round."""
+    kind = next(name for name, kind in KINDS.items() if type(launch) is kind)
+    return {"kind": kind, **launch._asdict()}
 
 
 class Unmeasured:

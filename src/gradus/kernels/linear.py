@@ -13,6 +13,7 @@ from gradus.kernels.gemv import Around, GemvLaunch, gemv
 from gradus.kernels.hopper_launch import in_gluon
 from gradus.kernels.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
 from gradus.kernels.skinny import SkinnyLaunch, skinny
+from gradus.kernels.splits import Counters
 from gradus.kernels.streamed_launch import VECTOR, StreamedLaunch
 
 
@@ -79,14 +80,21 @@ def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpac
     return kernel(x, weight, launch, **around)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    counters: Counters | None = None,
+) -> Tensor:
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place (and returned).
 
     x: [M, K]; weight: [N, K]; bias: [N]. Returns [M, N].
     """
     launch = choose(x.shape[0], *weight.shape, x.device) if weight.element_size() == 2 else None
     if isinstance(launch, SkinnyLaunch):
-        return skinny(x, weight, launch, bias=bias, residual=residual)
+        return skinny(x, weight, launch, bias=bias, residual=residual, counters=counters)
     if launch is not None:
         return fused_linear(x, weight, launch, bias=bias, residual=residual)
     if residual is None:

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.errors import ConfigError
 from gradus.kernels.exponential_noise import exponential_noise
 from gradus.kernels.online_softmax import LOG2_E
 from gradus.kernels.slot_settings import (
@@ -69,7 +70,9 @@ class Statistics(NamedTuple):
 
 def statistics(rows: int, vocab_size: int, device: torch.device) -> Statistics:
     """Memory for them, a tensor each: kernels are compiled once more for pointers that are no multiple of 16 bytes."""
-    assert vocab_size < COARSE.value << 15, "more groups than a rank has bits for"
+    if vocab_size >= (most := COARSE.value << 15):  # a rank has no bits for more groups
+        limit = f"the sampling kernels take fewer than {most} tokens"
+        raise ConfigError(f"a vocabulary of {vocab_size}: {limit}, leave them out (--switch-off kernels)")
     groups, blocks = triton.cdiv(vocab_size, COARSE.value), triton.cdiv(vocab_size, BLOCK)
     widths = (groups * (COARSE.value // FINE.value), groups, blocks, blocks, blocks)
     fine, coarse, tops, masses, bottoms = (

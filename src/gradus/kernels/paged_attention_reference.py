@@ -45,4 +45,5 @@ def _attended(
     key = torch.arange(m, device=q.device)
     visible = (key <= query) & (key > query - (window or m))
     weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+    values = values.masked_fill(~visible.any(0)[:, None, None], 0)  # pages before the window may be anyone's by now
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

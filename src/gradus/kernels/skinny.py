@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.splits import arrives_last, counters, leave, total
+from gradus.kernels.splits import Counters, arrives_last, counters_of, leave, total
 from gradus.kernels.tile import finish_reference
 
 MOST_ROWS = 64
@@ -84,11 +84,12 @@ def skinny(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    counters: Counters | None = None,
 ) -> Tensor:
     """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
 
     x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
-    With splits, launches on one device must follow each other (one stream): they share the counters.
+    Launches that split sums and share counters must follow each other (one stream). counters: None takes the device's.
     """
     rows, inner = x.shape
     outputs = weight.shape[0]
@@ -100,7 +101,7 @@ def skinny(
     early = starts_early()
     if launch.splits > 1:
         partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
-        arrived = counters(x.device, tiles)
+        arrived = counters_of(x.device, tiles, counters)
     skinny_kernel[(tiles, launch.splits)](
         x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
         inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,

@@ -17,7 +17,8 @@ from gradus.kernels import seen_words
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = (constexpr(row) for row in range(6))
 TOP_K, ADJUSTS, REPORTS, ENTRIES = (constexpr(row) for row in range(4))
-COUNT, ENTRY_SHIFT, ENTRY = (constexpr(getattr(seen_words, name)) for name in ("COUNT", "ENTRY_SHIFT", "ENTRY"))
+COUNT, FULL, ENTRY = (constexpr(getattr(seen_words, name)) for name in ("COUNT", "FULL", "ENTRY"))
+ENTRY_SHIFT = constexpr(seen_words.ENTRY_SHIFT)
 SEEN = constexpr(seen_words.COUNT | seen_words.IN_PROMPT)  # in the prompt or in the output
 INFINITY = constexpr(float("inf"))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.activation import activate, activation_reference, gated_activation_reference
-from gradus.kernels.splits import arrives_last, counters, leave, total
+from gradus.kernels.splits import Counters, arrives_last, counters_of, leave, total
 
 ALIGNED = 16  # bytes
 TOGETHER = 8
@@ -53,7 +53,14 @@ class TileLaunch(NamedTuple):
     ahead: int = 0
 
     def shared_sums(
-        self, m: int, rows: int, outputs: int, tiles: int, dtype: torch.dtype, device: torch.device
+        self,
+        m: int,
+        rows: int,
+        outputs: int,
+        tiles: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        counters: Counters | None = None,
     ) -> SharedSums:
         """For a matrix of `rows` rows that makes `outputs` (half of them, with a gate), and K of so many tiles."""
         chunk = triton.cdiv(tiles, self.splits)
@@ -62,7 +69,7 @@ class TileLaunch(NamedTuple):
         if splits == 1:
             return SharedSums(grid, chunk, None, None)
         partial = torch.empty(splits, m, rows, dtype=dtype, device=device)
-        return SharedSums(grid, chunk, partial, counters(device, grid[0] * grid[2]))
+        return SharedSums(grid, chunk, partial, counters_of(device, grid[0] * grid[2], counters))
 
 
 def result(like: Tensor, m: int, outputs: int, dtype: torch.dtype, padded: bool) -> Tensor:

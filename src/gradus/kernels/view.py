@@ -11,22 +11,30 @@ from typing import TypeVar
 
 from torch import nn
 
+from gradus.kernels.splits import Counters
+
 log = logging.getLogger(__name__)
 
 
 class Twin(nn.Module):
-    """Has all that its part has, the very same tensors. Subclass it together with the part's class."""
+    """Has all that its part has, the very same tensors. Subclass it together with the part's class.
+
+    counters: of its view, for kernels whose programs share a sum.
+    """
+
+    counters: Counters | None = None
 
     def __init__(self, part: nn.Module) -> None:
         _take_over(self, part)
 
 
-Make = TypeVar("Make", bound=Callable[..., nn.Module])  # a twin's class, or a function that chooses one
-_TWINS: dict[type[nn.Module], Callable[..., nn.Module]] = {}
+Make = TypeVar("Make", bound=Callable[..., nn.Module | None])  # a twin's class, or a function that chooses one or none
+_TWINS: dict[type[nn.Module], Callable[..., nn.Module | None]] = {}
+COMPUTES = ("forward", "after", "onto")  # the methods that a twin replaces: see `Linear` and `RMSNorm`
 
 
 def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
-    """Decorates what makes the twin of a part: of these classes, and of their subclasses with the same `forward`."""
+    """Register what makes the twin of these classes, and of their subclasses that compute the same way."""
 
     def name(make: Make) -> Make:
         _TWINS.update(dict.fromkeys(kinds, make))
@@ -35,21 +43,34 @@ def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
     return name
 
 
-def view(part: nn.Module) -> nn.Module:
-    """The part's twin, or where it has none the part as it is; and so on downwards."""
-    make = _twin_maker(part)
-    seen = make(part) if make else _take_over(object.__new__(type(part)), part)
-    parts = {name: child if child is None else view(child) for name, child in part._modules.items()}
+def view(part: nn.Module, counters: Counters | None = None) -> nn.Module:
+    """The part's twin, or where it has none the part as it is; and so on downwards.
+
+    counters: of the view that it is part of; None begins a view with counters of its own. What runs on two streams at
+    once takes two views.
+    """
+    counters = counters or Counters()
+    make = _twin_maker(type(part))
+    seen = make(part) if make else None
+    if seen is None:
+        seen = _take_over(object.__new__(type(part)), part)
+    if isinstance(seen, Twin):
+        seen.counters = counters
+    parts = {name: child if child is None else view(child, counters) for name, child in part._modules.items()}
     vars(seen).update(_modules=parts, **parts)  # parts are also where Python looks first: see `shorten_lookups`
     return seen
 
 
-def _twin_maker(part: nn.Module) -> Callable[..., nn.Module] | None:
-    kind = type(part)
+def is_known(part: nn.Module | None) -> bool:
+    """Whether a kernel may compute this part from its tensors: it is a twin, or has one. None is known too."""
+    return part is None or isinstance(part, Twin) or _twin_maker(type(part)) is not None
+
+
+def _twin_maker(kind: type[nn.Module]) -> Callable[..., nn.Module | None] | None:
     named = next((base for base in kind.__mro__ if base in _TWINS), None)
     if named is None:
         return None
-    if kind.forward is not named.forward:  # it computes in another way, so that twin is not its own
+    if any(getattr(kind, name, None) is not getattr(named, name, None) for name in COMPUTES):
         log.debug("%s names no kernel twin: it stays as it is in the view", kind.__name__)
         return None
     return _TWINS[named]

@@ -4,6 +4,7 @@ from math import prod
 
 import torch
 
+from gradus.device.transfer import numbered
 from gradus.models.config import ModelConfig
 from gradus.models.gemma3 import Gemma3
 from gradus.models.gpt2 import GPT2
@@ -34,8 +35,9 @@ def create_model(
 
     dtype: of activations, norms and embeddings. How matrices are kept is decided by `linear`.
     """
+    device = numbered(torch.device(device))
     model = FAMILIES[config.family](config, linear, dtype, device).requires_grad_(False).eval()
-    model.dtype, model.device = dtype, torch.device(device)
+    model.dtype, model.device = dtype, device
     shorten_lookups(model)
     return model
 

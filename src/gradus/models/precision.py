@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.device.transfer import numbered
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, parameter_count
 from gradus.models.layers import Linear, LinearFactory, Place
@@ -123,7 +124,8 @@ def _scratch() -> Tensor:
 def resolve_device(name: str) -> torch.device:
     """auto, cpu, cuda or a GPU by its number, as cuda:1; auto is a GPU if there is one.
 
-    Raises ConfigError for a device that is not there.
+    Without a number it is the GPU that is current now; the result has the number. Raises ConfigError for a device that
+    is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -136,9 +138,9 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works")
     if device.index is not None and device.type == "cuda" and device.index >= (count := torch.cuda.device_count()):
-        numbered = "the only GPU here is cuda:0" if count == 1 else f"the GPUs here are cuda:0 to cuda:{count - 1}"
-        raise ConfigError(f"device {name!r}: {numbered}")
-    return device
+        there = "the only GPU here is cuda:0" if count == 1 else f"the GPUs here are cuda:0 to cuda:{count - 1}"
+        raise ConfigError(f"device {name!r}: {there}")
+    return numbered(device)
 
 
 def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> Precision:

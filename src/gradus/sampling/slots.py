@@ -18,7 +18,7 @@ from torch import Tensor
 from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import Admission, Column
 from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
-from gradus.kernels.seen_words import ENTRY, ENTRY_SHIFT, IN_PROMPT
+from gradus.kernels.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
 
 MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
 assert MAX_ENTRIES <= ENTRY, "the number of an entry has no room in a word"
@@ -169,7 +169,9 @@ class SlotTable:
     def record(self, slots: Tensor, tokens: Tensor) -> None:
         """Count tokens that were sampled in slots that adjust: int64 [R] each. A token of -1 is none."""
         places = slots * self.vocab_size + tokens.clamp(min=0)
-        self.allocate().flatten().index_add_(0, places, (tokens >= 0).int())
+        flat = self.allocate().flatten()
+        counts = (tokens >= 0) & ((flat[places] & COUNT) < FULL)
+        flat.index_add_(0, places, counts.int())
 
 
 @dataclass(slots=True)
@@ -257,9 +259,9 @@ def _floats(admissions: Sequence[Admission]) -> NDArray[np.float32]:
 
 
 def _histories(admissions: Sequence[Admission], vocab_size: int) -> tuple[Column, Column]:
-    """Places in the flat table of the tokens of all prompts, and of all outputs."""
+    """Places in the flat table of the tokens of all prompts, and of all outputs: of each, as many as may be counted."""
     known = [np.array(admission.tokens, np.int64) + admission.slot * vocab_size for admission in admissions]
     lengths = [admission.prompt_length for admission in admissions]
     prompts = [each[:length] for each, length in zip(known, lengths, strict=True)]
-    outputs = [each[length:] for each, length in zip(known, lengths, strict=True)]
+    outputs = [each[length:][-FULL:] for each, length in zip(known, lengths, strict=True)]
     return np.concatenate([*prompts, NOTHING]), np.concatenate([*outputs, NOTHING])

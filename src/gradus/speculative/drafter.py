@@ -1,5 +1,6 @@
 """What a drafter is."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -31,3 +32,6 @@ class Drafter(Protocol):
     def keep(self, slot: int, positions: int) -> None:
         """Of what it may have stored of a slot only the first positions still count: none if the slot changed owners,
         and those before a page that was exchanged for another sequence's with the same tokens."""
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """Fill these pages with zeros, where it has keys and values of its own: see `Plan`."""

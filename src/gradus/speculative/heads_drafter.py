@@ -7,7 +7,7 @@ Drafts are drawn with the noise of the position that they are for, by the reques
 expect about what the model does, they draw the same token, at any temperature.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -60,6 +60,9 @@ class HeadsDrafter:
 
     def keep(self, slot: int, positions: int) -> None:
         """A slot's new owner leaves a state before it is drafted for."""
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """It has no pages."""
 
 
 def draft_head(model: Model, vocabulary: int) -> nn.Module:

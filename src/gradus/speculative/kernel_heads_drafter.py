@@ -60,3 +60,6 @@ class KernelHeadsDrafter:
 
     def keep(self, slot: int, positions: int) -> None:
         """A slot's new owner leaves a state before it is drafted for."""
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """It has no pages."""

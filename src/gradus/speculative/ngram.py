@@ -5,7 +5,7 @@ earlier in prompt or output, the ones after them are likely to come again (promp
 LLMA, Yang et al. 2023, found before; vLLM's "ngram"). It costs a search through one row of token ids.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -44,3 +44,6 @@ class NgramDrafter:
 
     def keep(self, slot: int, positions: int) -> None:
         """It has nothing but the history."""
+
+    def wipe(self, pages: Sequence[int]) -> None:
+        """It has no pages."""

@@ -23,6 +23,7 @@ from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.precision import resolve
 from gradus.text.completion import Completion, Delta
 from gradus.text.front_end import FrontEnd, Prompt
+from gradus.text.interrupts import Interrupts
 
 Params = TypeVar("Params", SamplingParams, SchedulingParams)
 
@@ -42,6 +43,9 @@ class LLM:
     a warning says so.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
+
+    Ctrl-C waits for the step under way. It cancels what `generate`, `chat` or `stream` was running, and the next call
+    runs as if nothing had happened.
 
     `threads` also becomes torch's number of threads, in the whole process; left out, the program's own stays.
 
@@ -82,7 +86,8 @@ class LLM:
         self.limits = self.options.limits
         self.core = GuardedCore(self.engine, self.device, self.options)
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
-        self._untaken: list[Delta] = []  # what a step brought for requests whose caller was not looking
+        self._untaken: list[Delta] = []  # deltas that no caller has taken yet
+        self._interrupts = Interrupts()
         if gc_freeze:
             garbage.spare_what_stays(self.core)
 
@@ -102,8 +107,9 @@ class LLM:
         Returns a flat list, prompt-major: prompt 0's n samples, then prompt 1's, … Raises RequestError before anything
         runs if any prompt cannot be served.
         """
-        deltas = self._run(_as_list(prompts), params, scheduling)
-        completions = [delta.completion for delta in deltas if delta.completion]
+        with self._interrupts:  # replaces the handler once, not once per step; each step still ends with a delivery
+            deltas = self._run(_as_list(prompts), params, scheduling)
+            completions = [delta.completion for delta in deltas if delta.completion]
         return sorted(completions, key=lambda completion: (completion.prompt_index, completion.index))
 
     def stream(
@@ -144,12 +150,14 @@ class LLM:
 
     def step(self) -> list[Delta]:
         """One engine step over all requests. Returns what is new, a sample's deltas in their order."""
-        deltas, self._untaken = self._untaken + self._advance(), []
+        self._advance()
+        deltas, self._untaken = self._untaken, []
         return deltas
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> list[Delta]:
         """End a request now. Returns the last delta of each sample that had not ended; [] if there is none."""
-        return self.front_end.read(self.core.cancel(request_id, reason=reason))
+        with self._interrupts:
+            return self.front_end.read(self.core.cancel(request_id, reason=reason))
 
     @property
     def has_work(self) -> bool:
@@ -193,15 +201,21 @@ class LLM:
                 self._submit(request, prompt_index)
             while left:
                 if not any(delta.request_id in ids for delta in self._untaken):
-                    self._untaken += self._advance()
+                    self._advance()
                 for delta in self._take(ids):
                     left -= delta.completion is not None
                     yield delta
         finally:
-            if left:  # an error, or a caller that reads no further
-                for request_id in ids:
-                    self.cancel(request_id)
-                self._take(ids)
+            if left:  # an error, Ctrl-C, or a caller that reads no further
+                self._discard(ids)
+
+    def _discard(self, ids: set[str]) -> None:
+        """End these requests and forget what they said."""
+        with self._interrupts:
+            for request_id in ids:
+                self.core.cancel(request_id)
+                self.front_end.close(request_id)
+            self._take(ids)
 
     def _take(self, ids: set[str]) -> list[Delta]:
         mine = [delta for delta in self._untaken if delta.request_id in ids]
@@ -209,16 +223,19 @@ class LLM:
         return mine
 
     def _submit(self, request: Request, prompt_index: int = 0) -> str:
-        self.front_end.open(request, prompt_index)
-        try:
-            self.core.submit(request)
-        except Exception:
-            self.front_end.close(request.id)
-            raise
+        with self._interrupts:
+            self.front_end.open(request, prompt_index)
+            try:
+                self.core.submit(request)
+            except Exception:
+                self.front_end.close(request.id)
+                raise
         return request.id
 
-    def _advance(self) -> list[Delta]:
-        return self.front_end.read(self.core.step())
+    def _advance(self) -> None:
+        """Take one engine step and keep its deltas."""
+        with self._interrupts:
+            self._untaken += self.front_end.read(self.core.step())
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -144,6 +145,38 @@ def test_a_child_of_a_fork_decodes_with_threads_of_its_own():
     same(step.compiled(decode), expected)  # and the parent goes on
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_of_a_fork_during_another_threads_step_decodes_too():
+    """Its words say that a stage is under way, and the thread that took its chunks is gone."""
+    model = made("tiny-llama")
+    step, decode = Step(model, CONTEXTS), Pages(model).decode_model(model, 2)
+    expected, over, unfinished = step.compiled(decode), threading.Event(), 0
+
+    def steps() -> None:
+        while not over.is_set():
+            step.compiled(decode)
+
+    stepping = threading.Thread(target=steps)
+    stepping.start()
+    try:
+        for _ in range(10):
+            time.sleep(0.003)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # ends one that spins
+                torch.set_num_threads(1)
+                caught = decode.words[WORK] >> CHUNKS < decode.words[END]
+                equal = all(torch.equal(step.compiled(decode), expected) for _ in range(3))
+                os._exit((2 if caught else 0) if equal else 1)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code in (0, 2)
+            unfinished += code == 2
+    finally:
+        over.set()
+        stepping.join()
+    assert unfinished, "no fork came within a step"
+
+
 def test_a_closed_team_still_steps():
     model = made("tiny-llama")
     step, decode = Step(model, CONTEXTS), Pages(model).decode_model(model, 3)
@@ -175,15 +208,16 @@ LETS_GO = """
 import threading
 import time
 
+import numpy as np
 import torch
 
-from gradus.kernels.cpu.team import Team
+from gradus.kernels.cpu.team import WORDS, Team
 
 class Owner:
     def __init__(self):
         self.kept = [torch.empty(1) for _ in range(200_000)]
         self.begun = threading.Event()
-        self.team = Team(2, self.work)
+        self.team = Team(2, self.work, np.zeros(WORDS, np.int64))
 
     def work(self, thread, patience):
         if thread:

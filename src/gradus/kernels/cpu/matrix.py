@@ -59,7 +59,7 @@ class Matrices:
         """Returns the matrix's first record, and how many it has. Raises Unsupported."""
         start = len(self.rows)
         first = 0
-        for part in linear.parts if isinstance(linear, SideBySide) else [linear]:
+        for part in linear.parts if type(linear) is SideBySide else [linear]:
             assert isinstance(part, Linear)
             self._add(part, first)
             first += sum(part.out_features)

@@ -30,8 +30,9 @@ from gradus.kernels.cpu.matrix import KINDS, Matrices, Unsupported
 from gradus.kernels.cpu.panel import Panels
 from gradus.kernels.cpu.product import MOST_ROWS, make_rows
 from gradus.kernels.cpu.team import WORDS, Team
-from gradus.models import Model, gemma3, gpt2
-from gradus.models.layers import Linear, RMSNorm
+from gradus.models import Model, gemma3, gpt2, llama, qwen3
+from gradus.models.heads import Heads
+from gradus.models.layers import Activation, Embedding, Gated, Linear, RMSNorm
 from gradus.models.rope import RotaryTable
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.linear import PIECE
@@ -41,6 +42,22 @@ CHUNK_BYTES = 1 << 20  # of a chunk's weights at most: what another thread may w
 FEWEST_KEYS = 32  # of a span
 f32 = np.float32
 
+KNOWN_PARTS = (
+    *(gpt2.GPT2, gpt2.Block, llama.Llama, llama.Block, qwen3.Qwen3, qwen3.Block, gemma3.Gemma3, gemma3.Block),
+    *(Embedding, nn.ModuleList, nn.LayerNorm, RMSNorm, gemma3.Norm, Heads, RotaryTable, Activation, Gated),
+)
+"""Classes that the stages compute; a subclass may compute something else. `Matrices` knows the matrices."""
+
+
+def check_parts(part: nn.Module) -> None:
+    """Raises Unsupported for a model, or a part of one, of any other class."""
+    if isinstance(part, Linear):
+        return
+    if type(part) not in KNOWN_PARTS:
+        raise Unsupported(f"{type(part).__module__}.{type(part).__qualname__}")
+    for child in part.children():
+        check_parts(child)
+
 
 class Stages:
     """The stages of a model's decode step, one STAGE each, and behind them one for each product beside it.
@@ -49,6 +66,7 @@ class Stages:
     """
 
     def __init__(self, model: Model, beside: Sequence[Linear], threads: int) -> None:
+        check_parts(model)
         self.beside, self.threads = beside, threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
@@ -128,11 +146,12 @@ class DecodeModel:
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
         self.workers = [_make_worker(model, self.step) for _ in range(threads)]
         _add_panels(model)
-        self.words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
-        self.address = -(-self.words.ctypes.data // 64) * 64
+        words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
+        self.words = words[-(words.ctypes.data // 8) % 8 :][:WORDS]
+        self.address = self.words.ctypes.data
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
-        self.team = Team(threads, self._work)
+        self.team = Team(threads, self._work, self.words)
         finalize(self, self.team.close)
 
     def run(

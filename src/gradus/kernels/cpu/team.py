@@ -17,7 +17,9 @@ from functools import cache
 from typing import Any
 from weakref import WeakMethod, WeakSet
 
+import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from gradus.kernels.cpu.machine import FLAGS, add, exchange_if, load, pause, sleep, store
 
@@ -78,14 +80,15 @@ def wait(turns: int, spins: int) -> int:
 class Team:
     """The caller, and threads beside it that live as long as the team.
 
-    work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is
-    a method of what owns the team, and referred to weakly: threads must not keep a model in memory. While a thread
-    waits for another step it does, so it may be the last to let go of it. The process does not end before it has: torch
+    words: int64 [WORDS], which the threads share.
+    work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is a
+    method of what owns the team, and referred to weakly: threads must not keep a model in memory. While a thread waits
+    for another step it does, so it may be the last to let go of it. The process does not end before it has: torch
     aborts one whose tensors go while the interpreter does.
     """
 
-    def __init__(self, threads: int, work: Callable[[int, int], None]) -> None:
-        self.threads, self.work = threads, WeakMethod(work)
+    def __init__(self, threads: int, work: Callable[[int, int], None], words: NDArray[np.int64]) -> None:
+        self.threads, self.work, self.words = threads, WeakMethod(work), words
         self._start()
 
     def run(self) -> None:
@@ -111,6 +114,8 @@ class Team:
             each.join()
 
     def _start(self) -> None:
+        # A fork may have cut a step off, and its stages will never end: begin the next one behind it.
+        self.words[WORK], self.words[DONE] = self.words[END] << CHUNKS, 0
         self.process = os.getpid()
         self.awake = [True] + [False] * (self.threads - 1)
         self.calls = [threading.Semaphore(0) for _ in range(self.threads)]
