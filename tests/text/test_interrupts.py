@@ -74,7 +74,7 @@ def test_an_interrupted_model_serves_the_next_call(phase):
     command = [sys.executable, "-m", "tests.text.interrupted", phase, "20"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) > 5
+    assert int(run.stdout) > 0, "no signal came within a call"
 
 
 # -- the blocks --------------------------------------------------------------------------------------------------------
