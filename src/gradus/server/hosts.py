@@ -41,7 +41,7 @@ def host_alone(text: str) -> Host | None:
 
 
 def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 address such as ::ffff:127.0.0.1 stands for, or the address itself."""
+    """The IPv4 address inside an IPv6 address such as ::ffff:127.0.0.1; any other address as it is."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
@@ -79,7 +79,7 @@ class OwnHosts:
         for origin in origins:
             if not self._is_own_origin(origin, called):
                 return _wrong_origin(origin)
-        # of the same site is also a page on another port of localhost; it may be an allowed one if it says which it is
+        # a page on another port of localhost is of the same site: its Origin, checked above, must say which page it is
         if any(site == b"cross-site" or (site == b"same-site" and not origins) for site in sites):
             return "another site's page may not use this server: enter its address in the browser, or use a program"
         return None
