@@ -171,7 +171,7 @@ def test_files_that_pass_together_have_one_total_and_claims_of_their_own(gradus,
 
 
 def test_a_promise_is_about_a_file_that_a_student_writes():
-    """Where a test drives a whole engine, `about` names the file. p04's preemption is the scheduler's, not the cache's."""
+    """Where a test drives a whole engine, `about` names the file: p04's scheduler preempts, not its cache."""
     files = {"paging": "p04", "prefix": "p05", "overlap": "p10", "graphs": "p10"}
     for name, phase in files.items():
         module = importlib.import_module(f"tests.phases.test_promises_{name}")

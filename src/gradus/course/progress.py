@@ -1,7 +1,7 @@
 """Where a student stands: every exercise passed, failing, begun or not begun, and what to type next.
 
-`gradus exercise` records where it put a file, and `gradus check` its verdict, in exercises/progress.json. A verdict is about the file's content, so it is kept with the content's hash, and an edit makes it
-void. Nothing is run here.
+`gradus exercise` records where it put a file, and `gradus check` its verdict, in exercises/progress.json. A verdict is
+about the file's content, so it is kept with the content's hash, and an edit makes it void. Nothing is run here.
 """
 
 import hashlib
