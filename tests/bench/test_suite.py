@@ -1,8 +1,10 @@
 """A whole benchmark, quick, on a tiny model; and the two front ends."""
 
 import json
+import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from gradus.bench import __main__ as plain
 from gradus.bench import command, fingerprint, gpu, results
 from gradus.bench.contenders import Workbench
-from gradus.bench.profiler import profile_steps, short
+from gradus.bench.profiler import profile_steps, short, without_markers
 from gradus.bench.roofline import streamed_parameters
 from gradus.errors import ConfigError
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
@@ -204,6 +206,14 @@ def test_a_profile_says_where_the_time_goes_and_leaves_a_timeline(gradus, tmp_pa
     assert "a step takes" in done.out and "aten::" in done.out
     trace = json.loads((tmp_path / "traces" / "p01-cpu.json").read_text())
     assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
+
+
+def test_of_what_a_profiled_step_says_on_stderr_only_the_profilers_marks_are_left_out(bench, capfd):
+    profile_steps(bench, "p01", context=16)
+    with without_markers():
+        os.write(2, b"USDT:2026-01-01 1:1 Handler.cpp:52] profiler_start\nan error\n")
+        print("a note", file=sys.stderr)
+    assert capfd.readouterr().err == "an error\na note\n"
 
 
 def test_the_step_of_the_baseline_does_more_than_that_of_the_cache(bench):
