@@ -34,18 +34,18 @@ def test_a_quick_look_measures_every_table_and_writes_the_report(gradus, tmp_pat
     assert done.code == 0, done.err
     folder = tmp_path / "cpu" / "p01"
     assert done.out.splitlines()[-1] == str(folder / "report.md")
-    assert "One request, longer and longer answers" in done.out and "8 tokens out" in done.out
+    assert "One request, longer and longer answers" in done.out and "6 tokens out" in done.out
     found = results.read(folder / "results.json")
     (run,) = found.runs
     assert {(cell.table, cell.row) for cell in run.cells} == {
-        *(("output-length", output) for output in ("16", "96")),
-        *(("prompt-length", prompt) for prompt in ("16", "128")),
+        *(("output-length", output) for output in ("4", "40")),
+        *(("prompt-length", prompt) for prompt in ("16", "96")),
     }
     for cell in run.cells:
         assert [entry.contender for entry in cell.entries] == ["p00", "p01"]
         for entry in cell.entries:
             assert entry.skipped is None and len(entry.samples) == 2 and entry.prediction
-            wanted = int(cell.row) if cell.table == "output-length" else 8  # a row's name says what was run
+            wanted = int(cell.row) if cell.table == "output-length" else 6  # a row's name says what was run
             assert entry.samples[0]["output_tokens"] == wanted
     assert [profile["contender"] for profile in run.profiles] == ["p00", "p01"]
     assert all(profile["kernels"] > 10 and profile["top"] for profile in run.profiles)
@@ -75,7 +75,7 @@ def test_a_students_phase_has_a_row_of_its_own_and_a_sentence(gradus, tmp_path, 
     assert run.settings["your p01"] == "your p01: my_cache.py"
     *tables, report = done.out.splitlines()
     first = next(line for line in tables if line.startswith("your p01 ("))
-    assert re.fullmatch(r"your p01 \(16 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first)
+    assert re.fullmatch(r"your p01 \(4 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first)
     assert first in Path(report).read_text() and "| your p01 |" in Path(report).read_text()
 
 

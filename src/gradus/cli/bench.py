@@ -66,7 +66,8 @@ Batches = Annotated[
 def bench(
     target: Target,
     quick: Annotated[
-        bool, Option("--quick", help="A look in under a minute: short workloads, two repeats. Numbers not to quote.")
+        bool,
+        Option("--quick", help="Short workloads, under a minute on two idle cores. Numbers not to quote."),
     ] = False,
     out: Out = None,
     impl: Impl = None,
