@@ -46,8 +46,10 @@ serve: $(SERVE_READY)
 
 course: $(TEST_READY)
 	@$(GRADUS) pull smollm2-135m
-	@echo 'Now type: source .venv/bin/activate'
-	@echo 'and begin with phases/p00_baseline/README.md, or with: gradus exercise p00'
+	@echo
+	@echo 'Begin with phases/p00_baseline/forward_pass.md. Its first commands are:'
+	@echo '  source .venv/bin/activate'
+	@echo '  gradus exercise p00'
 
 test: lint
 	$(IN) pytest $(PARALLEL) --durations=15 $(ARGS)

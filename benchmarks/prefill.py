@@ -24,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from gradus import LLM, SamplingParams
 from gradus.bench.fingerprint import commit, fingerprint
 from gradus.bench.measure import synchronize
+from gradus.bench.profiler import without_markers
 from gradus.models.precision import resolve_device
 
 PLAIN = "bfloat16"
@@ -91,7 +92,7 @@ def timed(llm: LLM, device: torch.device, prompts: int, tokens: int, rounds: int
 
 def kernel_ms(play: Callable[[], float], prompts: int) -> dict[str, float]:
     """By kernel, those that take the most first."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with without_markers(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
         play()
     took: dict[str, float] = defaultdict(float)
     for event in profiled.events() or ():

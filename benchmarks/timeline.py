@@ -23,6 +23,7 @@ from gradus.bench.fingerprint import commit as current_commit
 from gradus.bench.fingerprint import fingerprint
 from gradus.bench.measure import synchronize
 from gradus.bench.memory import release
+from gradus.bench.profiler import without_markers
 from gradus.bench.statistics import significant
 from gradus.bench.workloads import burst
 from gradus.engine.engine import Engine
@@ -133,7 +134,7 @@ def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple
 
 def kernel_microseconds(work: Callable[[], None], device: torch.device) -> float:
     """Of one of the PROFILED steps that `work` takes: the sum of its kernels' times."""
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
+    with without_markers(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         work()
         synchronize(device)
     kernels = [event for event in recorded.key_averages() if str(event.device_type).endswith("CUDA")]

@@ -45,7 +45,7 @@ BENCHMARK = Benchmark(
                     batch=8,
                 ),
             ),
-            quick=(Row("mixed lengths", 0, burst(12, (4, 16), (4, 32)), batch=4),),
+            quick=(Row("mixed lengths", 0, burst(10, (2, 8), (2, 24)), batch=4),),
             quick_title="All at once, mixed lengths, four at a time",
             contenders=("p02", "p03", "transformers-batch"),
             columns=COLUMNS,

@@ -1,5 +1,7 @@
 """A quick look's small workloads show the same sign of effect as the whole ones: counted, and timed by rows alone."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from gradus.bench import registry
@@ -8,7 +10,8 @@ from gradus.bench.declaration import FIRST_ROW, Row, Table
 from gradus.bench.metrics import METRICS
 from gradus.bench.prediction import predict
 from gradus.bench.roofline import Machine
-from gradus.bench.suite import QUICK_OUTPUT, QUICK_PROMPT, _cut
+from gradus.bench.suite import CPU_BATCH_WARM_UP, QUICK_OUTPUT, QUICK_PROMPT, Suite, _cut
+from gradus.bench.workloads import single_stream
 from tests.bench.virtual import virtual  # noqa: F401  # the clock, as a fixture
 
 QUICK = [
@@ -105,6 +108,21 @@ def test_a_quick_row_is_small_and_labeled_as_what_it_is(phase, table):
     for row in table.quick:
         work = row.on("cpu").workload
         assert work.prompt_tokens + work.output_tokens <= 1000
+
+
+@pytest.mark.parametrize("phase", ["p00", "p01"])
+def test_the_baseline_recomputes_few_rows_in_a_quick_look(phase):
+    """Two slow cores take a second for some 300 rows, and each row of a table is run twice."""
+    works = [row.on("cpu").workload for table in registry.load(phase).tables for row in table.quick]
+    jobs = [(job.prompt, job.output) for work in works for job in work.jobs]
+    assert 2 * sum(sum(range(prompt, prompt + output)) for prompt, output in jobs) < 6000
+
+
+def test_a_quick_look_warms_up_with_a_few_tokens_on_a_cpu(tiny):
+    work = single_stream(16, 40)
+    settings = (SimpleNamespace(bench=tiny, settings=SimpleNamespace(quick=quick)) for quick in (True, False))
+    quick, whole = (Suite._warm_up(each, work, 1.0) for each in settings)
+    assert (quick.output_tokens, whole.output_tokens) == (CPU_BATCH_WARM_UP, 40)
 
 
 def test_a_row_that_is_cut_says_so():

@@ -174,11 +174,35 @@ def test_a_page_gets_its_tables_and_is_stale_when_they_are_not_the_results(repor
     assert [stale.file for stale in report.outdated_pages(reports, [page])] == [page]
 
 
+def test_a_number_in_a_page_with_its_field_is_renewed_and_stale_when_it_is_not_measured(reports):
+    page = reports / "README.md"
+    page.write_text("It is 7.5<!-- cpu/p01: length/200/p01/speedup --> times as fast, in 9 words.\n")
+    (stale,) = report.outdated_pages(reports, [page])
+    report.update(stale)
+    assert page.read_text() == "It is 2<!-- cpu/p01: length/200/p01/speedup --> times as fast, in 9 words.\n"
+    assert not list(report.outdated_pages(reports, [page]))
+
+
+def test_a_parts_sum_beyond_the_step_is_explained_and_only_there(reports):
+    found = made()
+    profile = {"contender": "p01", "context": 16, "step_ms": 2.0, "kernels": 9, "top": [], "idle_percent": 0.0}
+    for device_ms, said in ((1.9, False), (2.1, True)):
+        found.runs[0].profiles = [profile | {"device_ms": device_ms}]
+        results.write(results.path(reports, "cpu", "p01"), found)
+        command.report(reports, say=lambda _: None)
+        text = (reports / "cpu" / "p01" / "report.md").read_text()
+        assert ("operations can add up to more than the step" in text) == said
+
+
 def test_a_page_that_asks_for_what_does_not_exist_is_refused(reports):
     page = reports / "README.md"
     for wanted in ("p99", "p01/nothing"):
         page.write_text(f"<!-- results:begin {wanted} -->\n<!-- results:end -->\n")
         with pytest.raises(ConfigError, match=f"results:begin {wanted}"):
+            list(report.outdated_pages(reports, [page]))
+    for wanted in ("cpu/p09: length/200/p01/speedup", "cpu/p01: length/300/p01/speedup"):
+        page.write_text(f"It is 2<!-- {wanted} --> times.\n")
+        with pytest.raises(ConfigError, match=wanted.partition(": ")[2]):
             list(report.outdated_pages(reports, [page]))
 
 

@@ -1,6 +1,7 @@
 """A whole benchmark, quick, on a tiny model; and the two front ends."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from gradus.bench import __main__ as plain
 from gradus.bench import command, fingerprint, gpu, results
 from gradus.bench.contenders import Workbench
-from gradus.bench.profiler import profile_steps, short
+from gradus.bench.profiler import profile_steps, short, without_markers
 from gradus.bench.roofline import streamed_parameters
 from gradus.errors import ConfigError
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
@@ -33,18 +34,18 @@ def test_a_quick_look_measures_every_table_and_writes_the_report(gradus, tmp_pat
     assert done.code == 0, done.err
     folder = tmp_path / "cpu" / "p01"
     assert done.out.splitlines()[-1] == str(folder / "report.md")
-    assert "One request, longer and longer answers" in done.out and "8 tokens out" in done.out
+    assert "One request, longer and longer answers" in done.out and "6 tokens out" in done.out
     found = results.read(folder / "results.json")
     (run,) = found.runs
     assert {(cell.table, cell.row) for cell in run.cells} == {
-        *(("output-length", output) for output in ("16", "96")),
-        *(("prompt-length", prompt) for prompt in ("16", "128")),
+        *(("output-length", output) for output in ("4", "40")),
+        *(("prompt-length", prompt) for prompt in ("16", "96")),
     }
     for cell in run.cells:
         assert [entry.contender for entry in cell.entries] == ["p00", "p01"]
         for entry in cell.entries:
             assert entry.skipped is None and len(entry.samples) == 2 and entry.prediction
-            wanted = int(cell.row) if cell.table == "output-length" else 8  # a row's name says what was run
+            wanted = int(cell.row) if cell.table == "output-length" else 6  # a row's name says what was run
             assert entry.samples[0]["output_tokens"] == wanted
     assert [profile["contender"] for profile in run.profiles] == ["p00", "p01"]
     assert all(profile["kernels"] > 10 and profile["top"] for profile in run.profiles)
@@ -74,7 +75,7 @@ def test_a_students_phase_has_a_row_of_its_own_and_a_sentence(gradus, tmp_path, 
     assert run.settings["your p01"] == "your p01: my_cache.py"
     *tables, report = done.out.splitlines()
     first = next(line for line in tables if line.startswith("your p01 ("))
-    assert re.fullmatch(r"your p01 \(16 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first)
+    assert re.fullmatch(r"your p01 \(4 tokens generated\): [\d.,]+ tok/s, [\d.]+ × p00 \(ours: [\d.,]+ tok/s\)", first)
     assert first in Path(report).read_text() and "| your p01 |" in Path(report).read_text()
 
 
@@ -204,6 +205,13 @@ def test_a_profile_says_where_the_time_goes_and_leaves_a_timeline(gradus, tmp_pa
     assert "a step takes" in done.out and "aten::" in done.out
     trace = json.loads((tmp_path / "traces" / "p01-cpu.json").read_text())
     assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
+
+
+def test_of_what_a_profiled_step_says_on_stderr_only_the_profilers_marks_are_left_out(bench, capfd):
+    profile_steps(bench, "p01", context=16)
+    with without_markers():
+        os.write(2, b"USDT:2026-01-01 1:1 Handler.cpp:52] profiler_start\nan error\n")
+    assert capfd.readouterr().err == "an error\n"
 
 
 def test_the_step_of_the_baseline_does_more_than_that_of_the_cache(bench):

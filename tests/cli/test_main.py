@@ -27,6 +27,16 @@ def test_the_help_of_a_command_shows_examples_of_it(gradus, command):
     assert f"gradus {command}" in examples
 
 
+def test_an_examples_note_is_a_comment_so_that_a_copied_line_works():
+    examples = [
+        line.strip()
+        for command in cli.app.registered_commands
+        for line in (command.callback.__doc__ or "").splitlines()
+        if line.startswith("      ")
+    ]
+    assert len(examples) > 40 and all("#" in line for line in examples if "   " in line)
+
+
 def test_version(gradus):
     assert gradus("--version").out == f"gradus {package.__version__}\n"
 

@@ -173,9 +173,18 @@ def test_switches_in_a_file_are_a_list_which_the_options_replace(gradus, tmp_pat
     assert plan(gradus, "--config", str(file), *options)["settings"]["switch_off"] == ["chunked", "graphs"]
 
 
+def test_hosts_are_allowed_by_a_list_in_a_file_or_one_option_each(gradus, tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("allowed_hosts: [a.org, 10.0.0.7]\n")
+    assert plan(gradus, "--config", str(file))["settings"]["allowed_hosts"] == ["a.org", "10.0.0.7"]
+    options = ["--allowed-host", "b.org", "--allowed-host", "::1"]
+    assert plan(gradus, "--config", str(file), *options)["settings"]["allowed_hosts"] == ["b.org", "::1"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--allowed-host", "http://a.org"],
         ["--phase", "p77"],
         ["--context-length", "100000"],
         ["--dtype", "float128"],

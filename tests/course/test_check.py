@@ -147,6 +147,12 @@ WRONG = {
         "keys = torch.arange(self.length)",
         "every tensor on the device of the model",
     ),
+    "p02: a tensor that is made elsewhere and moved": (
+        "p02",
+        "keys = torch.arange(self.length, device=device)",
+        "keys = torch.arange(self.length).to(device)",
+        "padded.py, line 62: a tensor is made without device=, so on a GPU it is made on the CPU and then copied",
+    ),
     "p03: a newcomer takes its predecessor's keys for its own": (
         "p03",
         "    def check(self)",

@@ -293,6 +293,6 @@ def test_of_several_files_the_wrong_one_alone_is_blamed(checked, tmp_path):
             (tmp_path / name).write_text(source, encoding="utf-8")
         info = phases.find("p00")
         found = [look(one, tmp_path / one.file_name, sources[one.file_name]) for one in FORWARD]
-        verdicts = {one.file.name: verdict for one, verdict in check_all(info, found)}
+        verdicts = {one.file.name: verdict for files, verdict in check_all(info, found) for one in files}
         assert {name for name, verdict in verdicts.items() if verdict.passed} == passing
     assert "a quarter turn brings the first half into the second" in verdicts["rope.py"].sentence

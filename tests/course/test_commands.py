@@ -1,15 +1,21 @@
 """The course on the command line, as a student types it."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from gradus import phases
 from gradus.cli import main
 from gradus.course.check import Verdict
+from gradus.exercises.declaration import exercises_of
 from tests.course.conftest import reference
+from tests.phases import judge
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def test_an_exercise_of_several_files_is_written_and_judged_file_by_file(gradus,
         "scheduler.py",
         "attention.py",
     }
-    assert "Then: gradus check p04 --impl mine\n" in out
+    assert out.endswith("\nThen:\n  gradus check p04 --impl mine\n")
     assert gradus("exercise", "p04")[0] == 0
     code, out, _ = gradus("check", "p04", "--hint", "1")
     assert code == 1 and out.count("still to be written") == 3
@@ -100,17 +106,87 @@ def test_success_says_what_was_right_and_what_comes_next(gradus, judged, tmp_pat
     (folder / "cache.py").write_text(reference("p04", "cache.py"))
     code, out, _ = gradus("check", "p04")
     assert code == 0 and out.startswith("p04: it passes\n  ✓ one thing holds\n  ✓ another holds\n")
-    assert "Next: gradus exercise p00: Baseline" not in out and "Next: gradus exercise p04 --only scheduler.py" in out
+    assert "p00" not in out and out.endswith(":\n  gradus exercise p04 --only scheduler.py\n")
     for name in ("scheduler.py", "attention.py"):
         (folder / name).write_text(reference("p04", name))
     code, out, _ = gradus("check", "p04")
     assert code == 0 and "All of p04 is written. Now try:" in out and "gradus bench p04 --quick --impl exercises" in out
-    assert "Next: gradus exercise p05: Prefix cache" in out
+    assert "\nNext: Prefix cache: " in out and out.endswith(":\n  gradus exercise p05\n")
+
+
+def next_of(out: str) -> str:
+    """The command that is proposed, alone on the line below its reason."""
+    reason, command = out.rstrip("\n").split("\n")[-2:]
+    assert reason.startswith("Next: ") and reason.endswith(":") and command.startswith("  gradus "), out
+    return command.strip()
+
+
+def test_what_comes_next_is_where_the_exercise_was_begun(gradus, judged, tmp_path):
+    """A folder of the student's own counts, whatever exercises/ holds."""
+    assert gradus("exercise", "p00")[0] == 0
+    assert gradus("exercise", "p00", "--to", "mine")[0] == 0
+    assert next_of(gradus("progress")[1]) == "gradus check p00 --impl mine/embedding.py"
+    files = ["embedding.py", "attention.py", "rope.py", "heads.py", "sampling.py", "scheduler.py"]
+    for name, following in pairwise(files):
+        (tmp_path / "mine" / name).write_text(reference("p00", name))
+        code, out, _ = gradus("check", "p00", "--impl", f"mine/{name}")
+        assert code == 0 and next_of(out) == f"gradus check p00 --impl mine/{following}"
+        assert f" in mine/{following}, then:" in out
+    (tmp_path / "mine" / "scheduler.py").unlink()
+    (tmp_path / "exercises" / "p00" / "scheduler.py").unlink()
+    assert next_of(gradus("progress")[1]) == "gradus exercise p00 --only scheduler.py --to mine"
+
+
+def test_files_that_were_not_begun_wait(gradus, judged, tmp_path):
+    """The lesson's own flow: one file after the other, checked by the same short command."""
+    assert gradus("exercise", "p04")[0] == 0
+    folder = tmp_path / "exercises" / "p04"
+    (folder / "cache.py").write_text(reference("p04", "cache.py"))
+    code, out, _ = gradus("check", "p04")
+    assert code == 0 and "still to be written" not in out and next_of(out) == "gradus check p04"
+    assert " in exercises/p04/scheduler.py, then:" in out
+    code, out, _ = gradus("check", "p04", "--hint", "1")
+    assert code == 0 and "\nPagedBatching.make_room\n  hint 1: " in out and "PagedAttention" not in out.split("Next")[0]
+    (folder / "scheduler.py").write_text(reference("p04", "scheduler.py") + "# wrong\n")
+    code, out, _ = gradus("check", "p04")
+    assert code == 1 and out == "p04: cache.py is as it was when it passed\np04: it is wrong\n"
+
+
+def test_files_that_pass_together_have_one_total_and_claims_of_their_own(gradus, tmp_path, monkeypatch):
+    names = ("cache.py", "scheduler.py", "attention.py")
+    cache, scheduler, _ = (f"phases.p04_paged_cache.{name[:-3]}" for name in names)
+    kept = [(0, "a page belongs to one", [cache]), (1, "the last gives way", [scheduler]), (2, "all get tokens", [])]
+    facts = {"passed": 7, "kept": kept, "failure": None}
+    monkeypatch.setattr("gradus.course.check._run", lambda *_: facts)
+    folder = tmp_path / "exercises" / "p04"
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text(reference("p04", name))
+    code, out, _ = gradus("check", "p04")
+    total = "p04: cache.py, scheduler.py and attention.py pass all 7 tests\n  ✓ all get tokens\n"
+    own = "  cache.py\n    ✓ a page belongs to one\n  scheduler.py\n    ✓ the last gives way\n"
+    assert code == 0 and out.startswith(total + own + "\nAll of p04 is written.")
+    code, out, _ = gradus("check", "p04", "--impl", "exercises/p04/scheduler.py")
+    assert out.startswith("p04: scheduler.py passes all 7 tests\n  ✓ the last gives way\n\n")
+
+
+def test_a_promise_is_about_a_file_that_a_student_writes():
+    """Where a test drives a whole engine, `about` names the file: p04's scheduler preempts, not its cache."""
+    files = {"paging": "p04", "prefix": "p05", "overlap": "p10", "graphs": "p10"}
+    for name, phase in files.items():
+        module = importlib.import_module(f"tests.phases.test_promises_{name}")
+        modules = [exercise.module for exercise in exercises_of(phases.find(phase))]
+        parts = {name: test.about for name, test in vars(module).items() if hasattr(test, "about")}
+        assert parts and all(any(one.endswith(f".{part}") for one in modules) for part in parts.values())
+    preempted = importlib.import_module("tests.phases.test_promises_paging")
+    item = SimpleNamespace(function=preempted.test_no_plan_runs_a_sequence_that_has_no_pages, module=preempted)
+    near = [name for name in ("cache", "scheduler") if judge.is_near(item, f"phases.p04_paged_cache.{name}")]
+    assert near == ["scheduler"]
 
 
 def test_progress_knows_passed_failing_unchecked_and_not_begun(gradus, judged, tmp_path):
     code, out, _ = gradus("progress")
-    assert code == 0 and "0 of " in out and "Next: gradus exercise p00: Baseline" in out
+    assert code == 0 and "0 of " in out and out.endswith(":\n  gradus exercise p00\n")
     assert gradus("exercise", "p01")[0] == 0
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -153,12 +229,6 @@ def test_our_solution_is_shown_once_theirs_passes(gradus, judged, tmp_path):
     assert code == 0 and "# -- ours" in out and "# -- yours" not in out
 
 
-def test_hint_without_a_number_shows_the_first(gradus, judged):
-    gradus("exercise", "p01")
-    code, out, _ = gradus("check", "p01", "--hint")
-    assert code == 1 and "hint 1: " in out and "hint 2: " not in out
-
-
 def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
     wrong = reference("p00", "scheduler.py").replace("not self.running and ", "")
     (tmp_path / "scheduler.py").write_text(wrong)
@@ -185,6 +255,8 @@ def test_the_test_that_failed_and_what_was_printed_go_to_stderr(gradus, monkeypa
         (["check", "p01"], "start with `gradus exercise p01`"),
         (["check", "p01", "--impl", "nowhere.py"], "nowhere.py: no such file or folder"),
         (["check", "p01", "--hint", "4"], "--hint"),
+        (["check", "p01", "--hint"], "--hint"),
+        (["check", "p01", "mine.py"], "mine.py"),
         (["diff", "p00"], "new"),
         (["diff", "p00", "p77"], "p77"),
         (["show", "p77"], "p77"),

@@ -54,6 +54,11 @@ def test_p03_has_no_padding_and_ends_in_fewer_steps(both):
     assert fast > slow
 
 
+def test_p03_shows_no_figure_that_one_run_cannot_settle():
+    """Its gain in tokens per second is within what two runs differ by; steps and padding are counted."""
+    assert demos.RATE not in DEMOS["p03"].figures and DEMOS["p03"].figures == (demos.PADDING, demos.STEPS)
+
+
 def test_p04_runs_more_sequences_in_the_same_memory(both):
     seen = both("p04")
     slots, pages = read(demos.AT_ONCE, seen)
@@ -148,6 +153,7 @@ def test_the_command_shows_chart_and_table_and_writes_the_figure(gradus, tmp_pat
     done = gradus("demo", "p04", "--model", "random:tiny-llama", "--out", str(file))
     assert done.code == 0, done.err
     assert "p03 Continuous batching, then p04 Paged cache" in done.out
+    assert done.err.index("p03 is done") < done.err.index("p04 is done")
     assert "sequences that run" in done.out and "most sequences at once" in done.out
     assert done.out.splitlines()[-1] == str(file) and file.is_file()
 

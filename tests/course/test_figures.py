@@ -9,7 +9,7 @@ from gradus.course import figures
 from gradus.course.drawing import MARGIN, WIDTH, Drawing
 from tests.course.conftest import ROOT
 from tests.phases.conftest import build_engine
-from tests.phases.drive import steps
+from tests.phases.drive import run, steps
 from tests.phases.test_promises import SHAPE, ask
 
 STALE = "is stale: run python -m gradus.course.figures"
@@ -62,3 +62,19 @@ def test_the_rectangle_has_the_filler_that_its_caption_counts():
     hatched = sum("url(#hatch)" in shape for shape in drawing.shapes)
     cells = sum(shape.startswith("<rect") for shape in drawing.shapes) - hatched  # hatching is a second rectangle
     assert (filler, rows) == (hatched - 1, cells - 3)  # the legend has one of each kind
+    wanted = [(len(prompt), len(answer)) for prompt, answer in figures.BATCH]
+    assert (rows, filler) == counted_by_p02(wanted)
+
+
+def counted_by_p02(wanted: list[tuple[int, int]]) -> tuple[int, int]:
+    """Rows, and those of filler, for one batch of (tokens in, tokens out)."""
+    engine = build_engine("p02", SHAPE, len(wanted))
+    run(engine, [ask(str(i), prompt=[5] * prompt, max_tokens=out) for i, (prompt, out) in enumerate(wanted)])
+    return engine.metrics().rows, engine.metrics().padding_rows
+
+
+def test_the_lessons_second_answer_counts_as_the_engine_does():
+    """A prompt of 5 wants one token, a prompt of 1 wants three."""
+    lesson = (ROOT / "phases/p02_static_batching/README.md").read_text(encoding="utf-8")
+    rows, filler = map(int, re.search(r"In all there are (\d+) rows, and (\d+) are filler", lesson).groups())
+    assert (rows, filler) == counted_by_p02([(5, 1), (1, 3)])

@@ -55,16 +55,19 @@ def test_the_lessons_commands_lead_to_a_sentence(student, capsys):
             assert arguments[1] in CATALOGUE
         elif program == "gradus":
             if arguments[0] == "check":
-                solve(student / "my_p00", next(each for each in FORWARD if each.file_name in line))
-            assert main(arguments) == 0, capsys.readouterr().out
+                solve(student / "exercises/p00", FORWARD[ran.count("check")])
+            code, out = main(arguments), capsys.readouterr().out
+            assert code == 0, out
+            if arguments[0] in ("exercise", "check"):  # what to type next, alone on its line: the lesson's next command
+                assert out.endswith(":\n  gradus check p00\n")
         else:
             done = python(student, *arguments, *TINY)
             assert done.returncode == 0, done.stderr
             assert ("the same tokens" in done.stdout) == ("--temperature" not in line)
         ran.append(arguments[0])
     assert ran == ["pull", "exercise", *["check"] * 5, "-m", "-m"]
-    checked = [re.search(r"my_p00/(\w+\.py)", line)[1] for line in COMMANDS if line.startswith("gradus check")]
-    assert set(checked) == {exercise.file_name for exercise in FORWARD}
+    written = re.findall(r"^\*\*Write\*\* .* in `(\w+\.py)`, then:\n\n```bash\ngradus check p00$", LESSON, re.MULTILINE)
+    assert written == [exercise.file_name for exercise in FORWARD]
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ from gradus.course.xray import runs
 from gradus.course.xray.events import walk
 from gradus.course.xray.page import page
 from gradus.course.xray.recording import Recording, record, request
+from gradus.course.xray.scenes import SCENES
 from gradus.engine.request import ModelLimits
 from gradus.exercises.declaration import exercises_of, reference_of
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
+from tests.course.conftest import ROOT
 from tests.phases.conftest import CONTENDERS
 
 MOST_BYTES = 300_000
@@ -223,6 +225,15 @@ def test_the_page_holds_the_recording_and_fetches_nothing(name):
     assert len(text.encode()) < MOST_BYTES
 
 
+def test_a_page_that_only_the_tree_keeps_is_idle_as_in_the_lesson_and_in_stats():
+    text = page([recording("p05").as_json()])
+    assert "`${idle} idle`" in text and "cached`" not in text and ".page.idle" in text
+
+
+def test_what_a_scene_says_holds_with_a_second_run_beside_it_or_none():
+    assert not [name for name, scene in SCENES.items() if re.search(r"\b[Pp]ut p\d\d beside", scene.look)]
+
+
 def test_every_part_that_the_script_looks_up_is_in_the_skeleton():
     text = page([recording("p04").as_json()])
     asked = set(re.findall(r'byId\("([\w-]+)"\)|getElementById\("([\w-]+)"\)', text))
@@ -298,6 +309,8 @@ def test_the_command_writes_one_page_for_two_runs(gradus, tmp_path):  # noqa: F8
     assert done.code == 0, done.err
     assert done.out.strip() == str(file)
     one, other = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "/xray-*.html" in ignored, "what the command writes by itself is no file of the repository"
     assert (one["title"], other["title"]) == ("p04: paged cache", "p03: continuous batching")
     assert one["sequences"] == other["sequences"]
 

@@ -4,9 +4,10 @@ A contender is a phase by its name, or "final": the final engine, which keeps ev
 from, and some of its own.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.models import Linear, Model, create_model, randomize
 from gradus.models.shapes import SHAPES
+
+Test = TypeVar("Test")
 
 FAMILIES = ["tiny-gpt2", "tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3"]
 PHASES = [info.name for info in phases.available()]
@@ -37,6 +40,16 @@ def since(first: str) -> pytest.MarkDecorator:
 def of(*names: str) -> pytest.MarkDecorator:
     """Run the test for these contenders alone, as far as they exist."""
     return pytest.mark.parametrize("phase", [name for name in CONTENDERS if name in names])
+
+
+def about(part: str) -> Callable[[Test], Test]:
+    """Say which file of its phase a test is about that runs a whole engine: `gradus check` says so to a student."""
+
+    def mark(test: Test) -> Test:
+        test.about = part
+        return test
+
+    return mark
 
 
 CAPPED = "capped"

@@ -21,6 +21,8 @@ from types import CodeType, FunctionType, ModuleType
 
 import pytest
 
+from gradus import phases
+from gradus.exercises.declaration import exercises_of
 from gradus.exercises.substitute import substitute
 from tests.phases.drive import Ending
 
@@ -38,7 +40,7 @@ failures: list[dict] = []
 passed: list[int] = []  # their places
 kept: dict[str, tuple[int, list[str]]] = {}  # what passed has shown, in words: the first test's place and its modules
 order: dict[str, int] = {}  # by node id
-near: dict[str, list[str]] = {}  # by node id: the modules that a test calls itself, and not through an engine alone
+near: dict[str, list[str]] = {}  # by node id: the phase's modules that a test is about
 
 
 def pytest_addoption(parser):
@@ -69,8 +71,9 @@ def pytest_collection_modifyitems(config, items):
         meant = in_one_shape(meant)
     meant.sort(key=lambda item: (telling(item), is_phases(item) and item.function in earlier))
     order.update({item.nodeid: place for place, item in enumerate(meant)})
+    parts = [exercise.module for exercise in exercises_of(phases.find(phase))]
     for item in meant:
-        near[item.nodeid] = [name for name in modules if calls(item.function, vars(item.module), name, set())]
+        near[item.nodeid] = [module for module in parts if is_near(item, module)]
     items[:] = meant
     os.write(queue[1], b"".join(place.to_bytes(2) for place in range(len(meant))))
     os.close(queue[1])
@@ -152,6 +155,12 @@ def in_one_shape(items: list) -> list:
 
 def parameters(item) -> dict:
     return item.callspec.params if hasattr(item, "callspec") else {}
+
+
+def is_near(item, module: str) -> bool:
+    """Whether a test is about one module: it says so (`about`), or it calls the module by itself."""
+    said = getattr(item.function, "about", "")
+    return module.endswith(f".{said}") if said else calls(item.function, vars(item.module), module, set())
 
 
 def calls(function, known: dict, module: str, seen: set[str]) -> bool:

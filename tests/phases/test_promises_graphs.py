@@ -22,7 +22,7 @@ from phases.p10_cuda_graphs.graph_runner import GraphAttention, GraphRunner, bat
 from phases.p10_cuda_graphs.recording import Recording
 from phases.p10_cuda_graphs.runner import AheadRunner
 from phases.p10_cuda_graphs.scheduler import PlanningAhead
-from tests.phases.conftest import limits_of, of, tiny_model
+from tests.phases.conftest import about, limits_of, of, tiny_model
 
 PAGE, SLOTS = 4, 6  # recorded: 1, 2, 4 and 6 rows
 
@@ -45,6 +45,7 @@ def decodes(*spans: tuple[int, int, tuple[int, ...]]) -> Plan:
 
 
 @of("p10")
+@about("graph_runner")
 def test_a_replay_computes_what_a_launch_would(phase):
     """Two sequences at other positions, on other pages, than when the step was recorded; then one of them alone."""
     replayed, launched = graphed("tiny-llama").runner, graphed("tiny-llama").runner
@@ -57,6 +58,7 @@ def test_a_replay_computes_what_a_launch_would(phase):
 
 
 @of("p10")
+@about("graph_runner")
 def test_padding_writes_to_page_0_alone(phase):
     """Six sequences, then three of them: the fourth row is padding, and where it was the other three's pages stay."""
     engine = graphed("tiny-llama")
@@ -70,6 +72,7 @@ def test_padding_writes_to_page_0_alone(phase):
 
 
 @of("p10")
+@about("graph_runner")
 def test_a_step_with_a_prompt_is_launched_and_one_of_decodes_is_replayed(phase):
     runner, replayed = graphed("tiny-llama").runner, []
     for size, replay in runner.replays.items():
@@ -82,6 +85,7 @@ def test_a_step_with_a_prompt_is_launched_and_one_of_decodes_is_replayed(phase):
 
 
 @of("p10")
+@about("graph_runner")
 def test_padding_sees_nothing(phase):
     """Six sequences, then three of them: the fourth row has what the fourth sequence left there, or length 0."""
     runner, plan = graphed("tiny-llama").runner, decodes(*((slot, 2, (slot + 1,)) for slot in range(6)))
@@ -93,6 +97,7 @@ def test_padding_sees_nothing(phase):
 
 
 @of("p10")
+@about("graph_runner")
 def test_every_size_is_recorded_once_the_largest_first(phase):
     assert batch_sizes(1) == [1] and batch_sizes(6) == [1, 2, 4, 6]
     assert batch_sizes(40) == [1, 2, 4, 8, 12, 16, 24, 32, 40]

@@ -14,7 +14,7 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import SpanResult
 from gradus.execution.runner import lay_out
 from phases.p10_cuda_graphs.runner import NewestTokens
-from tests.phases.conftest import build_engine, of, since
+from tests.phases.conftest import about, build_engine, of, since
 from tests.phases.drive import submit
 from tests.phases.test_promises import LIMITS, SHAPE, engine_of
 
@@ -101,6 +101,7 @@ def test_a_step_is_launched_before_the_one_before_is_waited_for(phase, lag, want
 
 @since("p10")
 @pytest.mark.parametrize("lag", [1, 2, 0])
+@about("scheduler")
 def test_a_token_that_is_not_known_yet_has_a_place_in_the_plan(phase, lag):
     engine, device = driven(phase, ask("a", max_tokens=4), lag=lag)
     drain(engine)
@@ -111,6 +112,7 @@ def test_a_token_that_is_not_known_yet_has_a_place_in_the_plan(phase, lag):
 
 @since("p10")
 @pytest.mark.parametrize("lag", [1, 2])
+@about("scheduler")
 def test_no_sequence_is_planned_past_its_last_token(phase, lag):
     engine, device = driven(phase, ask("a", max_tokens=1), ask("b", max_tokens=3), lag=lag)
     tokens = drain(engine)
@@ -124,6 +126,7 @@ def test_no_sequence_is_planned_past_its_last_token(phase, lag):
 
 @since("p10")
 @pytest.mark.parametrize("lag", [1, 2])
+@about("scheduler")
 def test_no_token_comes_after_a_stop_that_is_seen_late(phase, lag):
     engine, _ = driven(phase, ask("a", max_tokens=9, stop=14), ask("b", max_tokens=6), lag=lag)
     tokens = drain(engine)
@@ -132,6 +135,7 @@ def test_no_token_comes_after_a_stop_that_is_seen_late(phase, lag):
 
 
 @since("p10")
+@about("scheduler")
 def test_a_sequence_that_stops_makes_room_while_its_last_step_is_under_way(phase):
     engine, device = driven(phase, ask("a", max_tokens=9, stop=14), ask("b", max_tokens=2), max_sequences=1)
     tokens = drain(engine)
@@ -160,6 +164,7 @@ def paged(phase: str, pages: int, budget: int, lag: int) -> tuple[Engine, Engine
 
 
 @of("p10")
+@about("scheduler")
 def test_a_preempted_sequence_resumes_when_all_of_its_tokens_are_known(phase):
     """Its tokens are its next prompt, so it cannot start while one of them is under way.
 
@@ -179,6 +184,7 @@ def test_a_preempted_sequence_resumes_when_all_of_its_tokens_are_known(phase):
 
 
 @of("p10")
+@about("scheduler")
 def test_a_page_is_shared_once_the_step_that_filled_it_is_recorded(phase):
     """Two chunks of a page each are planned; after the first one's record, the first page alone is found."""
     engine, probe = paged(phase, pages=64, budget=4, lag=1)

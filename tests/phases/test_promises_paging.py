@@ -11,7 +11,7 @@ from gradus.course.probe import EngineProbe
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
 from tests.cache.memory import updated
-from tests.phases.conftest import build_engine, limits_of, of, since
+from tests.phases.conftest import about, build_engine, limits_of, of, since
 from tests.phases.drive import SamplesOnes, parting, run, steps, submit
 from tests.phases.test_promises import SHAPE, ask
 
@@ -32,6 +32,7 @@ def cache_of(phase: str, pages: int, shape: str = SHAPE):
 
 
 @since("p04")
+@about("cache")
 def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phase):
     cache = cache_of(phase, pages=8)
     for end in (1, 3, 4, 5, 8, 9, 17):
@@ -42,6 +43,7 @@ def test_a_sequence_holds_a_page_for_every_four_positions_that_it_has_begun(phas
 
 
 @since("p04")
+@about("cache")
 def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
     cache = cache_of(phase, pages=4)
     cache.reserve("a", 9)
@@ -57,6 +59,7 @@ def test_a_sequence_that_is_refused_stays_as_it_was_and_takes_nothing(phase):
 
 
 @since("p04")
+@about("cache")
 def test_the_runner_is_told_every_page_of_a_block_table(phase):
     cache, known = cache_of(phase, pages=4), ()
     for end in (3, 4, 5, 12, 13):
@@ -81,6 +84,7 @@ def test_a_block_table_is_told_when_it_has_grown_and_only_then(phase):
 
 
 @since("p04")
+@about("cache")
 def test_no_page_belongs_to_two(phase):
     cache = cache_of(phase, pages=8)
     for end in range(1, 13):
@@ -141,6 +145,7 @@ def test_what_is_given_back_can_be_taken_at_once(phase):
 
 
 @since("p04")
+@about("attention")
 def test_a_model_with_windows_gives_the_tokens_that_it_gives_without_pages(phase):
     request = ask("a", prompt=range(3, 26), max_tokens=40)
     tokens = run(engine_of(phase, pages=16, shape=WINDOWED), [request])["a", 0].tokens
@@ -166,6 +171,7 @@ def ran(engine: Engine) -> list[list[str]]:
 
 
 @since("p04")
+@about("scheduler")
 def test_the_first_one_advances_in_every_step_until_it_ends(phase):
     names = ran(engine_of(phase, *crowd(), pages=6))
     count = sum("a" in each for each in names)
@@ -175,6 +181,7 @@ def test_the_first_one_advances_in_every_step_until_it_ends(phase):
 
 
 @since("p04")
+@about("scheduler")
 def test_the_sequence_that_came_last_gives_way_and_goes_on_before_those_behind_it(phase):
     engine = engine_of(phase, *crowd(), pages=6)
     first_c, preempted = None, None
@@ -190,6 +197,7 @@ def test_the_sequence_that_came_last_gives_way_and_goes_on_before_those_behind_i
 
 
 @of("p04")
+@about("scheduler")
 def test_a_preempted_sequence_is_computed_again_from_its_beginning_with_its_answer_so_far(phase):
     made = [step.of("b") for step in steps(engine_of(phase, *crowd(), pages=6))]
     spans = [(span.start, span.count) for span in made if span is not None]
@@ -198,6 +206,7 @@ def test_a_preempted_sequence_is_computed_again_from_its_beginning_with_its_answ
 
 
 @since("p04")
+@about("scheduler")
 def test_no_plan_runs_a_sequence_that_has_no_pages(phase):
     for step in steps(engine_of(phase, *crowd(), pages=6)):
         running = [name for name, _ in step.running]
@@ -231,6 +240,7 @@ def urgent(name: str, prompt: int, priority: int) -> Request:
 
 
 @since("p04")
+@about("scheduler")
 def test_a_newcomer_leaves_every_running_sequence_a_page_to_grow(phase):
     engine = engine_of(phase, ask("a", [5] * 4, max_tokens=5), ask("b", [6] * 16, max_tokens=4), pages=5)
     first, *_ = ran(engine)

@@ -9,7 +9,7 @@ from gradus.config.options import FINAL
 from gradus.course.probe import EngineProbe, Step, walk
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams, SchedulingParams
-from tests.phases.conftest import build_engine, of, since
+from tests.phases.conftest import about, build_engine, of, since
 from tests.phases.drive import next_step, step, steps, submit
 from tests.phases.test_promises import LIMITS, SHAPE
 
@@ -45,18 +45,21 @@ def second(phase: str, first: Request, then: Request) -> tuple[int, int]:
 
 
 @since("p05")
+@about("cache")
 def test_pages_that_were_computed_before_are_not_computed_again(phase):
     span = second(phase, ask("a", [*BEGINNING, 50, 51]), ask("b", [*BEGINNING, 60, 61, 62]))
     assert span == (32, 3), f"b begins with a's two pages, so its span is (start 32, 3 tokens); yours is {span}"
 
 
 @since("p05")
+@about("radix")
 def test_of_a_page_all_tokens_must_agree(phase):
     span = second(phase, ask("a", BEGINNING + BEGINNING), ask("b", [*BEGINNING[:-1], 99, *BEGINNING]))
     assert span == (16, 48), f"the second page differs in its last token: b's span is (16, 48); yours is {span}"
 
 
 @since("p05")
+@about("radix")
 def test_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind(phase):
     head, tail = BEGINNING[:PAGE], BEGINNING[PAGE:]
     span = second(phase, ask("a", [*head, *tail, 50]), ask("b", [*tail, *tail, 50]))
@@ -64,6 +67,7 @@ def test_a_page_is_found_only_behind_the_pages_that_it_was_computed_behind(phase
 
 
 @since("p05")
+@about("radix")
 def test_two_that_computed_the_same_pages_keep_one_copy(phase):
     engine = engine_of(phase)
     submit(engine, [ask("a", [*BEGINNING, 50], max_tokens=4), ask("b", [*BEGINNING, 51], max_tokens=4)])
@@ -73,6 +77,7 @@ def test_two_that_computed_the_same_pages_keep_one_copy(phase):
 
 
 @since("p05")
+@about("radix")
 def test_behind_a_fork_a_page_is_found_on_its_own_path_alone(phase):
     a, b, c, d = (list(range(first, first + PAGE)) for first in (0, 50, 100, 150))
     engine = engine_of(phase)
@@ -84,12 +89,14 @@ def test_behind_a_fork_a_page_is_found_on_its_own_path_alone(phase):
 
 
 @since("p05")
+@about("cache")
 def test_there_is_always_a_token_left_to_compute(phase):
     span = second(phase, ask("a", BEGINNING), ask("b", BEGINNING))
     assert span == (16, 16), f"a hit ends before the last token, whose row gives the logits: (16, 16); yours is {span}"
 
 
 @since("p05")
+@about("cache")
 def test_answers_are_found_again_as_well(phase):
     """A conversation's next turn sends prompt and answer."""
     turn = ask("turn", BEGINNING, max_tokens=PAGE + 1)
@@ -106,6 +113,7 @@ def test_tenants_with_different_salts_share_nothing(phase):
 
 
 @since("p05")
+@about("cache")
 def test_pages_still_being_computed_are_not_found(phase):
     engine = engine_of(phase)
     made = serve(engine, ask("a", [*BEGINNING, 50]), ask("b", [*BEGINNING, 50]))
@@ -135,6 +143,7 @@ def test_a_request_is_told_how_much_of_its_prompt_was_found(phase):
 
 
 @since("p05")
+@about("cache")
 def test_of_idle_pages_the_ends_of_paths_leave_first(phase):
     """Five pages: the first request leaves two of them idle; the second needs four."""
     engine = engine_of(phase, pages=5)
@@ -145,6 +154,7 @@ def test_of_idle_pages_the_ends_of_paths_leave_first(phase):
 
 
 @since("p05")
+@about("cache")
 def test_pages_of_a_running_sequence_are_never_evicted(phase):
     """Seven pages: while a runs on three of them, others come and go on the rest."""
     engine = engine_of(phase, pages=7)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
+from gradus.bench.prose import loose_numbers
+from gradus.bench.report import BLOCK, INLINE
 from gradus.course.difference import difference
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,14 @@ def questions_and_answers(part: str) -> tuple[int, int]:
     return len(numbered.findall(FOLDED.sub("", part))), len(numbered.findall(answers))
 
 
+def unbacked(part: str) -> list[str]:
+    """Numbers in a section's sentences that no result renews, and that name no row or workload of its tables."""
+    tables = "".join(found[0] for found in BLOCK.finditer(part))
+    labels = re.sub(r"^(\| *[^|]*\|).*$", r"\1", tables, flags=re.MULTILINE)  # of a row its first cell
+    prose = re.sub(r"U\[.*?\]", "", INLINE.sub("", BLOCK.sub("", part)))
+    return [number for number in loose_numbers(prose) if number.rstrip(".,") not in re.findall(r"[\d.,]*\d", labels)]
+
+
 def wide_tables(text: str) -> list[str]:
     """The heads of tables with more columns than fit a page."""
     heads = re.findall(r"^(\|.*\|)\n\|[\s:|-]+\|$", text, re.MULTILINE)
@@ -48,9 +58,22 @@ def test_tables_fit_a_page(lesson):
     assert not wide_tables(LESSONS[lesson].read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_what_a_lesson_measured_is_renewed_with_its_results(lesson):
+    assert not unbacked(section(LESSONS[lesson].read_text(encoding="utf-8"), "What we measured"))
+
+
+def test_the_readme_claims_no_figure_outside_a_table():
+    claims = section((ROOT / "README.md").read_text(encoding="utf-8"), "What is claimed, and what is not")
+    assert len(claims) > 100 and not re.findall(r"\d+\.\d+", claims)
+
+
 def test_the_checks_of_lessons_catch():
     part = "1. One?\n2. Two?\n\n<details>\n<summary>Answers</summary>\n\n1. Yes.\n\n</details>\n"
     assert questions_and_answers(part) == (2, 1)
+    tables = "<!-- results:begin p01 -->\n| 64 | p01 | 5.4 |\n<!-- results:end -->\n"
+    prose = "With 64 it gains 5.4 times, 2.1<!-- cpu/p01: a/b/c/d --> at most."
+    assert unbacked(f"{prose}\n{tables}") == ["5.4"]
     wide = "| a | b | c | d | e | f |\n|---|---|---|---|---|---|\n| 1 | 2 | 3 | 4 | 5 | 6 |\n"
     assert len(wide_tables(wide)) == 1 and not wide_tables("| a | b |\n|---|---:|\n| 1 | 2 |\n")
 

@@ -51,7 +51,7 @@ class Running:
     def send(self, body: bytes, headers=(), path="/generate"):
         """A POST as raw bytes on a connection of its own; the socket, nothing read yet."""
         connection = self.connect()
-        lines = [f"POST {path} HTTP/1.1", "Host: test", "Content-Type: application/json", *headers]
+        lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
         if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
             lines.append(f"Content-Length: {len(body)}")
         connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)

@@ -120,7 +120,7 @@ def test_a_client_that_reads_nothing_does_not_keep_the_process():
         with socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1]))) as connection:
             body = b'{"prompt": "a", "max_tokens": 4000, "stream": true}'
             connection.sendall(
-                b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
             )
             assert eventually(lambda: get(url, "/stats").json()["generated_tokens"] > 200)

@@ -4,9 +4,13 @@ A profiled step is slower than one that is not, because every launch is written 
 unprofiled, and the profiler is asked only for what it cannot disturb: how long kernels ran, and how many there were.
 """
 
+import os
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +98,7 @@ def profile_steps(
     steps = Steps.prepare(bench, contender, workload)
     steps.timed(STEPS)
     unprofiled = median(steps.timed(STEPS))
-    with profile(activities=_activities(bench.device), acc_events=True) as recorded:
+    with without_markers(), profile(activities=_activities(bench.device), acc_events=True) as recorded:
         steps.timed(STEPS)
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +119,27 @@ def profile_steps(
             for name, us in spent.most_common(TOP)
         ],
     )
+
+
+@contextmanager
+def without_markers() -> Iterator[None]:
+    """Keep the profiler's `USDT:` lines, marks for tracing tools, off stderr. Everything else appears at the end.
+
+    They come from C++, which no handler of Python's sees. KINETO_LOG_LEVEL silences them for a whole process, together
+    with errors, and only if it is set before torch is loaded.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as said:
+        before = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            said.seek(0)
+            os.write(2, b"".join(line for line in said if not line.startswith(b"USDT:")))
 
 
 def sustain(bench: Workbench, contender: str, *, context: int, batch: int, seconds: float) -> None:

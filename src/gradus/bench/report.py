@@ -13,6 +13,10 @@ says where a table belongs with a pair of comments, and what lies between them i
     <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
     <!-- results:end -->
 
+A number in a page's own sentences has its field behind it (`prose`), and is replaced as well:
+
+    the final engine replays 178<!-- h200/p10: profile/final/kernels --> per step
+
 No torch here, and matplotlib only where a figure is really drawn.
 """
 
@@ -39,13 +43,14 @@ from gradus.bench import (
 from gradus.bench.declaration import Benchmark, Table
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.plots import Picture, Series
-from gradus.bench.prose import facts, fill, predicted, speedup, times_floor
+from gradus.bench.prose import facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
 OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
+INLINE = re.compile(r"\d[\d.,]*(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
 
@@ -101,7 +106,16 @@ def outdated_pages(root: Path, pages: list[Path]) -> Iterator[Outdated]:
 
 
 def _refilled(text: str, root: Path, page: Path) -> str:
-    return BLOCK.sub(lambda match: match[1] + block(match[2], root, page) + match[3], text)
+    text = BLOCK.sub(lambda match: match[1] + block(match[2], root, page) + match[3], text)
+    return INLINE.sub(lambda match: _measured(match[2], match[3], root, page) + match[1], text)
+
+
+def _measured(where: str, field: str, root: Path, page: Path) -> str:
+    """A number in a page's prose, as "h200/p10" and `prose.lookup` name it. Raises ConfigError if there is none."""
+    found = next((one for one in results.find(root) if f"{one.hardware}/{one.benchmark}" == where), None)
+    if found is None:
+        raise ConfigError(f"{page}: there are no results of {where}, whose {field} is in its text")
+    return lookup(field, found, registry.load(found.benchmark))
 
 
 def pages(repository: Path) -> list[Path]:
@@ -145,7 +159,7 @@ def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> 
                 if table.panels:
                     parts.append(_steps(found, run, benchmark, table))
         if run.profiles:
-            parts += ["### One decode step", profile_table(run)]
+            parts += ["### One decode step", profile_table(run), *_beyond_the_step(run)]
     if with_prose:
         parts += _accounts(found, benchmark)
     return "\n\n".join([*parts, *_origin(found)]) + "\n"
@@ -386,6 +400,16 @@ def profile_table(run: Run, *, short: bool = False) -> str:
     return markdown(header, rows)
 
 
+def _beyond_the_step(run: Run) -> Iterator[str]:
+    """Why parts of a step add up to more than the step, where a table shows that."""
+    if not any(profile["device_ms"] > profile["step_ms"] for profile in run.profiles):
+        return
+    if run.device == "cuda":
+        yield "Kernels of a graph overlap, so their times can add up to more than the step; the GPU is then never idle."
+    else:
+        yield "The profiler slows what it measures, so operations can add up to more than the step, timed without it."
+
+
 def markdown(header: list[str], rows: list[list[str]]) -> str:
     """A table; columns of numbers to the right."""
     left = [all(not re.match(r"[\d–]", row[i]) for row in rows) for i in range(len(header))]
@@ -561,6 +585,7 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
     if run.profiles and not only:
         yield "*One decode step*"
         yield profile_table(run, short=short)
+        yield from _beyond_the_step(run)
 
 
 def is_short(page: Path, root: Path) -> bool:

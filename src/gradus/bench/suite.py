@@ -263,10 +263,12 @@ class Suite:
     def _warm_up(self, workload: Workload, floor: float) -> Workload:
         """The whole workload, so that every shape has been seen; where it takes too long, its prompts and a few tokens.
 
-        On a GPU a shape's first use may load or choose a kernel. On a CPU it does not, so there it may be cut short.
+        On a GPU a shape's first use may load or choose a kernel. On a CPU it does not, so there it may be cut short, as
+        it is for a quick look.
         """
         at_once = workload.within(0.0)
-        if self.bench.device.type == "cuda" or floor <= LONGEST_WARM_UP:
+        longest = 0.0 if self.settings.quick else LONGEST_WARM_UP
+        if self.bench.device.type == "cuda" or floor <= longest:
             return at_once
         return at_once.shrunk(len(workload.jobs), workload.longest, CPU_BATCH_WARM_UP)
 

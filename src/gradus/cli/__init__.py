@@ -72,12 +72,12 @@ def gradus_command(
 
     Start here:
 
-      gradus pull smollm2-135m              a small real model (98 MB)
-      gradus generate "Once upon a time"    its text, as it comes
-      gradus chat                           talk to it
-      gradus serve                          serve it on http://127.0.0.1:8000
-      gradus phases                         the course, one optimization at a time
-      gradus doctor                         what works on this machine
+      gradus pull smollm2-135m              # a small real model (98 MB)
+      gradus generate "Once upon a time"    # its text, as it comes
+      gradus chat                           # talk to it
+      gradus serve                          # serve it on http://127.0.0.1:8000
+      gradus phases                         # the course, one optimization at a time
+      gradus doctor                         # what works on this machine
 
     Each command explains itself: gradus generate --help
     """

@@ -10,7 +10,7 @@ from gradus.cli import options
 from gradus.errors import ConfigError
 
 MODEL = ("model", "device", "dtype", "quantize")
-_WHAT, _SCHEDULER = "What is measured", "Of `gradus bench scheduler` alone"
+_WHAT, _SCHEDULER = "What is measured", "For `gradus bench scheduler` only"
 
 Target = Annotated[
     str,
@@ -51,7 +51,7 @@ Text = Annotated[
     Path | None,
     Option(
         help="What is read: UTF-8, documents divided by form feeds. The lessons and the documentation by default.",
-        rich_help_panel="Of `gradus bench quality` alone",
+        rich_help_panel="For `gradus bench quality` only",
     ),
 ]
 Requests = Annotated[int | None, Option(help="How many arrive; 10,000 by default.", rich_help_panel=_SCHEDULER)]
@@ -66,7 +66,8 @@ Batches = Annotated[
 def bench(
     target: Target,
     quick: Annotated[
-        bool, Option("--quick", help="A look in under a minute: short workloads, two repeats. Numbers not to quote.")
+        bool,
+        Option("--quick", help="Short workloads, under a minute on two idle cores. Numbers not to quote."),
     ] = False,
     out: Out = None,
     impl: Impl = None,
@@ -82,13 +83,13 @@ def bench(
 ) -> int:
     """Measure a phase against the ones before it, and write results, report and figures.
 
-    The same token ids for every contender; each built once, warmed up, and run in turns; medians of the repeats, next
-    to what the roofline predicts for this machine. The path of the report goes to stdout.
+    Every contender gets the same token ids. Each is built once and warmed up, and then they take turns. The report
+    compares medians with what the roofline predicts for this machine; its path goes to stdout.
 
     Examples:
 
       gradus bench p01 --quick
-      gradus bench p01 --impl exercises         with your own p01 among them
+      gradus bench p01 --impl exercises         # with your own p01 among them
       gradus bench ladder --quantize int8
       gradus bench all --device cuda --model random:llama-3.2-1b --dtype bfloat16
       gradus bench p02 --table batch-size --resume

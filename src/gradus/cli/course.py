@@ -12,7 +12,7 @@ def phases(json: options.Json = False) -> int:
     Examples:
 
       gradus phases
-      gradus generate "Once upon a time" --phase p00    run one of them
+      gradus generate "Once upon a time" --phase p00    # run one of them
       gradus phases --json
     """
     course.highest()  # says what to do where there are none
@@ -32,7 +32,7 @@ def phases(json: options.Json = False) -> int:
             for row, status in zip(rows, statuses, strict=True)
         ],
     )
-    terminal.print_note("where no phase is named, the final engine runs: what stays of all of them")
+    terminal.print_note("without --phase, the final engine runs, which has every idea")
     return 0
 
 

@@ -48,7 +48,7 @@ def demo(
     names = {name: registry.title_of(name) for name in (wanted.before, wanted.phase)}
     _say(f"{names[wanted.before]}, then {names[wanted.phase]}, with {chosen}")
     _say(f"{wanted.question}\n{wanted.work.what[:1].upper() + wanted.work.what[1:]}.\n")
-    shown = demos.run(wanted, bench, lambda: terminal.print_note("one run is done"))
+    shown = demos.run(wanted, bench, lambda name: terminal.print_note(f"{name} is done"))
     _say(charts.TEXTS[wanted.chart](shown.series, wanted.across, wanted.up))
     _say(f"\n{wanted.look}\n")
     terminal.print_table(["", *names, ""], [list(row) for row in shown.table])

@@ -2,9 +2,10 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
@@ -23,7 +24,7 @@ Impl = Annotated[
     Path | None,
     Option(help="Your folder or file; its files may have any names. exercises/ by default.", metavar="DIR"),
 ]
-SHOWN = 5  # of what passed
+SHOWN, SHOWN_EACH = 5, 3  # claims that passed: for a phase, and for each of several files
 
 
 def exercise(
@@ -36,12 +37,12 @@ def exercise(
 
     Examples:
 
-      gradus exercise p01                    writes exercises/p01/contiguous.py
+      gradus exercise p01                    # writes exercises/p01/contiguous.py
       gradus exercise p01 --to my-solutions
-      gradus exercise p04 --only cache.py --force    begin one file again
+      gradus exercise p04 --only cache.py --force    # begin one file again
     """
     from gradus import phases
-    from gradus.course.progress import FOLDER
+    from gradus.course.progress import FOLDER, remember_begun
     from gradus.exercises.declaration import exercises_of, reference_of
     from gradus.exercises.skeleton import cut
 
@@ -57,23 +58,23 @@ def exercise(
             raise ConfigError(f"{file} is there already, and is left as it is; --force writes over it")
     for file, task in tasks.items():
         terminal.write_file(file, cut(reference_of(info, task), task.functions, info.name))
+        remember_begun(info, task, file)
         _print_task(task, file)
-    print(f"\nThen: gradus check {info.name}{'' if to is None else f' --impl {to}'}")
+    terminal.print_command("Then", f"gradus check {info.name}{'' if to is None else f' --impl {to}'}")
     return 0
 
 
 def check(
     phase: Phase,
     impl: Impl = None,
-    upto: Annotated[str | None, Argument(metavar="[1|2|3]", help="After --hint: show hints up to this one.")] = None,
     hint: Annotated[
-        bool, Option("--hint", help="Show hints: the first alone, or up to 3, which says almost how.")
-    ] = False,
+        Literal["1", "2", "3"] | None, Option(help="Show hints up to this one; the third is nearly the answer.")
+    ] = None,
 ) -> int:
     """Run the phase's own tests against your functions, and say what is right, what is wrong, and what comes next.
 
-    Where an exercise has several files, each is judged alone, beside the reference's others. The exit code is 0 if all
-    that is there passes, and 1 if not.
+    Files that you have not begun are left out. Complete files run together first. If that fails, each runs alone,
+    with the reference's others. The exit code is 0 if all of them pass, and 1 if not.
 
     Examples:
 
@@ -86,25 +87,28 @@ def check(
     from gradus.course import progress
     from gradus.exercises import solution
 
-    shown = _hints(hint, upto)
-    info = phases.find(phase)
+    info, hints = phases.find(phase), int(hint or 0)
     found = solution.search(info, solution.files_in(impl or _folder(info), info))
     if not found:
         raise ConfigError(f"{impl or _folder(info)} has no function of {info.name}: {solution.expected(info)}")
-    wrong, said = 0, set[str]()
-    shares = min(2, os.cpu_count() or 1)
-    for one, verdict in course_check.check_all(info, found, shares=shares):
-        progress.remember(info, one, verdict)
+    begun = [one for one in found if not one.untouched] or found
+    passed = [row.file.resolve() for row in progress.of_phase(info) if row.file is not None and row.state == "passed"]
+    settled = [one for one in begun if one.file.resolve() in passed]
+    wrong = False
+    for files, verdict in course_check.check_all(info, begun, passed=settled, shares=min(2, os.cpu_count() or 1)):
+        for one in files:
+            progress.remember(info, one, verdict)
         print(f"{info.name}: {verdict.sentence}")
         if verdict.passed:
-            news = [claim for claim in verdict.kept if claim not in said][:SHOWN]
-            _print_kept(news)
-            said |= set(news)
+            _print_kept(verdict)
         else:
-            _print_help(one, verdict, shown)
-            wrong += 1
-    _print_next(info, impl, wrong=bool(wrong))
-    return int(wrong > 0)
+            _print_help(files[0], verdict, hints)
+            wrong = True
+    if not wrong:
+        if hints and (waiting := [one for one in found if one not in begun]):
+            _print_hints(waiting[0], waiting[0].unwritten, hints)
+        _print_next(info, impl)
+    return int(wrong)
 
 
 def solution(
@@ -119,7 +123,7 @@ def solution(
 
       gradus solution p01
       gradus solution p01 --impl my-solutions --plain
-      gradus solution p01 --anyway            ours, whether or not you have begun
+      gradus solution p01 --anyway            # ours, whether or not you have begun
     """
     from gradus import phases
     from gradus.course import progress, solved
@@ -178,7 +182,8 @@ def progress(json: options.Json = False) -> int:
     ]
     terminal.print_table(["phase", "exercise", "", ""], table)
     passed = sum(row.state == "passed" for row in rows)
-    print(f"\n{passed} of {len(rows)} exercises passed. Next: {command + ': ' if command else ''}{why}")
+    print(f"\n{passed} of {len(rows)} exercises passed.")
+    terminal.print_command(f"Next: {why}", command)
     return 0
 
 
@@ -192,17 +197,6 @@ def _folder(info: "PhaseInfo") -> Path:
             "or name your folder with --impl"
         )
     return FOLDER / info.name
-
-
-def _hints(wanted: bool, upto: str | None) -> int:
-    """How many hints to show. (An option with or without a value is more than the parser of options knows.)"""
-    if not wanted and upto is not None:
-        raise ConfigError(
-            f"{upto!r} is one argument too many: a folder is named with --impl, hints are shown with --hint"
-        )
-    if upto not in (None, "1", "2", "3"):
-        raise ConfigError(f"--hint takes 1, 2 or 3, got {upto!r}")
-    return int(upto or 1) if wanted else 0
 
 
 def diff(
@@ -271,9 +265,14 @@ def _print_task(task: "Exercise", file: Path) -> None:
         print(f"  {function}")
 
 
-def _print_kept(claims: list[str]) -> None:
-    for claim in claims:
+def _print_kept(verdict: "Verdict") -> None:
+    for claim in verdict.kept[:SHOWN]:
         print(f"  ✓ {claim}")
+    for name, claims in verdict.of_file.items():
+        if claims:
+            print(f"  {name}")
+        for claim in claims[:SHOWN_EACH]:
+            print(f"    ✓ {claim}")
 
 
 def _print_help(found: "Found", verdict: "Verdict", hints: int) -> None:
@@ -287,7 +286,11 @@ def _print_help(found: "Found", verdict: "Verdict", hints: int) -> None:
     if not hints:
         terminal.print_note("for help, add --hint 1 to the command, then --hint 2, then --hint 3")
         return
-    for function in verdict.suspects:
+    _print_hints(found, verdict.suspects, hints)
+
+
+def _print_hints(found: "Found", functions: Iterable[str], hints: int) -> None:
+    for function in functions:
         print(f"\n{function}")
         for number, text in enumerate(found.exercise.functions[function][:hints], start=1):
             print(fill(text, 100, initial_indent=f"  hint {number}: ", subsequent_indent=" " * 10))
@@ -320,26 +323,24 @@ def _print_pair(pair: "Pair", *, plain: bool) -> None:
     console.print()
 
 
-def _print_next(info: "PhaseInfo", impl: Path | None, *, wrong: bool) -> None:
+def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
     """What to type now: after a phase's last exercise, ways to use it, and the next phase."""
     from gradus.course import progress
 
-    if wrong:
-        return
     rows = progress.of_phase(info)
     if all(row.state == "passed" for row in rows):
         folder = impl.parent if impl is not None and impl.is_file() else impl  # an engine needs all of its files
         where = f" --impl {folder or progress.FOLDER}"
         runs = where + (" --device cuda" if any(row.exercise.interpreted for row in rows) else "")
         print(f"\nAll of {info.name} is written. Now try:")
-        print(f"  gradus solution {info.name}{'' if impl is None else where}    yours beside ours, and why ours is so")
+        print(f"  gradus solution {info.name}{'' if impl is None else where}    # yours beside ours, and why")
         print(f'  gradus generate "Once upon a time" --phase {info.name}{runs}')
         print(f"  gradus bench {info.name} --quick{runs}")
         every = list(progress.standings())
         later = [row for row in every if row.phase.number > info.number]
         rows = later if any(row.state != "passed" for row in later) else every
     command, why = progress.next_step(rows)
-    print(f"\nNext: {command + ': ' if command else ''}{why}")
+    terminal.print_command(f"Next: {why}", command)
 
 
 def _print_diff(lines: list[str]) -> None:

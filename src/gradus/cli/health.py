@@ -16,7 +16,7 @@ def doctor(json: options.Json = False) -> int:
     Examples:
 
       gradus doctor
-      gradus doctor --json > report.json    to attach to a bug report
+      gradus doctor --json > report.json    # to attach to a bug report
     """
     report = examination.examine()
     if json:

@@ -51,9 +51,9 @@ def models(json: options.Json = False) -> int:
 @options.settings_of(only=("device",))
 def quantize(
     model: Annotated[str, Argument(help="A model of `gradus models`, a folder, a .gguf file, or a hub id.")],
-    out: Annotated[Path, Option("--out", "-o", help="The folder to write; a run that was cut off goes on in its own.")],
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write. An interrupted run resumes there.")],
     scheme: Annotated[str, Option(help="int4, int8 or fp8.")] = "int4",
-    method: Annotated[str, Option(help="rtn (to the nearest), or for int4 awq or gptq, by a text.")] = "rtn",
+    method: Annotated[str, Option(help="rtn rounds to nearest; awq and gptq (int4 only) calibrate on a text.")] = "rtn",
     group: Annotated[int | None, Option(help="Weights with one scale: 128, 64 or 32.")] = None,
     calibration: Annotated[Path | None, Option(help="A text for awq and gptq, like what the model will read.")] = None,
     samples: Annotated[int, Option(help="Pieces of the text to read.")] = 128,
@@ -140,7 +140,7 @@ def pull(
 
       gradus pull smollm2-135m
       gradus pull gemma3-270m --json
-      GRADUS_HOME=/data/gradus gradus pull smollm2-135m    keep models there, not in ~/.cache
+      GRADUS_HOME=/data/gradus gradus pull smollm2-135m    # keep models there, not in ~/.cache
     """
     from gradus import loading
     from gradus.cli.progress import Bars

@@ -28,17 +28,18 @@ def serve(
 ) -> int:
     """Serve a model over HTTP, until Ctrl-C or SIGTERM.
 
-    There is no authentication yet: keep to loopback, or put a proxy that authenticates in front.
+    There is no authentication yet: keep to loopback, or put a proxy that authenticates in front, and allow its name.
 
     Examples:
 
       gradus serve
       gradus serve --model gemma3-270m --port 9000
-      gradus serve --config configs/cpu.yaml --dry-run    where the memory would go
+      gradus serve --config configs/cpu.yaml --dry-run    # where the memory would go
       gradus serve --memory-fraction 0.6 --max-context 8192
-      gradus serve --impl exercises/p03    your own phase behind HTTP
+      gradus serve --impl exercises/p03    # your own phase behind HTTP
+      gradus serve --allowed-host gradus.lan    # behind a proxy of that name
       gradus serve --max-sequences 64 --cache-tokens 100000 --policy priority
-      curl http://127.0.0.1:8000/    what is where
+      curl http://127.0.0.1:8000/    # what is where
     """
     settings = (ServerConfig.from_yaml(config) if config else ServerConfig()).merge(given)
     if dry_run:

@@ -49,6 +49,11 @@ def print_note(text: str) -> None:
     Console(stderr=True).print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
+def print_command(reason: str, command: str) -> None:
+    """Say what to type next and why. The command has a line to itself, so that it can be copied; "" is no command."""
+    print(f"\n{reason}:\n  {command}" if command else f"\n{reason}")
+
+
 def print_mistake(text: str) -> None:
     """The one line that a mistake gets."""
     print(f"gradus: {' '.join(text.split())}", file=sys.stderr)

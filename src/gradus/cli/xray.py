@@ -49,8 +49,8 @@ def xray(
 
       gradus xray p04
       gradus xray p05 --out prefix.html
-      gradus xray p06 p05                    chunks, beside the same prompt as one step
-      gradus xray p04 p04 --impl exercises   your p04, beside ours
+      gradus xray p06 p05                      # chunks, beside the same prompt as one step
+      gradus xray p04 p04 --impl exercises     # your p04, beside ours
       gradus xray p04 --prompts mine.txt --cache-tokens 64 --page-size 4
     """
     names = [*runs, *([beside] if beside else [])]

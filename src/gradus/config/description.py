@@ -50,7 +50,7 @@ class Setting:
             return
         if not self._is_kind(value) or not self._within(value):
             raise ConfigError(f"{self.name} must be {self.wanted}, got {value!r}")
-        for text in value if self.kind is tuple else ():
+        for text in value if self.kind is tuple and self.choices else ():
             if text not in self.choices:
                 raise ConfigError(f"{self.name} takes {', '.join(self.choices)}, got {text!r}")
 

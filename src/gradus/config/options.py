@@ -121,8 +121,8 @@ class EngineConfig(EngineOptions):
     )
     speculate: str | None = setting(
         None,
-        "Verify several tokens per step, the same that come without, drafted by ngram (from the text itself), by "
-        "draft:MODEL (a smaller model of the same vocabulary), or by heads:FOLDER (as gradus train-heads writes it).",
+        "Guess tokens and verify several per step; the output is unchanged. Guesses come from ngram (the text itself), "
+        "draft:MODEL (a smaller model of the same vocabulary) or heads:FOLDER (as gradus train-heads writes it).",
         unset="one token per step",
         heeded="final",
         panel=_CACHE,
@@ -138,7 +138,7 @@ class EngineConfig(EngineOptions):
     drafts: int | None = setting(
         None,
         "How many tokens are drafted per step, with speculate.",
-        unset=f"up to {USUAL_DRAFTS}, or as many as there are heads, and of these as many as make it faster",
+        unset=f"up to {USUAL_DRAFTS}, or as many as there are heads; measured speed decides",
         least=1,
         most=MOST_DRAFTS,
         heeded="final",

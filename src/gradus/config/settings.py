@@ -66,8 +66,9 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.switch_off, list):  # as YAML and the command line have it
-            object.__setattr__(self, "switch_off", tuple(self.switch_off))
+        for name, one in described(type(self)).items():
+            if one.kind is tuple and isinstance(getattr(self, name), list):  # as YAML and the command line have it
+                object.__setattr__(self, name, tuple(getattr(self, name)))
         check(self)
         if self.impl is not None and self.phase is None:
             object.__setattr__(self, "phase", solution.phase_in(Path(self.impl)))

@@ -13,14 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.exercises.declaration import Exercise, repository
+from gradus.exercises.declaration import Exercise, exercises_of, repository
 from gradus.exercises.solution import Found, lacks, listed
 from gradus.phases import PhaseInfo
 
@@ -34,8 +34,8 @@ LONGEST_MESSAGE = 180  # of an exception: it may show a whole sequence, and what
 class Verdict:
     """passed, and what to say.
 
-    kept: what the tests that passed have shown, in their words, the most telling ones first.
-    tests: how many passed. On failure:
+    tests: how many passed. kept: their claims, the most telling first. of_file: where several files were judged
+    together, the claims about each; kept then has those about all of them. On failure:
 
     test: where the failing test is, "tests/phases/test_oracle.py, line 44"; "" if none was run.
     suspects: the exercise's functions that the failure points at; all of them if it points at none.
@@ -49,6 +49,7 @@ class Verdict:
     printed: str = ""
     tests: int = 0
     kept: tuple[str, ...] = ()
+    of_file: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, shares: int = 1) -> Verdict:
@@ -67,19 +68,25 @@ def check(phase: PhaseInfo, found: Found, *, seconds: float = SECONDS_A_TEST, sh
         return Verdict(False, f"{listed(todo)} {are} still to be written", suspects=todo)
     _require_tests(repository(phase), exercise)
     facts = _run(phase, (found,), seconds, shares)
-    return facts if isinstance(facts, Verdict) else _verdict(facts, file.resolve(), exercise)
+    return facts if isinstance(facts, Verdict) else _verdict(facts, file.resolve(), exercise, phase)
 
 
-def check_all(phase: PhaseInfo, found: Iterable[Found], *, shares: int = 1) -> Iterator[tuple[Found, Verdict]]:
-    """Each file's verdict. All that are complete are judged together first, each alone only if that fails."""
-    files = list(found)
-    whole = [one for one in files if one.complete]
+def check_all(
+    phase: PhaseInfo, found: Sequence[Found], *, passed: Sequence[Found] = (), shares: int = 1
+) -> Iterator[tuple[tuple[Found, ...], Verdict]]:
+    """Verdicts, each with its files. All that are complete are judged together first, each alone only if that fails.
+
+    passed: files that have passed as they are. They are not judged again when others are.
+    """
+    whole = tuple(one for one in found if one.complete)
     facts = _together(phase, whole, shares) if len(whole) > 1 else None
-    for one in files:
-        if facts is not None and one.complete:
-            yield one, _verdict(facts, one.file, one.exercise)
-        else:
-            yield one, check(phase, one, shares=shares)
+    if facts is not None:
+        yield whole, _joint_verdict(facts, whole)
+    for one in found:
+        if one in passed and len(found) > 1 and facts is None:
+            yield (one,), Verdict(True, f"{one.file.name} is as it was when it passed")
+        elif facts is None or not one.complete:
+            yield (one,), check(phase, one, shares=shares)
 
 
 def _together(phase: PhaseInfo, found: Sequence[Found], shares: int) -> dict[str, Any] | None:
@@ -112,14 +119,9 @@ def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
     return {"passed": len(passed), "kept": kept, "failure": first}
 
 
-def _claims(kept: list[tuple[int, str, list[str]]], module: str) -> tuple[str, ...]:
-    """What has been shown: of the module itself, then of engines that it is a part of, then of other files alone."""
-
-    def rank(each: tuple[int, str, list[str]]) -> tuple[int, int]:
-        order, _, near = each
-        return (0 if module in near else 2 if near else 1), order
-
-    return tuple(dict.fromkeys(claim for _, claim, _ in sorted(kept, key=rank)))
+def _claims(kept: list[tuple[int, str, list[str]]], module: str | None = None) -> tuple[str, ...]:
+    """Claims about one module; without one, claims about whole engines."""
+    return tuple(dict.fromkeys(claim for _, claim, near in kept if (module in near if module else not near)))
 
 
 def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) -> dict[str, Any] | Verdict:
@@ -176,9 +178,18 @@ def _ended_early(done: subprocess.CompletedProcess[str], file: Path, exercise: E
     return Verdict(False, _one_line(sentence), suspects=tuple(exercise.functions))
 
 
-def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise) -> Verdict:
+def _joint_verdict(facts: dict[str, Any], found: Sequence[Found]) -> Verdict:
+    """One verdict for files that pass together."""
+    of_file = {one.file.name: _claims(facts["kept"], one.exercise.module) for one in found}
+    said = f"{listed(of_file)} pass all {facts['passed']} tests"
+    return Verdict(True, said, tests=facts["passed"], kept=_claims(facts["kept"]), of_file=of_file)
+
+
+def _verdict(facts: dict[str, Any], file: Path, exercise: Exercise, phase: PhaseInfo) -> Verdict:
     failure = facts["failure"]
-    kept = _claims(facts["kept"], exercise.module)
+    own, whole = _claims(facts["kept"], exercise.module), _claims(facts["kept"])
+    # of several files, what an engine does says little about one that has tests of its own
+    kept = own if own and len(exercises_of(phase)) > 1 else own + whole
     if failure is None:
         if facts["passed"] == 0:
             raise ConfigError(f"no test in tests/phases is about {exercise.file}: is this checkout complete?")

@@ -104,12 +104,12 @@ def demo_of(name: str) -> Demo:
     return DEMOS[name]
 
 
-def run(demo: Demo, bench: Workbench, done: Callable[[], None] = lambda: None) -> Shown:
-    """Run the workload in the phase before, then in the phase. done: called after each."""
+def run(demo: Demo, bench: Workbench, done: Callable[[str], None] = lambda name: None) -> Shown:
+    """Run the workload in the phase before, then in the phase. done: called with each one's name after its run."""
     seen: dict[str, Observed] = {}
     for name in (demo.before, demo.phase):
         seen[name] = observe(name, demo, bench)
-        done()
+        done(name)
     before, after = seen[demo.before], seen[demo.phase]
     return Shown(
         demo,
@@ -234,7 +234,7 @@ DEMOS: dict[str, Demo] = {
             "step",
             "sequences that run",
             places,
-            (PADDING, STEPS, RATE),
+            (PADDING, STEPS),
             batch=4,
             chart="areas",
         ),

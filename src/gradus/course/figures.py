@@ -90,7 +90,7 @@ def contiguous() -> Drawing:
 
 # -- p02: a rectangle --------------------------------------------------------------------------------------------------
 
-# prompts, and the rows that were computed after them; what ends a sequence is sampled, and never computed
+# prompts, and answers as long as their requests allow; the last token of an answer is sampled, and never computed
 BATCH = [
     (["The", "cat", "sat", "on", "the"], ["mat", "and", "slept", "."]),
     (["Hi"], ["there"]),
@@ -99,29 +99,32 @@ BATCH = [
 
 
 def padded() -> Drawing:
-    width, longest = max(len(prompt) for prompt, _ in BATCH), max(len(answer) for _, answer in BATCH)
-    real = sum(len(prompt) + len(answer) for prompt, answer in BATCH)
-    cells = len(BATCH) * (width + longest)
+    width, steps = max(len(prompt) for prompt, _ in BATCH), max(len(answer) for _, answer in BATCH) - 1
+    real = sum(len(prompt) + len(answer) - 1 for prompt, answer in BATCH)
+    cells = len(BATCH) * (width + steps)
     title = f"A batch as a rectangle: {cells - real} of {cells} rows are filler"
     drawing = Drawing(title, 262)
     left, size, height, gap = 66, 73, 36, 30
     decodes = left + width * size + gap
     drawing.words(left, 20, f"prefill: {len(BATCH)} × {width} rows in one step")
     drawing.words(decodes, 20, f"decode: {len(BATCH)} rows per step")
+    drawing.words(decodes + steps * size + 8, 20, "last")
     for slot, (prompt, answer) in enumerate(BATCH):
         y = 34 + slot * (height + 8)
         drawing.words(0, y + 24, f"slot {slot}")
         for column in range(width):
             word = prompt[column] if column < len(prompt) else ""
             drawing.cell(left + column * size, y, size - 5, height, KEPT if word else WASTE, word)
-        for column in range(longest):
-            word = answer[column] if column < len(answer) else ""
+        for column in range(steps):
+            word = answer[column] if column < len(answer) - 1 else ""
             drawing.cell(decodes + column * size, y, size - 5, height, NEW if word else WASTE, word)
+        drawing.words(decodes + steps * size + 8, y + 24, answer[-1], mono=True, size=16)
     drawing.arrow((decodes - gap / 2 - 3, 30), (decodes - gap / 2 - 3, 166), head=False, dashed=True)
     drawing.legend(
         204, [(KEPT, "prompt"), (NEW, "answer"), (WASTE, "filler: computed like all the others, then dropped")]
     )
     drawing.words(0, 244, f"{cells - real} of {cells} rows are filler.", bold=True)
+    drawing.words(236, 244, "An answer's last token is sampled, and no row is computed for it.")
     return drawing
 
 

@@ -18,19 +18,22 @@ from gradus.phases import PhaseInfo
 WIDTH = 120
 
 MAIN = """
-if __name__ == "__main__":  # the phase at work on a tiny random model: token ids in, token ids out
-    from gradus.engine.request import ModelLimits, Request, SamplingParams
-    from gradus.models import SHAPES, create_model, randomize
+if __name__ == "__main__":  # the phase at work; without SmolLM2, random weights write nonsense
+    import torch
 
-    model = create_model(SHAPES["tiny-llama"])
-    randomize(model, seed=0)
-    limits = ModelLimits(model.config.vocab_size, model.config.context_length)
+    from gradus.course.xray.runs import usual_model
+    from gradus.engine.request import ModelLimits, Request, SamplingParams
+    from gradus.loading import load_model, open_checkpoint
+
+    checkpoint = open_checkpoint(usual_model())
+    model, tokenizer = load_model(checkpoint, dtype=torch.float32, device="cpu"), checkpoint.tokenizer
+    limits = ModelLimits(model.config.vocab_size, 64)
     engine = build(model, EngineOptions(limits))
-    for name, prompt, count in (("first", [1, 2, 3], 8), ("second", [4, 5, 6, 7, 8], 4)):
-        engine.submit(Request.create(name, prompt, SamplingParams(max_tokens=count), limits))
+    for name, text, count in (("first", "Once upon a time", 8), ("second", "The best thing about the sea is", 4)):
+        engine.submit(Request.create(name, tokenizer.encode(text), SamplingParams(max_tokens=count), limits))
     while engine.has_work:
         for output in engine.step():
-            print(output.request_id, output.tokens, output.finish_reason or "")
+            print(output.request_id, repr(tokenizer.decode(output.tokens)), output.finish_reason or "")
 """
 
 

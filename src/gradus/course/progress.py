@@ -1,7 +1,7 @@
 """Where a student stands: every exercise passed, failing, begun or not begun, and what to type next.
 
-`gradus check` writes down what it found, in one small file beside the student's folders. A verdict is about the file's
-content, so it is kept with the content's hash, and an edit makes it void. Nothing is run here.
+`gradus exercise` records where it put a file, and `gradus check` its verdict, in exercises/progress.json. A verdict is
+about the file's content, so it is kept with the content's hash, and an edit makes it void. Nothing is run here.
 """
 
 import hashlib
@@ -40,13 +40,18 @@ class Standing:
 
 def remember(phase: PhaseInfo, found: Found, verdict: Verdict) -> None:
     """Write a verdict down. Raises ConfigError if the record cannot be written."""
+    _write(phase, found.exercise, found.file, _hash(found.file), passed=verdict.passed, sentence=verdict.sentence)
+
+
+def remember_begun(phase: PhaseInfo, exercise: Exercise, file: Path) -> None:
+    """Write down where an exercise was begun, with no verdict yet. Raises ConfigError as `remember` does."""
+    _write(phase, exercise, file, "", passed=False, sentence="")
+
+
+def _write(phase: PhaseInfo, exercise: Exercise, file: Path, sha256: str, *, passed: bool, sentence: str) -> None:
     entries = _entries()
-    entries[_key(phase, found.exercise)] = {
-        "file": str(found.file.resolve()),
-        "sha256": _hash(found.file),
-        "passed": verdict.passed,
-        "sentence": verdict.sentence,
-    }
+    place = str(file.resolve())
+    entries[_key(phase, exercise)] = {"file": place, "sha256": sha256, "passed": passed, "sentence": sentence}
     try:
         RECORD.parent.mkdir(parents=True, exist_ok=True)
         RECORD.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
@@ -73,14 +78,15 @@ def _of_phase(info: PhaseInfo, entries: dict[str, Any]) -> Iterator[Standing]:
         here = solution.search(info, solution.files_in(FOLDER, info))
     for exercise in exercises_of(info):
         entry = entries.get(_key(info, exercise))
-        found = next((one for one in here if one.exercise is exercise), None)
-        if found is None or not found.complete:
-            found = _elsewhere(exercise, entry) or found
+        usual = next((one for one in here if one.exercise is exercise), None)
+        found = _recorded(exercise, entry) or usual
+        if usual is not None and usual.complete and found is not None and not found.complete:
+            found = usual
         yield _standing(info, exercise, found, entry)
 
 
-def _elsewhere(exercise: Exercise, entry: dict[str, Any] | None) -> Found | None:
-    """A file that was checked in another folder, with --impl."""
+def _recorded(exercise: Exercise, entry: dict[str, Any] | None) -> Found | None:
+    """The file that was begun or checked last, in whatever folder."""
     if entry is None or not Path(entry["file"]).is_file():
         return None
     file = Path(entry["file"])
@@ -97,33 +103,43 @@ def _standing(info: PhaseInfo, exercise: Exercise, found: Found | None, entry: d
         state: State = "begun" if done or found.missing else "not begun"
         return Standing(info, exercise, state, f"to write: {listed(left)}", found.file)
     if entry is None or entry["sha256"] != _hash(found.file):
-        return Standing(info, exercise, "unchecked", "changed since its check" if entry else "", found.file)
+        changed = "changed since its check" if entry and entry["sha256"] else ""
+        return Standing(info, exercise, "unchecked", changed, found.file)
     if entry["passed"]:
         return Standing(info, exercise, "passed", file=found.file)
     return Standing(info, exercise, "failing", entry["sentence"], found.file)
 
 
 def next_step(rows: list[Standing]) -> tuple[str, str]:
-    """The first exercise that has not passed: the command to type, and what it is for. ("", …) after the last one."""
+    """The first exercise that has not passed: the command to type, and what to do first. ("", …) after the last one."""
     row = next((row for row in rows if row.state != "passed"), None)
     if row is None:
         return "", "every exercise of the course has passed"
-    functions = listed(row.exercise.functions)
+    name, file_name = row.phase.name, row.exercise.file_name
+    check = f"gradus check {name}{_where(row)}"
+    if row.file is None:
+        folder = next((one.file.parent for one in rows if one.phase.name == name and one.file is not None), None)
+        if folder is None:
+            return f"gradus exercise {name}", f"{row.phase.title}: {row.phase.idea}"
+        to = "" if _is_usual(folder, row.phase) else f" --to {_shown(folder)}"
+        return f"gradus exercise {name} --only {file_name}{to}", f"a file for {listed(row.exercise.functions)}"
     match row.state:
-        case "not begun" if row.file is None:
-            if FOLDER.joinpath(row.phase.name).exists():
-                return f"gradus exercise {row.phase.name} --only {row.exercise.file_name}", f"then write {functions}"
-            return f"gradus exercise {row.phase.name}", f"{row.phase.title}: {row.phase.idea}"
         case "not begun" | "begun":
-            return f"gradus check {row.phase.name}{_where(row)}", f"once {functions} are written in {_shown(row.file)}"
+            return check, f"write {listed(row.exercise.functions)} in {_shown(row.file)}, then"
+        case "failing":
+            return check, f"mend {_shown(row.file)} ({row.detail}), then"
         case _:
-            return f"gradus check {row.phase.name}{_where(row)}", row.detail or "to have it judged"
+            return check, f"{row.file.name} has no verdict{' since it was changed' if row.detail else ' yet'}"
 
 
 def _where(row: Standing) -> str:
     """How a command is told where the file is; nothing if it is where commands look by themselves."""
-    usual = row.file is None or row.file.resolve().parent in (FOLDER.resolve(), (FOLDER / row.phase.name).resolve())
+    usual = row.file is None or _is_usual(row.file.parent, row.phase)
     return "" if usual else f" --impl {_shown(row.file)}"
+
+
+def _is_usual(folder: Path, phase: PhaseInfo) -> bool:
+    return folder.resolve() in (FOLDER.resolve(), (FOLDER / phase.name).resolve())
 
 
 def _shown(file: Path | None) -> Path | str:

@@ -1,6 +1,6 @@
 """A sentence written by p00's forward pass, or by yours, and the same one written by the engine.
 
-    python -m gradus.course.sentence "The best thing about the sea is" --impl my_p00
+    python -m gradus.course.sentence "The best thing about the sea is" --impl exercises/p00
 
 Your files may have any names. Ours stand in for exercises that you have not written yet.
 """

@@ -46,6 +46,11 @@ class Found:
     def complete(self) -> bool:
         return not (self.missing or self.unwritten or self.broken)
 
+    @property
+    def untouched(self) -> bool:
+        """As `gradus exercise` wrote it."""
+        return len(self.unwritten) == len(self.exercise.functions)
+
 
 @dataclass(slots=True)
 class Solution:

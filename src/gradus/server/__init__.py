@@ -6,6 +6,7 @@ Text and HTTP are on one side, token ids on the other. Between the two passes pl
 a process of its own. Read in this order:
 
     config.py          what a server can be told, checked                    (imports neither torch nor FastAPI)
+    hosts.py           which requests are this server's own: Host, Origin and Sec-Fetch-Site
     body.py            bytes from a stranger → strict JSON, within limits
     schemas.py         JSON → a checked request; completions and errors → JSON; the OpenAPI schema
     messages.py        what crosses between the two sides: commands, reports, failures

@@ -15,6 +15,7 @@ from gradus.errors import GradusError
 from gradus.server.body import read_json
 from gradus.server.client import EngineClient
 from gradus.server.config import MAX_HEADER_BYTES, MAX_HEADERS, ServerConfig
+from gradus.server.hosts import OwnHosts
 from gradus.server.results import ClientGone, Stream
 from gradus.server.schemas import (
     GenerateRequest,
@@ -43,6 +44,7 @@ def create_app(client: EngineClient, config: ServerConfig) -> FastAPI:
 
     # the interactive documentation pages load scripts from elsewhere; the schema itself is at /openapi.json
     app = FastAPI(title="Gradus", version=gradus.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(OwnRequests, hosts=OwnHosts(config.host, config.allowed_hosts))
     app.add_middleware(HeaderLimits)
     _add_error_handlers(app)
 
@@ -140,5 +142,24 @@ class HeaderLimits:
         if len(headers) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             message = f"at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes in all, got {len(headers)} of {size}"
             await json_response(431, http_error(431, message), {"connection": "close"})(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+class OwnRequests:
+    """Refuses a request that names a host other than this server's, or that another site's page sends.
+
+    The status is 403 for both. 421 (misdirected request) would fit the first, but invites the client to try again.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: OwnHosts) -> None:
+        self.app = app
+        self.hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = scope.get("server")
+        refusal = self.hosts.refusal(scope["headers"], server and server[0]) if "headers" in scope else None
+        if refusal is not None:
+            await json_response(403, http_error(403, refusal), {"connection": "close"})(scope, receive, send)
         else:
             await self.app(scope, receive, send)

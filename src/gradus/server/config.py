@@ -7,6 +7,7 @@ from gradus.config.description import setting
 from gradus.config.settings import Settings
 from gradus.engine.request import MAX_SECONDS
 from gradus.errors import ConfigError
+from gradus.server.hosts import host_alone
 
 MAX_JSON_DEPTH = 64
 MAX_HEADERS = 100
@@ -25,6 +26,15 @@ class ServerConfig(Settings):
 
     # There is no authentication yet: beyond loopback, any client that reaches the address can use the server.
     host: str = setting("127.0.0.1", "The address to listen on; beyond loopback nothing authenticates.", panel=_WHERE)
+    allowed_hosts: tuple[str, ...] = setting(
+        (),
+        "A name or address, without a port, that clients and web pages may call the server by, such as a proxy's; "
+        "localhost and its own address always work.",
+        unset="none",
+        flags=("--allowed-host",),
+        metavar="NAME",
+        panel=_WHERE,
+    )
     port: int = setting(8000, "The port; 0 takes a free one.", least=0, most=65535, panel=_WHERE)
     max_waiting: int = setting(
         256,
@@ -82,6 +92,12 @@ class ServerConfig(Settings):
         choices=("debug", "info", "warning", "error"),
         panel=_WHERE,
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.allowed_hosts:
+            if host_alone(name) is None:
+                raise ConfigError(f"allowed_hosts takes names and addresses without scheme, port or path, got {name!r}")
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "ServerConfig":

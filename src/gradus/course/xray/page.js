@@ -257,8 +257,8 @@ class Run {
   }
   pageBox(page, held, indexed, taken, small = false) {
     const owners = held[page] || [];
-    const kind = owners.length ? "held" : indexed.has(page) ? "cached" : "free";
-    const said = owners.length ? `held by ${owners.join(" and ")}` : kind === "cached" ? "cached: only the tree keeps it" : "free";
+    const kind = owners.length ? "held" : indexed.has(page) ? "idle" : "free";
+    const said = owners.length ? `held by ${owners.join(" and ")}` : kind === "idle" ? "idle: only the tree keeps it" : "free";
     const stripes = owners.map((id, i) => `${this.color[id]} ${(100 * i) / owners.length}% ${(100 * (i + 1)) / owners.length}%`);
     const of = owners.length ? `linear-gradient(90deg, ${stripes.join(", ")})` : "none";
     return make("span", { class: `page ${kind} ${taken ? "taken" : ""}`, of, title: `page ${page}: ${said}` },
@@ -271,7 +271,7 @@ class Run {
       this.pageBox(i + 1, held, indexed, (held[i + 1] || []).some((id) => !(earlier[i + 1] || []).includes(id))));
     const key = (kind, text) => make("span", {}, make("i", { class: kind }), text);
     this.parts.pool.replaceChildren(make("div", { class: "pool" }, ...boxes), make("div", { class: "legend" },
-      make("span", {}, `${plural(total, "page")}: ${count} held`), this.indexed ? key("cached", `${idle} cached`) : null,
+      make("span", {}, `${plural(total, "page")}: ${count} held`), this.indexed ? key("idle", `${idle} idle`) : null,
       key("free", `${free} free`), key("taken", "new to a sequence in this step")));
     const lines = frame.running.map((id) => make("div", { class: "line" }, this.chip(id),
       ...(frame.tables[id] || []).flatMap((table) => table.map((page) => this.pageBox(page, held, indexed, false, true)))

@@ -89,7 +89,7 @@ BUDGET = MappingProxyType({"max_sequences": 4, "page_size": 4, "cache_tokens": 1
 
 CHUNKS = Scene(
     "While a and b decode, the long prompt of c arrives at step 4. It is cut into chunks that fit the budget of 8 "
-    "tokens per step, so a and b get a token in every step. Put p05 beside it: one step computes it whole.",
+    "tokens per step, so a and b get a token in every step. p05 has no budget, and computes it whole in one step.",
     STALLED,
     BUDGET,
 )
@@ -102,7 +102,7 @@ SCENES: dict[str, Scene] = {
     ),
     "p01": Scene(
         "After the prompt, each step computes a single row: keys and values of all earlier tokens are in the cache. "
-        "Put p00 beside it to compare the rows.",
+        "p00 computes those rows again.",
         ALONE,
     ),
     "p02": Scene(
@@ -113,7 +113,7 @@ SCENES: dict[str, Scene] = {
     ),
     "p03": Scene(
         "A sequence that ends frees its slot at once: d takes over the slot of c in the next step, beside the decodes "
-        "of a and b. No row is padding. Put p02 beside it to see the rows it saves.",
+        "of a and b. No row is padding; p02 computes many that are.",
         (*MIXED, ask("f", SEA, 6, 4, at=4)),
         MappingProxyType({"max_sequences": 3}),
     ),

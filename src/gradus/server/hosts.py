@@ -1,0 +1,125 @@
+"""Whose requests are taken: those that call the server by a name of its own, and none that another site's page sends.
+
+A web page may read the answers of its own origin alone, and the browser judges an origin by its name. DNS rebinding
+gets around that: the page's name leads to its own server first, and to 127.0.0.1 a moment later. The browser then sees
+one origin, but it still sends the page's name, as `Host`. So the names that a request may call are few: `localhost`
+and addresses, which need no DNS and therefore cannot be rebound, and those that the operator allows.
+
+A page that calls an allowed name gives itself away by `Origin`, or by `Sec-Fetch-Site`. Programs send neither.
+"""
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+Host = str | IPv4Address | IPv6Address
+Headers = Iterable[tuple[bytes, bytes]]
+
+# a name of dotted labels, an IPv4 address or a bracketed IPv6 address; one dot may end it, as in a full DNS name
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::([0-9]{0,5}))?")
+
+
+def host_and_port(text: str) -> tuple[Host, int | None] | None:
+    """`localhost:8000` or `[::1]` in parts: a name in lower case or an address, and its port. None if it is neither."""
+    match = _HOST_AND_PORT.fullmatch(text.lower())
+    if match is None:
+        return None
+    host: Host = match[1]
+    try:
+        host = _unmapped(IPv6Address(match[1][1:-1]) if match[1].startswith("[") else IPv4Address(match[1]))
+    except ValueError:
+        if match[1].startswith("["):
+            return None
+    return host, int(match[2]) if match[2] else None
+
+
+def host_alone(text: str) -> Host | None:
+    """A host without a port, an IPv6 address with or without brackets. None where it is anything else."""
+    host = f"[{text}]" if text.count(":") > 1 and not text.startswith("[") else text
+    parts = host_and_port(f"{host}:0")
+    return None if parts is None else parts[0]
+
+
+def _unmapped(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """The IPv4 address inside an IPv6 address such as ::ffff:127.0.0.1; any other address as it is."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+class OwnHosts:
+    """The hosts that requests to this server may name.
+
+    bound: the address that the server listens on, or its name. allowed: hosts that the operator adds.
+    """
+
+    def __init__(self, bound: str, allowed: Iterable[str] = ()) -> None:
+        host = host_alone(bound)
+        self._everywhere = isinstance(host, IPv4Address | IPv6Address) and host.is_unspecified
+        self._allowed = {host_alone(name) for name in allowed}
+        self._named = self._allowed | ({"localhost"} if self._everywhere else {"localhost", host})
+
+    def refusal(self, headers: Headers, local: str | None) -> str | None:
+        """Why a request may not be served, in one line; None if it may.
+
+        headers: names in lower case. local: the address of this machine that the connection came to.
+        """
+        hosts, origins, sites = [], [], []
+        for name, value in headers:
+            if name == b"host":
+                hosts.append(value.decode("latin-1"))
+            elif name == b"origin":
+                origins.append(value.decode("latin-1"))
+            elif name == b"sec-fetch-site":
+                sites.append(value)
+        if len(hosts) > 1:
+            return f"a request must have one Host header, got {len(hosts)}"
+        called = host_and_port(hosts[0]) if hosts else None
+        # HTTP/1.0 allows a request without Host; every browser sends one
+        if hosts and (called is None or not self._is_own(called[0], local)):
+            return _wrong_host(hosts[0], called)
+        for origin in origins:
+            if not self._is_own_origin(origin, called):
+                return _wrong_origin(origin)
+        # a page on another port of localhost is of the same site: its Origin, checked above, must say which page it is
+        if any(site == b"cross-site" or (site == b"same-site" and not origins) for site in sites):
+            return "another site's page may not use this server: enter its address in the browser, or use a program"
+        return None
+
+    def _is_own(self, host: Host, local: str | None) -> bool:
+        if host in self._named:
+            return True
+        if isinstance(host, str) or host.is_unspecified:
+            return False
+        return host.is_loopback or self._everywhere or host == _address(local)
+
+    def _is_own_origin(self, origin: str, called: tuple[Host, int | None] | None) -> bool:
+        """Whether a page came from the host and port that it calls, or from an allowed host.
+
+        An allowed host's scheme and port are its own: a proxy may well take https on 443 for it.
+        """
+        scheme, _, rest = origin.partition("://")
+        page = host_and_port(rest)
+        if page is None or scheme not in ("http", "https"):
+            return False
+        if page[0] in self._allowed:
+            return True
+        return called is not None and (scheme, page[0], page[1] or 80) == ("http", called[0], called[1] or 80)
+
+
+def _address(local: str | None) -> Host | None:
+    """A connection's own address. A link-local one comes with its interface, as in fe80::1%eth0."""
+    return None if local is None else _unmapped(ip_address(local.partition("%")[0]))
+
+
+def _wrong_host(text: str, called: tuple[Host, int | None] | None) -> str:
+    if called is None:
+        return f"Host must be a name or an address, with a port or without, got {text[:60]!r}"
+    name = str(called[0])[:100]
+    return f"this server is not called {name!r}: use localhost or its address, or serve with --allowed-host {name}"
+
+
+def _wrong_origin(origin: str) -> str:
+    page = host_and_port(origin.partition("://")[2])
+    if page is None:
+        return f"a page of origin {origin[:60]!r} may not use this server: send the request from a program"
+    name = str(page[0])[:100]
+    return f"a page of {origin[:120]!r} may not use this server; if it is yours, serve with --allowed-host {name}"
