@@ -282,6 +282,25 @@ def test_a_large_pool_evicts_a_few_pages_of_a_path_ahead():
     assert cache.admit("again", old) == 1020, "the path's end went, the rest is there"
 
 
+def test_pages_that_the_next_steps_need_are_made_free_a_few_at_a_time():
+    cache = PagedCache(1024, 4, index=PrefixIndex())
+    run(cache, "old", list(range(4096)))
+    cache.release("old")
+    free = []
+    for _ in range(6):
+        cache.make_ready(1000)
+        cache.check()
+        free.append(cache.usage().free)
+    assert free == [4, 8, 12, 16, 16, 16], "a 256th at a time, up to a 64th"
+    cache.make_ready(3)
+    assert cache.usage().free == 16
+    small = PagedCache(60, 4, index=PrefixIndex())
+    run(small, "old", list(range(240)))
+    small.release("old")
+    small.make_ready(1000)
+    assert small.usage().free == 0, "of a small cache every page is worth keeping"
+
+
 def test_a_place_lost_between_windows_is_not_published_past():
     """With windows alone nobody holds a path: it can be evicted under its sequence, and be another's afterwards."""
     cache = PagedCache(3, 2, windows=(1,), index=PrefixIndex())

@@ -53,13 +53,18 @@ class IdlePages:
 
     def remove(self, pages: Sequence[int]) -> None:
         """Take pages out. Raises KeyError, with the line no longer in order, at one that is not in it."""
-        line, place = self._line, self._place
-        for page in pages:
-            entry = place[page]
-            if line[entry] != page:
-                raise KeyError(page)
-            line[entry] = HOLE
-        self._holes += len(pages)
+        line, place, first = self._line, self._place, self._first
+        end = first + len(pages)
+        if end <= self._end and line[first:end].tolist() == list(pages):  # the oldest, when they are evicted
+            line[first:end] = array("i", bytes(4 * len(pages)))
+            self._first = end
+        else:
+            for page in pages:
+                entry = place[page]
+                if line[entry] != page:
+                    raise KeyError(page)
+                line[entry] = HOLE
+            self._holes += len(pages)
         if line[self._first] == HOLE:
             self._skip_holes()
 

@@ -18,11 +18,12 @@ from gradus.cache.inspection import PageCounts, Tables, TreeNode
 from gradus.cache.pool import PagePool
 from gradus.cache.radix import Cursor, PrefixIndex
 from gradus.cache.usage import CacheUsage
-from gradus.cache.windows import first_page, longest_sequence, most_pages
+from gradus.cache.windows import first_page, last_seen, longest_sequence, most_pages
 
 NEVER = sys.maxsize
-EVICT_AHEAD = 1 / 256
-"""This part of all pages may be evicted before it is needed: many at once cost little more than a few."""
+MOST_READY, AT_ONCE = 1 / 64, 1 / 256
+"""These parts of all pages may be evicted before they are needed, and together: many at once cost little more than a
+few, and a step that needs many finds them free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class Resident:
     told: so many entries of each table are as `change` last told. cursor: how far its pages are in the prefix index, if
     there is one; publish_at: once that many positions are stored, there is a full page more to publish.
     asked: tokens that it was admitted with, until it has room for its first span and they count.
+    gives_at: the first position whose query no longer sees one of its window pages; earlier ones give nothing back.
     """
 
     tables: list[list[int]]
@@ -44,6 +46,7 @@ class Resident:
     publish_at: int
     told: int = 0
     asked: int = 0
+    gives_at: int = 0
 
     def change(self) -> TableChange | None:
         """What is new in the block tables since this was last asked; None if nothing is."""
@@ -77,7 +80,7 @@ class PagedCache:
         self.pool = PagePool(pages, indexed=index or ())
         self.residents: dict[Hashable, Resident] = {}
         self.wiped: set[int] = set()
-        self._evict_ahead = int(pages * EVICT_AHEAD)
+        self._most_ready, self._batch = int(pages * MOST_READY), int(pages * AT_ONCE)
         self.queried_positions = self.hit_positions = self.evictions = self.refusals = 0
 
     # -- a sequence comes --------------------------------------------------------------------------------------------
@@ -186,6 +189,8 @@ class PagedCache:
 
     def _give_back(self, resident: Resident, start: int) -> None:
         """Drop the window pages before what the next span's first query sees: its later ones see no further back."""
+        if start < resident.gives_at:
+            return
         for group, window in self.sliding:
             first = resident.first[group]
             seen = max(first, first_page(start, window, self.page_size))
@@ -196,6 +201,9 @@ class PagedCache:
                 self.pool.drop(page)
             table[first:seen] = [0] * (seen - first)
             resident.first[group] = seen
+        resident.gives_at = (
+            min(last_seen(resident.first[group], window, self.page_size) for group, window in self.sliding) + 1
+        )
 
     def _take(self, count: int) -> list[int] | None:
         """So many pages; None if there are fewer, evictions included."""
@@ -203,8 +211,17 @@ class PagedCache:
             self.refusals += 1
             return None
         while (missing := count - len(self.pool.free)) > 0:
-            self._evict(max(missing, self._evict_ahead))
+            self._evict(max(missing, self._batch))
         return self.pool.take(count)
+
+    def make_ready(self, count: int) -> None:
+        """Evict a few pages if fewer than `count` are free. Called once per step.
+
+        What decodes take when they enter a page, many of them in the same step, is thus evicted in the steps before.
+        """
+        missing = min(count, self._most_ready) - len(self.pool.free)
+        if missing > 0 and self._batch and self.pool.idle:
+            self._evict(min(missing, self._batch))
 
     def _evict(self, count: int) -> None:
         """Free the pages that have been idle longest, with what is of no use without them: up to `count`, or one."""

@@ -285,11 +285,13 @@ class PrefixIndex:
                 done += 1
                 continue
             node = self._node_of(page)
-            if not node.children and (places := self._ending(node, pages, done)):
-                gone = self._shorten(node, node.end - node.start - places)
-                done += len(gone)
+            places, found = (0, 0) if node.children else self._ending(node, pages, done)
+            if places:
+                gone = pages[done : done + found]
+                self._shorten(node, node.end - node.start - places, gone)
                 if self.all_sliding:
                     self._prune(node)
+                done += found
             else:
                 gone = self.remove(page)
                 done += 1
@@ -302,19 +304,22 @@ class PrefixIndex:
             raise KeyError(page)
         return node
 
-    def _ending(self, node: Node, pages: list[int], done: int) -> int:
-        """Count the whole places at a node's end that hold just the pages from number `done` on, deepest first."""
-        groups = len(node.pages)
-        if pages[done] != node.pages[-1][-1]:
-            return 0
-        most = min(node.end - node.start, -(-(len(pages) - done) // groups))
+    def _ending(self, node: Node, pages: list[int], done: int) -> tuple[int, int]:
+        """Count the places at a node's end whose pages are the next ones, deepest first, and those pages."""
+        runs = node.pages
+        groups, left = len(runs), len(pages) - done
+        if pages[done] != runs[-1][-1]:
+            return 0, 0
+        most = min(node.end - node.start, -(-left // groups))
         if groups == 1:
-            ending = node.pages[0][: -most - 1 : -1].tolist()
+            ending = runs[0][: -most - 1 : -1].tolist()
         else:
-            places = zip(*[run[: -most - 1 : -1] for run in reversed(node.pages)], strict=True)
+            places = zip(*[run[: -most - 1 : -1] for run in reversed(runs)], strict=True)
             ending = [page for place in places for page in place if page]
-        found = pages[done : done + len(ending)]
-        return most if ending == found else agreeing_pages(ending, found, 1) // groups
+        if ending == pages[done : done + len(ending)]:
+            return most, len(ending)
+        whole = agreeing_pages(ending, pages[done : done + len(ending)], 1) // groups  # fewer where a page is gone
+        return whole, sum(run[place] > 0 for run in runs for place in range(-whole, 0))
 
     def _cut(self, node: Node, place: int) -> list[int]:
         """Forget a node from one of its places on, and everything below it."""
@@ -322,27 +327,30 @@ class PrefixIndex:
         while below:
             child = below.pop()
             below += child.children.values()
-            forgotten += self._shorten(child, 0)
+            gone = self._pages_from(child, 0)
+            self._shorten(child, 0, gone)
+            forgotten += gone
         node.children.clear()
-        return forgotten + self._shorten(node, place)
+        last = self._pages_from(node, place)
+        self._shorten(node, place, last)
+        return forgotten + last
 
-    def _shorten(self, node: Node, length: int) -> list[int]:
-        """Leave a node `length` pages; with none, it leaves the tree."""
-        forgotten: list[int] = []
+    def _pages_from(self, node: Node, place: int) -> list[int]:
+        return [page for run in node.pages for page in run[place:] if page]
+
+    def _shorten(self, node: Node, length: int, gone: list[int]) -> None:
+        """Leave a node `length` places, without the pages `gone` behind them; with none, it leaves the tree."""
+        owners = self.owners
+        for page in gone:
+            owners[page] = 0
         for run in node.pages:
-            forgotten += run[length:]
             del run[length:]
-        if self.sliding:
-            forgotten = [page for page in forgotten if page]
-        for page in forgotten:
-            self.owners[page] = 0
         del node.tokens[length * self.page_bytes :]
         node.end, node.shortened = node.start + length, True
         if length == 0 and node.parent is not None and self.nodes[node.number] is node:
             node.parent.children.pop(node.key, None)
             self.nodes[node.number] = None
             self._unused.append(node.number)
-        return forgotten
 
     def _prune(self, node: Node) -> None:
         """Where every group has a window, a path may end in places without any page: nothing leads there any more."""
@@ -350,7 +358,7 @@ class PrefixIndex:
             if node.end > node.start:
                 if any(run[-1] for run in node.pages):
                     return
-                self._shorten(node, node.end - node.start - 1)
+                self._shorten(node, node.end - node.start - 1, [])
             if node.end == node.start:
                 node = node.parent
 

@@ -12,6 +12,11 @@ def first_page(position: int, window: int | None, page_size: int) -> int:
     return 0 if window is None else max(0, position - window + 1) // page_size
 
 
+def last_seen(page: int, window: int, page_size: int) -> int:
+    """The last position whose query sees this page."""
+    return (page + 1) * page_size + window - 2
+
+
 def most_pages(length: int, longest_span: int, window: int | None, page_size: int) -> int:
     """The most pages that one group needs at once, for a sequence of `length` run in spans of at most `longest_span`.
 

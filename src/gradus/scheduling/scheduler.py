@@ -163,6 +163,7 @@ class Scheduler:
         for span in self.plan.spans:
             self.begin_decoding(span)
         self.plan.wiped = self.cache.take_wiped()
+        self.cache.make_ready(self.active_count * self._growth)
         self.issued += 1
         return self.plan
 
