@@ -4,16 +4,18 @@
 
 With the prefix cache on, every page ends up idle in the index, and each page that a sequence takes must be evicted
 first. Each round is a crowd of requests with new prompts. The first rounds find free pages, the last ones do not; a
-row says what became of the rate. Steps in which every sequence decodes are timed one by one, long after that: through
+row says what became of the rate. Hosts drift, so cycles follow in which the cache is emptied, and rounds with free pages
+stand next to rounds without. Steps in which every sequence decodes are timed one by one, long after that: through
 `LLM`, and through the server's loop, where every request has a timeout. A garbage collection that looks through all
 that is cached would show as a step that takes many times the median.
 """
 
 import gc
+import itertools
 import queue
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams, SchedulingParams
@@ -24,6 +26,7 @@ MODELS = ("random:gemma3-1b", "random:llama-3.2-1b")
 REQUESTS, PROMPT, ANSWER = 256, 64, 128
 EARLY, LATE = slice(1, 4), slice(14, 20)  # rounds 2 to 4, and 15 to 20
 ROUNDS, TIMED_ROUNDS = 20, 31  # the second: a million tokens
+CYCLES, EACH = 4, 4  # rounds with free pages and without, in a cycle
 CACHE_TOKENS = 262_144
 
 
@@ -35,19 +38,38 @@ def measure(model: str) -> Rows:
     llm = LLM(model, device="cuda", max_sequences=REQUESTS, context_length=PROMPT + ANSWER, cache_tokens=CACHE_TOKENS)
     rates = [rate(llm, number) for number in range(ROUNDS)]
     early, late = (statistics.median(rates[part]) for part in (EARLY, LATE))
+    numbers = itertools.count(ROUNDS)
+    fresh, full = cycles(llm, numbers)
     row = {
         "model": model,
         "tok_s": [round(each) for each in rates],
         "late_over_early": round(late / early, 4),
+        "fresh_tok_s": [round(each) for each in fresh],
+        "full_tok_s": [round(each) for each in full],
+        "full_over_fresh": round(statistics.median(full) / statistics.median(fresh), 4),
         "evictions": llm.metrics().cache.evictions,
         "pages": llm.metrics().cache.pages,
     }
     for way, step in (("llm", through_llm(llm)), ("server", through_the_servers_loop(llm))):
         collections, times = gc.get_stats()[2]["collections"], []
-        for number in range(TIMED_ROUNDS):
-            times += decode_steps(llm, step, ROUNDS + number)
+        for number in itertools.islice(numbers, TIMED_ROUNDS):
+            times += decode_steps(llm, step, number)
         row[way] = spread(times) | {"full_collections": gc.get_stats()[2]["collections"] - collections}
     return [row]
+
+
+def cycles(llm: LLM, numbers: Iterator[int]) -> tuple[list[float], list[float]]:
+    """Rates of rounds that find free pages, and of rounds that find none."""
+    cache = llm.engine.scheduler.cache
+    fresh, full = [], []
+    for _ in range(CYCLES):
+        cache.forget()
+        fresh += [rate(llm, number) for number in itertools.islice(numbers, EACH)]
+        evicted = cache.evictions
+        while cache.evictions == evicted:
+            rate(llm, next(numbers))
+        full += [rate(llm, number) for number in itertools.islice(numbers, EACH)]
+    return fresh, full
 
 
 def prompts(llm: LLM, number: int) -> list[list[int]]:
