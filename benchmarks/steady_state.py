@@ -4,10 +4,10 @@
 
 With the prefix cache on, every page ends up idle in the index, and each page that a sequence takes must be evicted
 first. Each round is a crowd of requests with new prompts. The first rounds find free pages, the last ones do not; a
-row says what became of the rate. Hosts drift, so cycles follow in which the cache is emptied, and rounds with free pages
-stand next to rounds without. Steps in which every sequence decodes are timed one by one, long after that: through
-`LLM`, and through the server's loop, where every request has a timeout. A garbage collection that looks through all
-that is cached would show as a step that takes many times the median.
+row says what became of the rate. Hosts drift, so cycles follow in which the cache is emptied: rounds with free pages
+next to rounds without. Steps in which every sequence decodes are timed one by one, long after that: through `LLM`, and
+through the server's loop, where every request has a timeout. A garbage collection that looks through all that is cached
+would show as a step that takes many times the median.
 """
 
 import gc
