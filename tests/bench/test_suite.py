@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,11 +248,19 @@ def test_the_ceilings_are_measured(monkeypatch):
     assert machine.bandwidth == found["read_gb_s"] * 1e9 and machine.rate == found["float32_tflop_s"] * 1e12
 
 
-def test_the_fingerprint_names_machine_and_versions():
+def test_the_fingerprint_names_machine_and_versions(monkeypatch):
     found = fingerprint.fingerprint(torch.device("cpu"))
     assert {"processor", "cores", "instruction sets", "memory"} <= found["hardware"].keys()
     assert {"python", "torch", "gradus"} <= found["versions"].keys()
     assert fingerprint.hardware_name(torch.device("cpu")) == "cpu"
+    for told, name in {
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA H200": "h200",
+        "NVIDIA A100-SXM4-40GB": "a100-sxm4",
+        "NVIDIA GeForce RTX 4090": "rtx-4090",
+    }.items():
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, told=told: SimpleNamespace(name=told))
+        assert fingerprint.hardware_name(torch.device("cuda")) == name
 
 
 def test_without_nvml_there_is_none_and_no_complaint(monkeypatch):

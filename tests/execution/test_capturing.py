@@ -34,6 +34,7 @@ class FakeGraphs:
         monkeypatch.setattr(cuda, "CUDAGraph", self.graph)
         monkeypatch.setattr(cuda, "graph", self.recording)
         monkeypatch.setattr(cuda, "graph_pool_handle", lambda: "pool")
+        monkeypatch.setattr(cuda, "Stream", lambda device: f"stream of {device}")
         monkeypatch.setattr(cuda, "synchronize", lambda device: self.log.append("wait"))
         monkeypatch.setattr(cuda, "Event", lambda enable_timing: self.event())
         monkeypatch.setattr(capturing, "capability", lambda device: SimpleNamespace(starts_early=True))
@@ -48,8 +49,9 @@ class FakeGraphs:
         return SimpleNamespace(number=number, replay=replay)
 
     @contextmanager
-    def recording(self, graph, pool, capture_error_mode):
+    def recording(self, graph, pool, stream, capture_error_mode):
         assert pool == "pool"
+        assert stream == f"stream of {CPU}", "torch's own is on the GPU that captured first in this process"
         assert capture_error_mode == "thread_local", "another thread that allocates would end the recording"
         self.log.append(f"record {graph.number}")
         yield

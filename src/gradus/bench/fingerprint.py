@@ -37,11 +37,12 @@ def fingerprint(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
 
 
 def hardware_name(device: torch.device) -> str:
-    """The folder under reports/: "cpu", or the GPU's model, as in "h200"."""
+    """The folder under reports/: "cpu", or the GPU's model without its maker and its memory, as in "h200"."""
     if device.type != "cuda":
         return "cpu"
     words = re.findall(r"[a-z0-9]+", torch.cuda.get_device_properties(device).name.lower())
-    return "-".join(word for word in words if word not in ("nvidia", "geforce", "tesla")) or "gpu"
+    said = re.compile(r"nvidia|geforce|tesla|\d+gb|hbm\w+")
+    return "-".join(word for word in words if not said.fullmatch(word)) or "gpu"
 
 
 def versions() -> dict[str, str]:

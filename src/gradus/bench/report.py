@@ -47,7 +47,7 @@ from gradus.bench.prose import facts, fill, lookup, predicted, speedup, times_fl
 from gradus.bench.results import Cell, Entry, Results, Run, figure_name
 from gradus.errors import ConfigError
 
-NAMES_OF_HARDWARE = {"cpu": "CPU", "h200": "NVIDIA H200"}
+NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
 OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
 INLINE = re.compile(r"\d[\d.,]*(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")

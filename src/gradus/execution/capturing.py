@@ -68,6 +68,8 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()  # one graph runs at a time, so all share their memory
+        # Torch keeps one stream to capture on for the whole process, on the GPU that captured first.
+        self.stream = torch.cuda.Stream(device)
         self.recorded = 0
 
     @contextmanager
@@ -92,7 +94,7 @@ class Recorder:
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         # thread_local: another thread of the program may allocate meanwhile
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             result = step(early, asked)
         self.recorded += 1
         return Captured(graph, rows, early, result)
