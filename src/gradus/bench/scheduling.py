@@ -18,6 +18,8 @@ HARDWARE = "cpu"  # where a scheduler runs, whatever runs the model
 REQUESTS, BATCHES = 10_000, (32, 256)
 STEADY_BATCH, STEADY_STEPS = 256, 1000
 QUEUES, QUEUE_STEPS = (100, 10_000, 100_000), 300
+POOLS, GROUPS, WAVES = (60_000, 240_000), {"one layer group": (None,), "a window beside it": (None, 512)}, 8
+QUICK_POOLS, QUICK_WAVES = (16_000,), 2
 QUICK_REQUESTS, QUICK_BATCHES, QUICK_QUEUES, QUICK_STEPS = 200, (32,), (10, 100), 30
 
 
@@ -71,6 +73,13 @@ def _cells(
         what = {"what": "short requests, coming as fast as they end"}
         yield _cell("steps", f"{length:,} waiting", length, STEADY_BATCH, what, sample)
 
+    for count in QUICK_POOLS if quick else POOLS:
+        for groups, windows in GROUPS.items():
+            say(f"a pool of {count:,} pages, {groups}")
+            sample = simulation.pages(count, windows, QUICK_WAVES if quick else WAVES)
+            what = {"what": "256 sequences at a time, 64 tokens in and 128 out, with nothing in common"}
+            yield _cell("pages", f"{count:,} pages, {groups}", count, 256, what, sample)
+
 
 def _cell(table: str, row: str, x: float, batch: int, workload: dict[str, Any], sample: dict[str, Any]) -> Cell:
     return Cell(table, row, x, batch, workload, [Entry(NAME, samples=[sample])])
@@ -106,6 +115,10 @@ OPENING = (
     "follow from the schedule alone; requests and tokens per second, and microseconds, are the scheduler's own wall "
     "time (`add`, `schedule` and `commit`) on this machine, with the garbage collector frozen.",
 )
+PAGES = (
+    "Microseconds of the cache manager per page: taken, entered into the prefix index, and released. In a fresh pool a "
+    "page is free; in a full one it is idle, and must be evicted first."
+)
 LOSES = (
     "The requests of a run come faster than the machine serves them, so waits grow with the length of the run: they "
     "say how the queue behaves, not how long a user waits. A step that starts or ends sequences costs more than one "
@@ -129,6 +142,10 @@ def report_parts(found: Results) -> Iterator[str | Rows]:
         yield _virtual(served)
         yield "### A step of 256 sequences"
         yield _steps([(cell, cell.entries[0].samples[0]) for cell in run.of("steps")])
+        if of_pages := [(cell, cell.entries[0].samples[0]) for cell in run.of("pages")]:
+            yield "### A page from a full pool"
+            yield PAGES
+            yield _pages(of_pages)
     yield "## Where it loses"
     yield LOSES
     yield "## On what, and how"
@@ -180,6 +197,14 @@ def _steps(measured: Served) -> Rows:
             shown(sample["sequence_us"]["p50"]),
             shown(sample["add_us"]["p50"]) if sample["add_us"] else "",
         ]
+        for cell, sample in measured
+    ]
+
+
+def _pages(measured: Served) -> Rows:
+    header = ["pool", "fresh µs", "full µs", "more µs"]
+    return header, [
+        [cell.row, shown(sample["fresh_us"]), shown(sample["full_us"]), f"{sample['more_us']:.2f}"]
         for cell, sample in measured
     ]
 

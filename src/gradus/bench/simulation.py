@@ -15,6 +15,7 @@ from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,45 @@ def queued(length: int, batch: int, steps: int) -> dict[str, Any]:
         simulation.step()
         _refill(simulation, length, supply)
     return _measured(simulation, steps, supply, length)
+
+
+def pages(count: int, windows: tuple[int | None, ...], waves: int) -> dict[str, Any]:
+    """What the cache manager takes for a page, in microseconds: while the pool has free ones, and once it is full.
+
+    Waves of 256 sequences of 64 tokens in and 128 out, which share nothing: admitted, grown a page at a time, published
+    and released, `waves` of them in each state. Of the fresh pool as many as it has room for.
+    """
+    cache, draw = PagedCache(count, DEFAULT_PAGE_SIZE, windows, PrefixIndex()), Random(f"{SEED} pages")
+    with frozen():
+        fresh = [_wave(cache, draw, number) for number in range(waves)]
+        assert not cache.evictions, "the pool is too small to be fresh for so long"
+        while not cache.evictions:
+            _wave(cache, draw, -1)
+        full = [_wave(cache, draw, number) for number in range(waves)]
+    cache.check()
+    medians = {"fresh_us": median(fresh), "full_us": median(full)}
+    return {name: significant(value) for name, value in medians.items()} | {
+        "more_us": round(medians["full_us"] - medians["fresh_us"], 3)
+    }
+
+
+def _wave(cache: PagedCache, draw: Random, number: int, sequences: int = 256) -> float:
+    """Microseconds of the cache's calls per page that they took."""
+    prompt, answer = 64, 128
+    drawn = [[int(draw.random() * VOCABULARY) for _ in range(prompt + answer)] for _ in range(sequences)]
+    texts = dict(enumerate(drawn))
+    started = time.perf_counter()
+    for id, text in texts.items():
+        cache.admit(id, text[:prompt])
+        cache.reserve(id, prompt)
+        cache.publish(id, text[:prompt])
+    for _ in range(answer // DEFAULT_PAGE_SIZE):
+        cache.add_pages([*texts])
+    for id, text in texts.items():
+        cache.publish(id, text)
+        cache.release(id)
+    taken = sequences * (prompt + answer) // DEFAULT_PAGE_SIZE * len(cache.windows)
+    return 1e6 * (time.perf_counter() - started) / taken
 
 
 def _measured(simulation: Simulation, steps: int, supply: Iterator[Request], length: int = 0) -> dict[str, Any]:
