@@ -45,7 +45,6 @@ from gradus.bench.statistics import distribution, significant
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError, GradusError
-from gradus.garbage import spare_what_stays
 from gradus.kernels.ngram_reference import look_up
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import Model
@@ -205,7 +204,6 @@ class Bench:
         self.prompts = {table: self._encoded(first, table) for table in ("copy", "chat", "open", "code")}
         self.hardware = hardware_name(first.device)
         self.device, self.precision = first.device, first.precision
-        spare_what_stays()
         self.run = Run(
             model=checkpoint.name,
             dtype=first.precision.name,

@@ -98,7 +98,7 @@ def test_a_command_has_an_option_for_each_setting(command, owner, without):
 
 
 def test_the_keywords_of_llm_are_the_settings():
-    assert inspect.signature(LLM).parameters.keys() - {"progress"} == described(Settings).keys()
+    assert inspect.signature(LLM).parameters.keys() - {"progress", "gc_freeze"} == described(Settings).keys()
     assert all(one.help in LLM.__doc__ for one in described(Settings).values())
 
 
