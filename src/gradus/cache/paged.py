@@ -24,6 +24,7 @@ NEVER = sys.maxsize
 MOST_READY, AT_ONCE = 1 / 64, 1 / 256
 """These parts of all pages may be evicted before they are needed, and together: many at once cost little more than a
 few, and a step that needs many finds them free."""
+WORTH_A_CALL = 8  # pages; fewer are not evicted ahead
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +81,8 @@ class PagedCache:
         self.pool = PagePool(pages, indexed=index or ())
         self.residents: dict[Hashable, Resident] = {}
         self.wiped: set[int] = set()
-        self._most_ready, self._batch = int(pages * MOST_READY), int(pages * AT_ONCE)
+        self._most_ready = int(pages * MOST_READY)
+        self._batch = max(int(pages * AT_ONCE), min(WORTH_A_CALL, self._most_ready))
         self.queried_positions = self.hit_positions = self.evictions = self.refusals = 0
 
     # -- a sequence comes --------------------------------------------------------------------------------------------
@@ -220,8 +222,8 @@ class PagedCache:
         What decodes take when they enter a page, many of them in the same step, is thus evicted in the steps before.
         """
         missing = min(count, self._most_ready) - len(self.pool.free)
-        if missing > 0 and self._batch and self.pool.idle:
-            self._evict(min(missing, self._batch))
+        if missing >= self._batch > 0 and self.pool.idle:
+            self._evict(self._batch)
 
     def _evict(self, count: int) -> None:
         """Free the pages that have been idle longest, with what is of no use without them: up to `count`, or one."""
