@@ -123,4 +123,4 @@ def test_what_cannot_be_simulated_is_refused_in_one_line(gradus, tmp_path, argum
 def test_a_page_is_measured_in_a_fresh_pool_and_in_a_full_one(windows):
     sample = simulation.pages(256 * 12 * len(windows) + 64, windows, waves=1)
     assert 0 < sample["fresh_us"] < 1000 and 0 < sample["full_us"] < 1000
-    assert sample["more_us"] == pytest.approx(sample["full_us"] - sample["fresh_us"], abs=0.1)
+    assert sample["more_us"] == pytest.approx(sample["full_us"] - sample["fresh_us"], abs=0.01)

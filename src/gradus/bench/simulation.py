@@ -288,23 +288,22 @@ def pages(count: int, windows: tuple[int | None, ...], waves: int) -> dict[str, 
     """What the cache manager takes for a page, in microseconds: while the pool has free ones, and once it is full.
 
     Waves of 256 sequences of 64 tokens in and 128 out, which share nothing: admitted, grown a page at a time, published
-    and released, `waves` of them in each state. Of the fresh pool as many as it has room for.
+    and released. They take turns in a pool that stays fresh and in one that is full, for a machine's speed drifts.
     """
-    cache, draw = PagedCache(count, DEFAULT_PAGE_SIZE, windows, PrefixIndex()), Random(f"{SEED} pages")
+    draw = Random(f"{SEED} pages")
+    fresh, full = (PagedCache(count, DEFAULT_PAGE_SIZE, windows, PrefixIndex()) for _ in range(2))
+    while not full.evictions:
+        _wave(full, draw)
     with frozen():
-        fresh = [_wave(cache, draw, number) for number in range(waves)]
-        assert not cache.evictions, "the pool is too small to be fresh for so long"
-        while not cache.evictions:
-            _wave(cache, draw, -1)
-        full = [_wave(cache, draw, number) for number in range(waves)]
-    cache.check()
-    medians = {"fresh_us": median(fresh), "full_us": median(full)}
-    return {name: significant(value) for name, value in medians.items()} | {
-        "more_us": round(medians["full_us"] - medians["fresh_us"], 3)
-    }
+        pairs = [(_wave(fresh, draw), _wave(full, draw)) for _ in range(waves)]
+    assert not fresh.evictions, "the pool is too small to be fresh for so long"
+    full.check()
+    more = [after - before for before, after in pairs]
+    medians = {"fresh_us": median(before for before, _ in pairs), "full_us": median(after for _, after in pairs)}
+    return {name: significant(value) for name, value in medians.items()} | {"more_us": round(median(more), 3)}
 
 
-def _wave(cache: PagedCache, draw: Random, number: int, sequences: int = 256) -> float:
+def _wave(cache: PagedCache, draw: Random, sequences: int = 256) -> float:
     """Microseconds of the cache's calls per page that they took."""
     prompt, answer = 64, 128
     drawn = [[int(draw.random() * VOCABULARY) for _ in range(prompt + answer)] for _ in range(sequences)]
