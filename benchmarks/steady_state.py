@@ -88,12 +88,12 @@ def rate(llm: LLM, number: int) -> float:
 
 
 def through_llm(llm: LLM) -> Callable[[], int]:
-    """A step and its deltas. Returns how many sequences advanced."""
+    """Take a step and make its deltas. Returns how many sequences advanced."""
     return lambda: len(llm.step())
 
 
 def through_the_servers_loop(llm: LLM) -> Callable[[], int]:
-    """A turn of the engine's loop, whose reader counts what it is given."""
+    """Take a turn of the server's loop. Returns how many sequences advanced."""
     reports: list[Report] = []
     loop = EngineLoop(llm.core, queue.SimpleQueue(), reports.append)
 
@@ -114,7 +114,7 @@ def decode_steps(llm: LLM, step: Callable[[], int], number: int) -> list[float]:
         start = time.perf_counter()
         outputs = step()
         steps.append((outputs, time.perf_counter() - start))
-    for request in llm.front_end.open_requests:  # nobody read what the loop reported
+    for request in llm.front_end.open_requests:  # their reports were only counted
         llm.front_end.close(request)
     return [seconds for outputs, seconds in steps if outputs == REQUESTS][2:-2]
 

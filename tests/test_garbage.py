@@ -1,4 +1,4 @@
-"""What an engine is made of is spared by Python's collector, and still freed when the engine is gone."""
+"""Python's collector spares an engine's parts, and still frees them when the engine is gone."""
 
 import gc
 import weakref

@@ -7,7 +7,7 @@ other, so no request is refused for lack of *adjacent* room. (PagedAttention: Kw
 The pool deals in numbers, 1 to `count`; it knows neither tensors nor tokens. Page 0 is never handed out.
 
 A server soon has no free page left: every page that it takes was idle, and is evicted first. So that state must cost no
-more than a fresh one: what the pool knows of a page is an entry in an array, and idle pages stand in a line
+more than a fresh one: what the pool knows of a page is an entry in an array, and idle pages form a line
 (`gradus.cache.idle`).
 """
 

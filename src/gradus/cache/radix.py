@@ -234,13 +234,12 @@ class PrefixIndex:
 
     def _add(self, parent: Node, salt: Hashable, tokens: bytearray, pages: "tuple[array[int], ...]") -> Node:
         key = salt, bytes(tokens[: self.page_bytes])
-        number = self._unused.pop() if self._unused else len(self.nodes)
+        if not self._unused:
+            self._unused.append(len(self.nodes))
+            self.nodes.append(None)
+        number = self._unused.pop()
         node = Node(number, parent, key, parent.end, parent.end + len(pages[0]), tokens, pages)
-        parent.children[key] = node
-        if number == len(self.nodes):
-            self.nodes.append(node)
-        else:
-            self.nodes[number] = node
+        parent.children[key] = self.nodes[number] = node
         return node
 
     def _own(self, node: Node, pages: "tuple[array[int], ...]", start: int) -> None:
@@ -316,9 +315,10 @@ class PrefixIndex:
         else:
             places = zip(*[run[: -most - 1 : -1] for run in reversed(runs)], strict=True)
             ending = [page for place in places for page in place if page]
-        if ending == pages[done : done + len(ending)]:
+        found = pages[done : done + len(ending)]
+        if ending == found:
             return most, len(ending)
-        whole = agreeing_pages(ending, pages[done : done + len(ending)], 1) // groups  # fewer where a page is gone
+        whole = agreeing_pages(ending, found, 1) // groups  # fewer where a page is gone
         return whole, sum(run[place] > 0 for run in runs for place in range(-whole, 0))
 
     def _cut(self, node: Node, place: int) -> list[int]:
@@ -347,7 +347,7 @@ class PrefixIndex:
             del run[length:]
         del node.tokens[length * self.page_bytes :]
         node.end, node.shortened = node.start + length, True
-        if length == 0 and node.parent is not None and self.nodes[node.number] is node:
+        if length == 0 and node.parent is not None:
             node.parent.children.pop(node.key, None)
             self.nodes[node.number] = None
             self._unused.append(node.number)
