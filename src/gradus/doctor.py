@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from gradus.device.processor import cpu_info, instruction_sets
 from gradus.device.threads import usable_cores, use
+from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -121,15 +122,13 @@ def _installed(package: str) -> str:
 
 
 def _memory() -> str:
-    path = Path("/proc/meminfo")
-    if not path.exists():
+    from gradus.device.host_memory import HostMemory
+
+    try:
+        memory = HostMemory.now()
+    except ConfigError:
         return "unknown"
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in path.read_text().splitlines()}
-    text = f"{kib['MemTotal'] / 2**20:.1f} GiB, {kib['MemAvailable'] / 2**20:.1f} available"
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container's own, smaller bound
-    if limit.exists() and (value := limit.read_text().strip()).isdigit():
-        text += f", limited to {int(value) / 2**30:.1f}"
-    return text
+    return f"{memory.total / 2**30:.1f} GiB, {memory.free / 2**30:.1f} of it free for this process"
 
 
 # -- what works ------------------------------------------------------------------------------------------------------

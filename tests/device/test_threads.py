@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from gradus import LLM, SamplingParams
-from gradus.device import threads
+from gradus.device import control_groups, threads
+from tests.device.test_control_groups import groups
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,43 +23,11 @@ def torchs_number():
     torch.set_num_threads(before)
 
 
-def groups(folder: Path, own: str, **limits: str) -> tuple[Path, Path]:
-    """A tree of control groups: of each, by its path with `__` between names, what cpu.max says."""
-    for name, text in limits.items():
-        group = folder.joinpath("groups", *name.removeprefix("root").removeprefix("__").split("__"))
-        group.mkdir(parents=True, exist_ok=True)
-        (group / "cpu.max").write_text(text)
-    (folder / "cgroup").write_text(own)
-    return folder / "groups", folder / "cgroup"
-
-
-@pytest.mark.parametrize(
-    ("own", "limits", "share"),
-    [
-        ("0::/\n", {"root": "200000 100000\n"}, 2),  # as in a container, whose own group is the root that it sees
-        ("0::/\n", {"root": "50000 100000\n"}, 0.5),
-        ("0::/\n", {"root": "max 100000\n"}, float("inf")),
-        ("0::/a/b\n", {"a": "300000 100000\n", "a__b": "max 100000\n"}, 3),  # a group above it
-        ("0::/a/b\n", {"a": "300000 100000\n", "a__b": "100000 100000\n"}, 1),
-        ("4:cpu:/a\n0::/b\n", {"a": "100000 100000\n", "b": "200000 100000\n"}, 2),
-        ("0::/gone\n", {"root": "150000 100000\n"}, 1.5),
-        ("0::/\n", {"root": "nonsense\n"}, float("inf")),
-        ("0::/\n", {"root": "100000 0\n"}, float("inf")),
-    ],
-)
-def test_the_share_of_control_groups(tmp_path, own, limits, share):
-    assert threads._share(*groups(tmp_path, own, **limits)) == share
-
-
-def test_without_control_groups_there_is_no_limit(tmp_path):
-    assert threads._share(tmp_path, tmp_path / "cgroup") == float("inf")
-
-
 @pytest.mark.parametrize(("limit", "cores"), [("250000", 2), ("90000", 1), ("max", 8), ("9900000", 8)])
 def test_usable_cores_are_whole_and_at_least_one(tmp_path, monkeypatch, limit, cores):
     found = groups(tmp_path, "0::/\n", root=f"{limit} 100000\n")
-    monkeypatch.setattr(threads, "CONTROL_GROUPS", found[0])
-    monkeypatch.setattr(threads, "OWN_GROUP", found[1])
+    monkeypatch.setattr(control_groups, "GROUPS", found[0])
+    monkeypatch.setattr(control_groups, "OWN", found[1])
     monkeypatch.setattr(threads, "allowed_cores", lambda: 8)
     assert threads.usable_cores() == cores
 
@@ -114,7 +83,7 @@ def test_the_kernels_have_that_many_though_the_machine_has_fewer(torchs_number):
 TASKS = """
 import os, sys
 import torch
-from gradus.device import threads
+from gradus.device import control_groups, threads
 
 def tasks():
     return len(os.listdir("/proc/self/task"))

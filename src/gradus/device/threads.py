@@ -29,6 +29,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from gradus.device.control_groups import share_of_cores
+
 # GNU's library counts its turns of waiting; others know the policy alone, and sleep soon or at once.
 BRIEFLY = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 
@@ -36,8 +38,6 @@ BRIEFLY = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 SOFT = 1  # omp_pause_soft: threads end, what they keep for themselves need not
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-CONTROL_GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def spin_briefly(environment: MutableMapping[str, str]) -> None:
@@ -128,29 +128,9 @@ def _pause() -> tuple[int, Callable[[int], int] | None]:
 
 def usable_cores() -> int:
     """Cores whose time this process may use: those it may run on, and no more than its control groups' share."""
-    return max(1, math.floor(min(allowed_cores(), _share(CONTROL_GROUPS, OWN_GROUP))))
+    return max(1, math.floor(min(allowed_cores(), share_of_cores())))
 
 
 def allowed_cores() -> int:
     """Cores that this process may run on, which under taskset are fewer than the machine's."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _share(groups: Path, own: Path) -> float:
-    """Cores by time: the least that the process's control group and those above it allow (Linux, version 2)."""
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return math.inf
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    group = groups / path
-    return min(_limit(each / "cpu.max") for each in (group, *group.parents))
-
-
-def _limit(file: Path) -> float:
-    """`200000 100000`: in each period of 100 ms, 200 ms of processor time. `max 100000`: as much as there is."""
-    try:
-        quota, period = file.read_text(encoding="utf-8").split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return math.inf

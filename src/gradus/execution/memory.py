@@ -1,11 +1,11 @@
 """A device's memory: how much is free, and how an allocation that failed is recognized."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from gradus.errors import CapacityError, ConfigError
+from gradus.device.host_memory import HostMemory
+from gradus.errors import CapacityError
 
 
 class OutOfMemory(CapacityError):
@@ -43,28 +43,7 @@ class DeviceMemory:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
+    """Bytes that can still be allocated on `device`. Raises ConfigError where a system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_host_available(), _container_limit())
-
-
-def _host_available() -> int:
-    """Linux's own estimate of what can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError as error:
-        raise ConfigError(
-            "free memory is not known here: /proc/meminfo, which tells it on Linux, is missing"
-        ) from error
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def _container_limit() -> int:
-    """What a container may use in all (cgroup version 2, then 1); without a limit, more than any machine has."""
-    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            return int((Path("/sys/fs/cgroup") / limit).read_text())
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return 1 << 62
+    return HostMemory.now().free

@@ -1,0 +1,66 @@
+"""What Linux' control groups, of which a container's are some, allow this process: cores' time, and memory.
+
+Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Controllers".
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+GROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def share_of_cores(groups: Path | None = None, own: Path | None = None) -> float:
+    """Cores by time: the least that the process's group and those above it allow (version 2); else infinity."""
+    return min((_cores(group) for group in _own_groups(groups or GROUPS, own or OWN)), default=math.inf)
+
+
+def memory_left(groups: Path | None = None, own: Path | None = None) -> float:
+    """Bytes that the process can still take within the limits of its group and those above it; else infinity.
+
+    What is cached of files that nobody uses counts as free: the kernel drops it first. Under version 1 nothing but the
+    limit of the topmost group is known, which is the container's own.
+    """
+    top = groups or GROUPS
+    left = [_bytes(group) for group in _own_groups(top, own or OWN)]
+    return max(0, min([*left, _number(top / "memory" / "memory.limit_in_bytes")]))
+
+
+def _own_groups(groups: Path, own: Path) -> Iterator[Path]:
+    """The folder of the process's group, and those above it (version 2)."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    group = groups / path
+    yield from (group, *group.parents)
+
+
+def _cores(group: Path) -> float:
+    """`200000 100000`: in each period of 100 ms, 200 ms of processor time. `max 100000`: as much as there is."""
+    try:
+        quota, period = (group / "cpu.max").read_text(encoding="utf-8").split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return math.inf
+
+
+def _bytes(group: Path) -> float:
+    return _number(group / "memory.max") - _number(group / "memory.current", 0) + _unused_files(group)
+
+
+def _unused_files(group: Path) -> int:
+    try:
+        lines = (group / "memory.stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def _number(file: Path, otherwise: float = math.inf) -> float:
+    """What a file holds; `otherwise` where there is none, or no limit ("max")."""
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return otherwise
