@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from weakref import ref
 
 import numpy as np
@@ -34,6 +35,7 @@ from gradus.kernels.cpu.team import (
 )  # fmt: skip
 from tests.kernels.cpu.steps import Pages, Step, close, made, same
 
+ROOT = Path(__file__).parents[3]
 CONTEXTS = [5, 31, 0, 16, 63, 1, 32, 200]
 SOME = SamplingParams(max_tokens=8, ignore_eos=True)
 
@@ -153,7 +155,7 @@ def test_a_child_of_a_fork_during_another_threads_step_decodes_too():
     expected, over = step.compiled(decode), threading.Event()
 
     def under_way() -> bool:
-        return decode.words[WORK] >> CHUNKS < decode.words[END]
+        return decode.work.words[WORK] >> CHUNKS < decode.work.words[END]
 
     def steps() -> None:
         while not over.is_set():
@@ -213,37 +215,28 @@ def test_a_model_that_is_dropped_leaves_memory_and_its_threads_end():
     assert soon(lambda: not any(thread.is_alive() for thread in started))
 
 
-LETS_GO = """
-import threading
-import time
+def test_a_model_that_is_dropped_amid_steps_is_gone_at_once():
+    """Its threads still wait for the next step, and hold neither its weights nor its pages."""
+    decode = Pages(model := made("tiny-llama")).decode_model(model, 3)
+    Step(model, CONTEXTS).compiled(decode)
+    seen, others = ref(decode), decode.team.others
+    assert all(thread.is_alive() for thread in others)
+    del decode
+    assert seen() is None
+    assert not any(thread.is_alive() for thread in others)
 
-import numpy as np
-import torch
 
-from gradus.kernels.cpu.team import WORDS, Team
+ENDS = """
+from tests.kernels.cpu.steps import Pages, Step, made
 
-class Owner:
-    def __init__(self):
-        self.kept = [torch.empty(1) for _ in range(200_000)]
-        self.begun = threading.Event()
-        self.team = Team(2, self.work, np.zeros(WORDS, np.int64))
-
-    def work(self, thread, patience):
-        if thread:
-            self.begun.set()
-            time.sleep(0.1)
-
-owner = Owner()
-begun = owner.begun
-owner.team.run()
-begun.wait()
-del owner
-time.sleep(0.11)  # the thread is at it
+model = made("tiny-llama")
+decode = Pages(model).decode_model(model, 3)
+Step(model, [5, 31, 0]).compiled(decode)
 """
 
 
-def test_a_process_ends_well_while_a_thread_lets_go_of_tensors():
-    done = subprocess.run([sys.executable, "-c", LETS_GO], capture_output=True, text=True)
+def test_a_process_ends_well_while_threads_wait_for_the_next_step():
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -28,7 +28,7 @@ from gradus.kernels.cpu.kept import kept, sources
 from gradus.kernels.cpu.machine import FLAGS, INLINED, load
 from gradus.kernels.cpu.normalize import normalize
 from gradus.kernels.cpu.product import Rows, multiply, padded, prepare
-from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, WITHIN_STEP, finish, open_step, take, wait
+from gradus.kernels.cpu.team import BETWEEN_STEPS, FIRST, OVER, PATIENCE, WITHIN_STEP, finish, open_step, take, wait
 
 f32 = np.float32
 
@@ -256,11 +256,11 @@ def _choose(step: Step) -> None:
 # -- a whole step ------------------------------------------------------------------------------------------------------
 
 
-def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int, int], None]:
+def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int], None]:
     @kept
-    def run(words: int, step: Step, worker: Worker, first: int, stages: int, patience: int) -> None:
-        """Open a step of so many stages from `first` on, or none, and take part in it; after it, wait `patience` turns
-        for another."""
+    def run(words: int, step: Step, worker: Worker, first: int, stages: int) -> None:
+        """Open a step of `stages` stages from `first` on, and take part in it. With 0 stages: take part in what others
+        open, until there was nothing to do for as long as `words` say."""
         turns = made_of & 0  # so that kept code is of these sources
         if stages:
             open_step(words, first, stages)
@@ -270,7 +270,7 @@ def _compiled(made_of: int) -> Callable[[int, Step, Worker, int, int, int], None
                 run_chunk(step, worker, load(words, FIRST) + stage, stage, chunk)
                 finish(words, step.chunks[stage])
                 turns = 0
-            elif stage == OVER and turns >= patience:
+            elif stage == OVER and (stages or turns >= load(words, PATIENCE)):
                 if stages and step.shape[0].greedy:
                     _choose(step)
                 return

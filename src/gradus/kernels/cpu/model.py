@@ -118,6 +118,21 @@ class Stages:
         self.rows.append((kind, layer, *product, weight, bias, eps, onto))
 
 
+class Work:
+    """What the threads of a step hold: what it writes to, and addresses of weights and pages, which the model keeps."""
+
+    def __init__(self, step: Step, workers: Sequence[Worker]) -> None:
+        self.step, self.workers = step, workers
+        self.opened = (0, 0)
+        words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
+        self.words = words[-(words.ctypes.data // 8) % 8 :][:WORDS]
+        self.address = self.words.ctypes.data
+
+    def __call__(self, thread: int) -> None:
+        first, stages = (0, 0) if thread else self.opened  # by the caller
+        run(self.address, self.step, self.workers[thread], first, stages)
+
+
 class DecodeModel:
     """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
 
@@ -141,18 +156,15 @@ class DecodeModel:
         self.kept = stages.matrices, cache
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of its first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
-        self.count, self.opened = stages.count, (0, 0)
+        self.count = stages.count
         self.attending = np.flatnonzero(self.step.stages["kind"] == ATTEND)
         self.groups = self.step.layers["group"][self.step.stages["layer"][self.attending]]
-        self.workers = [_make_worker(model, self.step) for _ in range(threads)]
+        self.work = Work(self.step, [_make_worker(model, self.step) for _ in range(threads)])
         _add_panels(model)
-        words = np.zeros(WORDS + 8, np.int64)  # and room to begin at a cache line
-        self.words = words[-(words.ctypes.data // 8) % 8 :][:WORDS]
-        self.address = self.words.ctypes.data
         self.logits, self.tokens = torch.from_numpy(self.step.logits), torch.from_numpy(self.step.tokens)
         self.given, self.made = torch.from_numpy(self.step.given), torch.from_numpy(self.step.made)
-        self.team = Team(threads, self._work, self.words)
-        finalize(self, self.team.close)
+        self.team = Team(threads, self.work, self.work.words)
+        finalize(self, self.team.close)  # at the process's end at the latest: compiled code would not notice it
 
     def run(
         self,
@@ -196,12 +208,8 @@ class DecodeModel:
         return self.made[:rows, : self.step.stages["columns"][index]].clone()
 
     def _run(self, first: int, stages: int) -> None:
-        self.opened = first, stages
+        self.work.opened = first, stages
         self.team.run()
-
-    def _work(self, thread: int, patience: int) -> None:
-        first, stages = (0, 0) if thread else self.opened  # by the caller
-        run(self.address, self.step, self.workers[thread], first, stages, patience)
 
     def _divide(self, slots: Sequence[int], positions: Sequence[int], before: Sequence[int]) -> None:
         """Each row's context into spans, for every group of layers."""

@@ -9,13 +9,10 @@ One word says what there is to do: the number of the stage, counted over all ste
 compare and swap, so a thread that slept through a step cannot take what is no longer there.
 """
 
-import atexit
 import os
 import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
-from weakref import WeakMethod, WeakSet
 
 import numpy as np
 from numba import njit
@@ -26,6 +23,7 @@ from gradus.kernels.cpu.machine import FLAGS, add, exchange_if, load, pause, sle
 # Words that threads share, each in a cache line of its own. FIRST is the number that stage 0 has, or would have: a step
 # may begin with a later one.
 WORK, DONE, FIRST, END = 0, 8, 16, 24
+PATIENCE = END + 1  # changes only as a team ends
 WORDS = 32
 CHUNKS = 20  # bits of the word WORK that count chunks
 
@@ -35,7 +33,7 @@ OVER = -2  # the step is
 # Pauses until a thread that waits gives its core away.
 WITHIN_STEP = 4_000  # some tens of microseconds: as long as a stage takes
 BETWEEN_STEPS = 60_000  # a millisecond, in which a token is chosen: who sleeps then is late for the next step
-PATIENCE = BETWEEN_STEPS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop: the engine is idle
+LEAVE = BETWEEN_STEPS + 400  # turns, the last ones of 50 µs, until a worker leaves its loop: the engine is idle
 
 
 @njit(**FLAGS)
@@ -80,15 +78,13 @@ def wait(turns: int, spins: int) -> int:
 class Team:
     """The caller, and threads beside it that live as long as the team.
 
-    words: int64 [WORDS], which the threads share.
-    work(thread, patience): take part in the step that is open, and after it wait `patience` turns for another. It is a
-    method of what owns the team, and referred to weakly: threads must not keep a model in memory. While a thread waits
-    for another step it does, so it may be the last to let go of it. The process does not end before it has: torch
-    aborts one whose tensors go while the interpreter does.
+    work(thread): take part in the step that is open, and after it wait for another, as many turns as `words` say; the
+    caller, thread 0, does not wait. It must hold nothing of a model but what a step writes to: a thread that waits for
+    another step holds it. words: int64 [WORDS], which the threads share.
     """
 
-    def __init__(self, threads: int, work: Callable[[int, int], None], words: NDArray[np.int64]) -> None:
-        self.threads, self.work, self.words = threads, WeakMethod(work), words
+    def __init__(self, threads: int, work: Callable[[int], None], words: NDArray[np.int64]) -> None:
+        self.threads, self.work, self.words = threads, work, words
         self._start()
 
     def run(self) -> None:
@@ -99,23 +95,21 @@ class Team:
             if not awake:
                 self.awake[thread] = True
                 self.calls[thread].release()
-        if (work := self.work()) is not None:
-            work(0, 0)
+        self.work(0)
 
     def close(self) -> None:
-        """Let the threads end. A step may still be run: by the caller alone."""
+        """End the threads. A step may still be run: by the caller alone."""
         self.awake = [True] * self.threads
+        self.words[PATIENCE] = 0
         for call in self.calls:
             call.release()
-
-    def join(self) -> None:
-        """Wait for the threads of a team that was closed."""
         for each in self.others:
-            each.join()
+            if each is not threading.current_thread():  # which a garbage collection may have led here
+                each.join()
 
     def _start(self) -> None:
         # A fork may have cut a step off, and its stages will never end: begin the next one behind it.
-        self.words[WORK], self.words[DONE] = self.words[END] << CHUNKS, 0
+        self.words[WORK], self.words[DONE], self.words[PATIENCE] = self.words[END] << CHUNKS, 0, LEAVE
         self.process = os.getpid()
         self.awake = [True] + [False] * (self.threads - 1)
         self.calls = [threading.Semaphore(0) for _ in range(self.threads)]
@@ -128,26 +122,10 @@ class Team:
             )
             for thread in range(1, self.threads)
         ]
-        _teams().add(self)
         for each in self.others:
             each.start()
 
     def _serve(self, thread: int, call: threading.Semaphore, awake: list[bool]) -> None:
-        while call.acquire() and awake is self.awake and (work := self.work()) is not None:
-            work(thread, PATIENCE)
-            del work
+        while call.acquire() and awake is self.awake:
+            self.work(thread)
             awake[thread] = False
-
-
-@cache
-def _teams() -> WeakSet[Team]:
-    """All that have threads."""
-    teams: WeakSet[Team] = WeakSet()
-    atexit.register(_end, teams)
-    return teams
-
-
-def _end(teams: WeakSet[Team]) -> None:
-    for team in [*teams]:
-        team.close()
-        team.join()
