@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradus.attention.storage import PagedStorage
 from gradus.device.transfer import upload
+from gradus.device.zeros import zeros
 from gradus.models.config import ModelConfig
 from gradus.quantization.fp8 import E4M3
 from gradus.quantization.kv import SCALE, from_e4m3, to_e4m3
@@ -33,7 +34,7 @@ class Fp8Storage(PagedStorage):
         super().__init__(config, pages, page_size, dtype, device)
         depth, count = self.keys.shape[:2]
         shape = (depth, count, config.num_kv_heads, page_size)
-        self.key_scales, self.value_scales = (torch.zeros(shape, dtype=SCALE, device=device) for _ in range(2))
+        self.key_scales, self.value_scales = (zeros(shape, SCALE, device) for _ in range(2))
         self._scales = list(zip(self.key_scales.unbind(), self.value_scales.unbind(), strict=True))
         # torch copies by index bytes, not e4m3
         self._bytes = [tuple(part.view(torch.uint8) for part in kept) for kept in self._rows]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradus.cache.groups import layer_groups
 from gradus.device.transfer import upload
+from gradus.device.zeros import zeros
 from gradus.models.config import ModelConfig
 
 
@@ -20,7 +21,8 @@ class PagedStorage:
     """keys, values: [depth, pages + 1, page_size, Hkv, Dh], `depth` being the layers of a group. Page 0 is for padding.
 
     Allocated once, as zeros and not as what memory happens to hold: a masked position has the weight 0, and 0 times
-    an infinity would be NaN. dtype: of what is stored and read.
+    an infinity would be NaN. On a CPU a page takes memory once something is stored in it. dtype: of what is stored and
+    read.
     """
 
     kept_as: ClassVar[torch.dtype | None] = None
@@ -39,7 +41,7 @@ class PagedStorage:
         }
         depth = max(len(group.layers) for group in self.groups)
         shape = (depth, pages + 1, page_size, config.num_kv_heads, config.head_dim)
-        self.keys, self.values = (torch.zeros(shape, dtype=self.kept_as or dtype, device=device) for _ in range(2))
+        self.keys, self.values = (zeros(shape, self.kept_as or dtype, device) for _ in range(2))
         # Every layer's rows, [rows, Hkv, Dh]: views that would cost more to cut in each layer than what is done to them
         self._rows = list(zip(self.keys.flatten(1, 2).unbind(), self.values.flatten(1, 2).unbind(), strict=True))
 

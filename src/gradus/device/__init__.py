@@ -7,6 +7,7 @@ Read in this order:
     processor.py        what Linux says of the processor
     control_groups.py   what a container may use of cores and memory
     host_memory.py      the machine's own memory, and how much is free
+    zeros.py            zeros that take memory as they are written to
     threads.py          how many threads compute on a CPU, and how they wait for one another
     allocator.py        what the C library does with memory that was freed
 """

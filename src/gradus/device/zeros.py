@@ -1,0 +1,26 @@
+"""Zeros that take memory as they are written to.
+
+On a GPU memory is taken when it is allocated. On a CPU the system gives out addresses, and a page of memory behind one
+when it is first written to, filled with zeros. `torch.zeros` writes to all of it at once: gigabytes of a laptop's
+memory, and seconds of a start, for a cache that may never be full.
+"""
+
+import mmap
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.zeros`. Raises MemoryError where the system has no addresses left."""
+    if device.type != "cpu" or not prod(shape):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    size = prod(shape) * dtype.itemsize
+    try:
+        # private: a child of a fork has its own
+        room = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"cannot allocate memory: {size} bytes") from error
+    return torch.frombuffer(room, dtype=torch.uint8).view(dtype).view(tuple(shape))
