@@ -1,10 +1,13 @@
-"""A core that does not go on after a step that was left half done, and says why in one line."""
+"""A core that says in one line why it does not go on: a step was left half done, or it was closed."""
 
+import gc
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import torch
 
 from gradus.config.options import EngineConfig, EngineOptions
+from gradus.device.allocator import GivesBack, give_back
 from gradus.engine.core import Core
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
@@ -12,22 +15,42 @@ from gradus.engine.sequence import Output
 from gradus.errors import GradusError
 from gradus.execution.memory import OutOfMemory, ran_out
 
+C = TypeVar("C", bound=Core)
+
 
 class BrokenEngine(GradusError):
     """A call of an engine after one of its steps has raised something."""
 
 
-class GuardedCore:
-    """`core`, until one of its steps raises. That step is half done, so no other can follow it.
+class ClosedEngine(GradusError):
+    """A call of an engine after it was closed."""
 
-    device, options: what the core was built with, for the message.
+
+class GuardedCore(Generic[C]):
+    """`core`, until one of its steps raises, or it is closed. A step that raised is half done: no other can follow it.
+
+    device, options: what the core was built with. Its memory goes back to the system with this object, or by `close`.
     """
 
-    def __init__(self, core: Core, device: torch.device, options: EngineOptions) -> None:
-        self.core = core
+    def __init__(self, core: C, device: torch.device, options: EngineOptions) -> None:
         self.device = device
         self.options = options
         self._broken: GradusError | None = None
+        self._core: C | None = core
+        self._gives_back = GivesBack(device)  # after the core
+
+    @property
+    def core(self) -> C:
+        """Raises ClosedEngine."""
+        if self._core is None:
+            raise ClosedEngine("this engine is closed: load the model again")
+        return self._core
+
+    def close(self) -> None:
+        """Give back the memory of weights, cache and graphs, and end the threads. What runs ends with it, unsaid."""
+        self._core = None
+        gc.collect()
+        give_back(self.device)
 
     @property
     def limits(self) -> ModelLimits:
@@ -35,7 +58,7 @@ class GuardedCore:
 
     @property
     def has_work(self) -> bool:
-        return self.core.has_work
+        return self._core is not None and self._core.has_work
 
     @property
     def waiting_count(self) -> int:
@@ -49,8 +72,9 @@ class GuardedCore:
     def step(self) -> Sequence[Output]:
         """Raises OutOfMemory, from then on always. Anything else is raised as it is, and from then on BrokenEngine."""
         self._check_whole()
+        core = self.core
         try:
-            return self.core.step()
+            return core.step()
         except BaseException as error:
             if not ran_out(error):
                 what = f"{type(error).__name__} ended a step of this engine half-way"
@@ -60,8 +84,9 @@ class GuardedCore:
             raise self._broken from error
 
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> Sequence[Output]:
-        """After a step that raised something there is nothing left to end, and its half-done state is left alone."""
-        return [] if self._broken is not None else self.core.cancel(request_id, index, reason)
+        """Where the core was closed, or a step raised something, nothing is left to end. Half-done state stays."""
+        gone = self._core is None or self._broken is not None
+        return [] if gone else self.core.cancel(request_id, index, reason)
 
     def metrics(self) -> Metrics:
         return self.core.metrics()

@@ -42,7 +42,8 @@ BYTES_PER_RANDOM_WEIGHT = 2  # as if it were stored in bfloat16, like the model 
 class Checkpoint:
     """A model that has been found and looked at: all but its weights is in memory.
 
-    source: the folder or file it lies in; None for random weights. tensors: None for random weights.
+    source: the folder or file it lies in; None for random weights. tensors: None for random weights, and in an
+    engine that has read them.
     tokenizer: None where none came with it; the model then speaks token ids alone.
     license: as far as it is known. size_bytes: of the weights, as they are stored. quantized: which matrices are stored
     in which scheme; None where none is.

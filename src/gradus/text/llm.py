@@ -6,7 +6,7 @@ turns the loop.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from gradus import garbage
 from gradus.assembly.checkpoint import assemble
@@ -15,6 +15,7 @@ from gradus.config.description import described, keywords
 from gradus.config.options import FINAL, resolve_context
 from gradus.config.settings import Settings, stated
 from gradus.device import threads
+from gradus.engine.engine import Engine
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
@@ -43,6 +44,9 @@ class LLM:
     a warning says so.
 
     Raises ConfigError or CheckpointError in one line. Not thread-safe: one thread makes every call.
+
+    `with LLM(…) as llm:` closes it at the end of the block, and gives its memory back. Elsewhere `close` does, or the
+    object's own end.
 
     Ctrl-C waits for the step under way. It cancels what `generate`, `chat` or `stream` was running, and the next call
     runs as if nothing had happened.
@@ -80,16 +84,45 @@ class LLM:
         self.precision: Precision = resolve(
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )
-        self.engine, self.options = assemble(
+        if gc_freeze:
+            garbage.see_all()  # the memory of an engine that is gone is needed now
+        engine, self.options = assemble(
             self.checkpoint, phase, options, self.device, self.precision, progress, given.impl
         )
+        self.checkpoint = replace(self.checkpoint, tensors=None)  # with them, the weights' files would stay open
         self.limits = self.options.limits
-        self.core = GuardedCore(self.engine, self.device, self.options)
+        self.core = GuardedCore(engine, self.device, self.options)
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
         self._untaken: list[Delta] = []  # deltas that no caller has taken yet
         self._interrupts = Interrupts()
         if gc_freeze:
-            garbage.spare_what_stays(self.core)
+            garbage.spare_what_stays(engine)
+
+    @property
+    def engine(self) -> Engine:
+        """Raises ClosedEngine after `close`."""
+        return self.core.core
+
+    # -- an end -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back the memory of weights, cache and graphs, and end the engine's threads: now, whoever still refers to
+        this object.
+
+        Requests that have not ended are dropped. Any later call that needs the engine raises ClosedEngine; another
+        `close` does nothing. Without it, all of this happens when nothing refers to the object any more.
+        """
+        with self._interrupts:
+            for request_id in self.front_end.open_requests:
+                self.front_end.close(request_id)
+            self._untaken.clear()
+            self.core.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # -- whole answers ------------------------------------------------------------------------------------------------
 
