@@ -1,5 +1,7 @@
 """Loading checks every name and shape before it writes, and every value before it believes it."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -116,6 +118,22 @@ def test_progress_reports_every_tensor_and_its_bytes() -> None:
     assert seen == {name: value.nbytes for name, value in tensors.items()}
 
 
+def test_modules_are_filled_by_several_threads_at_once(monkeypatch) -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    class Meeting(InMemory):
+        def read(self, name: str) -> Tensor:
+            if "layernorm" in name and "layers.0." not in name:
+                together.wait()
+            return super().read(name)
+
+    monkeypatch.setattr("gradus.models.weights.use", lambda threads: 3)
+    tensors = checkpoint("tiny-llama")
+    kept = {name for name in tensors if "layernorm" in name and "layers.0." not in name}
+    assert len(kept) % 3 == 0, "each meets two others"
+    load_weights(create_model(SHAPES["tiny-llama"]), Meeting(tensors))
+
+
 @pytest.mark.parametrize("shape", SHAPE_NAMES)
 def test_every_weight_is_written_and_every_tensor_read_once(shape: str) -> None:
     model = create_model(SHAPES[shape])
@@ -207,6 +225,21 @@ def test_a_file_whose_tensor_differs_from_its_header_is_refused() -> None:
 
     with pytest.raises(CheckpointError, match="holds shape"):
         load_weights(create_model(SHAPES["tiny-llama"]), Lying(checkpoint("tiny-llama")))
+
+
+def test_after_a_damaged_tensor_hardly_any_other_is_read(monkeypatch) -> None:
+    class Slow(InMemory):
+        def read(self, name: str) -> Tensor:
+            time.sleep(0.01)
+            return super().read(name)
+
+    monkeypatch.setattr("gradus.models.weights.use", lambda threads: 1)
+    tensors = checkpoint("tiny-llama")
+    tensors["model.layers.0.self_attn.q_proj.weight"][0] = float("nan")
+    source = Slow(tensors)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.q_proj"):
+        load_weights(create_model(SHAPES["tiny-llama"]), source)
+    assert len(source.reads) < len(tensors) / 2
 
 
 @pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])

@@ -1,21 +1,26 @@
-"""From a checkpoint's tensors to a model's: checked first, all of them, then copied one by one.
+"""From a checkpoint's tensors to a model's: checked first, all of them, then copied.
 
-Nothing is written before every name and shape has been seen to fit, and one tensor at a time is read, so loading needs
-little more memory than the model itself. Which tensor belongs where, each model file says (source.py).
+Nothing is written before every name and shape has been seen to fit. A few threads read a module's tensors each, so
+loading needs little more memory than the model itself. Which tensor belongs where, each model file says (source.py).
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import FLOATS, Linear, Model
 from gradus.models.source import Shape, Source, Stored
+
+MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
 
 class Prepared(Protocol):
@@ -88,22 +93,40 @@ def checked(model: Model, source: TensorSource) -> CheckedSource:
 def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str, int], None] | None = None) -> None:
     """Fill every weight of `model` from `source`.
 
-    on_tensor(name, bytes) is called after each tensor, for showing progress. Raises CheckpointError, and has written
-    nothing, when a tensor is missing, unknown, or of another shape than the configuration says; and while copying,
-    when one holds values that are not finite: the model is then of no use.
+    on_tensor(name, bytes) is called for each tensor that was copied, for showing progress. `source` is read from
+    several threads: one unpacks, checks and converts a tensor while others do the same.
+
+    Raises CheckpointError, and has written nothing, when a tensor is missing, unknown, or of another shape than the
+    configuration says; and while copying, when one holds values that are not finite: the model is then of no use.
     """
-    tensors = checked(model, source)
-    with torch.no_grad():
-        for piece in plan(model):
-            name = tensors.spelling[piece.stored.name]
+    spelling = checked(model, source).spelling
+    # the pieces of a module follow one another: what it makes of one may depend on another
+    modules = [list(pieces) for _, pieces in groupby(plan(model), lambda piece: id(piece.module))]
+    pool = ThreadPoolExecutor(min(MOST_READERS, use(None)), "gradus-load")
+    try:
+        for copied in pool.map(lambda pieces: _copy(pieces, spelling, source), modules):
+            for name, size in copied:
+                if on_tensor is not None:
+                    on_tensor(name, size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@torch.no_grad()
+def _copy(pieces: list[Piece], spelling: dict[str, str], source: TensorSource) -> list[tuple[str, int]]:
+    """Fill a module, in the calling thread alone. Returns name and bytes of each tensor."""
+    copied = []
+    with own_threads(1):
+        for piece in pieces:
+            name = spelling[piece.stored.name]
             value = source.read(name)
             if isinstance(value, Tensor):
                 _check_values(value, piece, f"{source.where(name)}: tensor {name!r}")
                 assign(piece.module, piece.parameter, piece.start, piece.stored.convert(value))
             else:
                 value.into(piece.module, piece.start)
-            if on_tensor is not None:
-                on_tensor(name, value.nbytes)
+            copied.append((name, value.nbytes))
+    return copied
 
 
 def parameters(model: Model) -> Iterator[tuple[str, nn.Module, str, Shape]]:
