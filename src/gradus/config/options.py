@@ -95,6 +95,7 @@ class EngineConfig(EngineOptions):
     memory_fraction: the cache gets what is left of it beside weights, the largest step and graphs, at most
     `max_sequences` of the longest. What other processes hold on a GPU counts as taken. None looks at no memory and
     allocates `max_sequences` of the longest. `cache_tokens` wins over both.
+    yielding: names of the settings and switches that nobody chose. Where memory is short, the plan may lower them.
     """
 
     policy: Policy = setting(
@@ -158,6 +159,7 @@ class EngineConfig(EngineOptions):
         heeded="final",
     )
     overlap: bool = setting(True, "The next step is planned while the device works on this one.", heeded="final")
+    yielding: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)
