@@ -2,15 +2,15 @@
 
     PYTHONPATH=src:. python3 benchmarks/small_gpu.py --out benchmarks/small_gpu.json
 
-Another process holds all of the GPU's memory but what the row says. The engine starts with nothing set, so its defaults
-give way, and serves a crowd of prompts of mixed lengths. Then the other process ends, and an engine on the free GPU
-is given the settings that came out, and the same prompts. Sums of bfloat16 depend on how many rows are multiplied at
-once, which depends on the graphs that were found worth capturing. So tokens may part at a close call: where the second
-engine's own log-probabilities say that both were about as likely. The script fails (exit code 1) beyond that, and where
-an engine does not start.
+Another process holds all of the GPU's memory except the row's `free_gb`. The engine starts with nothing set, so its
+defaults are lowered, and serves a crowd of prompts of mixed lengths. Then the other process ends. An engine on the free
+GPU gets the settings that the first one ended up with, and the same prompts. A sum in bfloat16 depends on how many rows
+are multiplied at once, and that on the graphs that were found worth capturing. So tokens may differ at a close call:
+where the second engine's own log-probabilities call both about as likely. The script fails (exit code 1) beyond that,
+and where an engine does not start.
 
-After that, engines start and go one after another in this process: memory, threads and file descriptors that are in use
-after the last must be those of the second.
+After that, engines start and go one after another in this process. Memory, threads and file descriptors in use after
+the last must be those after the second.
 """
 
 import argparse
@@ -38,7 +38,7 @@ GB = 10**9
 REQUESTS, LONGEST, ANSWERS = 64, 900, (8, 40)  # tokens of the longest prompt; least and most tokens of an answer
 ENGINES = 20
 TOP = 5  # tokens among which the other engine's choice is looked for
-CLOSE_CALL = 0.1  # in log-probability: random weights of these shapes have logits of a few units, in steps of 1/64
+CLOSE_CALL = 0.1  # in log-probability: random weights make logits of a few units, which bfloat16 rounds to 1/64
 HELD = "held"
 GROWTH = GB // 50  # bytes: what a driver may keep of code that was loaded in between
 CPU_HOLDS = 1 << 20
@@ -88,11 +88,11 @@ def main() -> int:
     return 0 if found["engines"]["ok"] and all(row["ok"] for row in found["rows"]) else 1
 
 
-# -- a GPU of which little is left -------------------------------------------------------------------------------------
+# -- a GPU with little left --------------------------------------------------------------------------------------------
 
 
 def hold(device: torch.device, leave: int) -> None:
-    """Be the other process: take all memory but so many bytes until stdin ends."""
+    """Be the other process: leave `leave` bytes free until stdin ends."""
     size = CPU_HOLDS
     if device.type == "cuda":
         torch.zeros(1, device=device)  # CUDA's own part comes first
@@ -104,7 +104,7 @@ def hold(device: torch.device, leave: int) -> None:
 
 @contextmanager
 def others_hold(device: torch.device, leave: int) -> Iterator[int]:
-    """While another process holds all of the GPU but `leave` bytes. Yields what it holds, beside CUDA's own part."""
+    """Let another process hold all of the GPU except `leave` bytes. Yields the bytes it holds without CUDA's own."""
     if device.type == "cuda":
         torch.zeros(1, device=device)  # this process's part of CUDA is there before
         free_memory(device)
@@ -138,7 +138,7 @@ def listening() -> Iterator[list[str]]:
 
 
 def measured(case: Case, device: torch.device) -> dict[str, Any]:
-    """The case's row. `ok`: the engine started, and said what the other one says, but for close calls."""
+    """Make the case's row. ok: the engine started, and its answers are the other one's, up to close calls."""
     row: dict[str, Any] = {"model": case.model, "quantize": case.quantize, "free_gb": case.free_gb, "ok": False}
     dtype = "bfloat16" if device.type == "cuda" else "float32"
     given: dict[str, Any] = {"device": str(device), "dtype": dtype, "quantize": case.quantize}
@@ -162,7 +162,7 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
 def in_little_memory(
     case: Case, device: torch.device, given: dict[str, Any]
 ) -> tuple[list[Completion], dict[str, Any], dict[str, Any]]:
-    """Answers of an engine with nothing set, what is to be said of it, and its settings as they turned out."""
+    """Returns an engine's answers, facts for its row, and its settings as they turned out; nothing is set."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     started = time.perf_counter()
@@ -211,7 +211,7 @@ def parted(tokens: Sequence[int], other: Completion) -> float | None:
 
 
 def in_a_row(device: torch.device) -> dict[str, Any]:
-    """What is in use after the second engine and after the last. `ok`: nothing has grown."""
+    """Compare what is in use after the second engine and after the last. ok: nothing has grown."""
     uses = []
     for _ in range(ENGINES):
         dtype = "bfloat16" if device.type == "cuda" else "float32"

@@ -1,4 +1,4 @@
-"""What NVML says of other processes, by a library that is made up."""
+"""Other processes as NVML lists them, from a library that is made up."""
 
 import os
 import sys

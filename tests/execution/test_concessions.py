@@ -1,4 +1,4 @@
-"""On a small or a shared GPU defaults give way until a cache worth having is left, and what was set never does.
+"""Defaults are lowered on a small or a shared GPU until a cache worth having is left; settings that were given are not.
 
 No GPU is needed: the plan is arithmetic on a model without memory, and on what a GPU is said to have.
 """
@@ -17,6 +17,7 @@ from gradus.execution import memory_plan as planning
 from gradus.execution.concessions import EACH, LADDER, LONG, Concession, conceded, descending, worth_having
 from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import MemoryPlan, memory_plan
+from gradus.execution.prompt_graphs import prompt_sizes
 from gradus.kernels import tile_tables
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve
@@ -60,7 +61,7 @@ TARGETS = [
 @pytest.mark.parametrize("total", [0, 80 * GB], ids=["small", "shared"])
 @pytest.mark.parametrize(("shape", "quantize", "free"), TARGETS)
 def test_it_starts_with_a_cache_worth_having(shape, quantize, free, total):
-    """Alone on a GPU of which CUDA takes half a gigabyte, or on a large one where others hold the rest."""
+    """Alone on a GPU where CUDA takes half a gigabyte, or on a large one where others hold the rest."""
     found = DeviceMemory(free, total or free + GB // 2)
     shown = plan(shape, found, quantize)
     assert shown.fits and shown.beside_cache + shown.cache_bytes <= shown.usable_bytes <= 0.95 * free
@@ -78,8 +79,8 @@ def test_a_gpu_with_memory_to_spare_gets_every_default(shape, quantize, free):
 def test_what_is_left_over_is_said_in_one_line():
     shown = plan("qwen3-0.6b", DeviceMemory(int(11.5 * GB), 12 * GB))
     assert shown.notes == [
-        "cuda:7 has 11.5 GB of 12 GB free: token_budget 2048 instead of 8192, max_sequences 128 instead of 256, for a "
-        "cache worth having"
+        "cuda:7 has 11.5 GB of 12 GB free: token_budget 2048 instead of 8192, max_sequences 128 instead of 256, to "
+        "leave room for the cache"
     ]
     assert shown.notes[0] in shown.render()
     assert json.loads(json.dumps(shown.as_dict()))["concessions"] == [
@@ -137,7 +138,7 @@ def test_what_was_set_does_not_change(asked):
 
 
 def test_a_budget_leaves_prompts_half_of_a_step():
-    """256 sequences that were asked for decode beside each other: a budget of 256 would leave no room for a prompt."""
+    """256 sequences were asked for. Their decodes would fill a budget of 256 and leave no room for a prompt."""
     last = list(descending(options("qwen3-0.6b", max_sequences=256), DeviceMemory(GB, GB)))[-1]
     assert (last.max_sequences, last.token_budget) == (256, 512)
 
@@ -164,6 +165,29 @@ def test_a_cache_that_was_asked_for_gets_its_room_too():
     """The plan has to fit, since the cache cannot be made smaller."""
     shown = plan("qwen3-0.6b", DeviceMemory(3 * GB, int(3.5 * GB)), cache_tokens=8000, context_length=4096)
     assert shown.fits and shown.pages.positions == 8000 and "token_budget" in names(shown)
+
+
+def test_nothing_is_conceded_for_pages_that_nobody_would_allocate(monkeypatch):
+    """The books are full, and memory is left: a shorter step would not make the cache larger."""
+    monkeypatch.setattr(planning, "MOST_PAGES", 100)
+    shown = plan("gemma3-1b", ROOMY)
+    assert shown.pages.positions < worth_having(options("gemma3-1b")) and shown.concessions == ()
+
+
+def test_the_log_says_what_gave_way_once(caplog):
+    shown = plan("smollm2-135m", DeviceMemory(GB, 2 * GB))
+    assert not caplog.records
+    shown.applied(options("smollm2-135m"))
+    assert [record.message for record in caplog.records] == shown.notes != []
+
+
+def test_graphs_of_a_drafts_prompts_are_planned_for():
+    config, asked = SHAPES["llama-3.2-3b"], options("llama-3.2-3b", speculate="draft:llama-3.2-1b")
+    precision = resolve("bfloat16", None, CPU, config)
+    draft = (SHAPES["llama-3.2-1b"], precision)
+    alone, both = (memory_plan(config, asked, GPU, precision, memory=ROOMY, draft=one) for one in (None, draft))
+    sizes = prompt_sizes(SHAPES["llama-3.2-1b"], 8192)
+    assert both.graph_bytes - alone.graph_bytes >= len(sizes) * planning.GRAPH_BYTES > 0
 
 
 # -- a GPU that others use ---------------------------------------------------------------------------------------------

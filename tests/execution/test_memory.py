@@ -1,4 +1,4 @@
-"""What counts as free on a GPU, and whose the rest is, on a GPU that is made up."""
+"""Free memory of a GPU, and who holds the rest, on a GPU that is made up."""
 
 from types import SimpleNamespace
 

@@ -62,8 +62,6 @@ def assemble(
         checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
     )
     config = runnable(plan.applied(options), device)
-    for note in plan.notes:
-        log.warning("%s", note)
     with _enough_memory(config, device):
         drafter = None if draft is None else load(*draft)
         engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter)

@@ -95,7 +95,7 @@ class EngineConfig(EngineOptions):
     memory_fraction: the cache gets what is left of it beside weights, the largest step and graphs, at most
     `max_sequences` of the longest. What other processes hold on a GPU counts as taken. None looks at no memory and
     allocates `max_sequences` of the longest. `cache_tokens` wins over both.
-    yielding: names of the settings and switches that nobody chose. Where memory is short, the plan may lower them.
+    yielding: names of settings and switches left at their defaults, which the plan may lower where memory is short.
     """
 
     policy: Policy = setting(

@@ -1,7 +1,7 @@
-"""What the driver's own library (NVML) knows of a GPU.
+"""NVML, the driver's own library, asked about a GPU.
 
 It may be missing where CUDA works (a container without the driver's tools). In a container it may also hide other
-processes, or know them by numbers that mean nothing there: what it says of them is for people to read.
+processes, or number them as the host does: what it says of them is for people to read.
 """
 
 import os
@@ -35,7 +35,7 @@ def _bus_id(index: int) -> bytes:
 
 
 def other_processes(index: int) -> list[tuple[int, int]]:
-    """(process id, bytes) of other processes with memory on the GPU, the largest first, as far as NVML tells."""
+    """(process id, bytes) of other processes with memory on the GPU, the largest first, as far as NVML knows."""
     sizes: dict[int, int] = {}
     with nvml(index) as known:
         if known is None:

@@ -1,11 +1,11 @@
-"""What an engine does without on a small GPU, or on one that is shared, so that a cache worth having is left.
+"""Defaults lowered on a small GPU, or on a shared one, until they leave a cache worth having.
 
-The defaults suit a GPU with memory to spare: steps of 8,192 tokens, 256 sequences, a graph for every batch size. Their
-memory is the cache's loss. So where a default leaves no cache worth having, it gives way, one step of the ladder at a
-time, what costs least first. A cache is worth having once it holds a request of `LONG` tokens, or of the whole context
-if that is shorter, and `EACH` tokens for every sequence that may run.
+The defaults suit a GPU with memory to spare: steps of 8,192 tokens, 256 sequences, a graph for every batch size. The
+more memory these take, the less is left for the cache. Where too little is left, the defaults are lowered by the steps
+of a ladder, the cheapest first. A cache is worth having once it holds a request of `LONG` tokens (or of the whole
+context, if that is shorter) and `EACH` tokens for every sequence that may run.
 
-What somebody has set never gives way: it is not among the options' `yielding`.
+A setting that was given is never lowered: the options' `yielding` names those that were not.
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ LADDER: tuple[tuple[str, Any], ...] = (
     # A step of 2,048 tokens keeps a GPU nearly as busy as one of 8,192, and computes with a quarter of the memory.
     ("token_budget", 4096),
     ("token_budget", 2048),
-    # Logits, penalties and graphs are per sequence. A crowd waits longer, and fewer rows share the weights' way.
+    # Logits, penalties and graphs take memory per sequence. With fewer of them a crowd waits longer.
     ("max_sequences", 128),
     ("max_sequences", 64),
-    # From here on prompts are read more slowly; with the budget go the graphs of longer prompts.
+    # Below 2,048 tokens prompts are read more slowly. Longer passes need no graphs any more.
     ("token_budget", 1024),
     ("max_sequences", 32),
     ("token_budget", 512),
@@ -39,7 +39,7 @@ SHARED = 0.01  # of a GPU's memory: what a higher memory_fraction must gain
 
 @dataclass(frozen=True)
 class Concession:
-    """A setting that nobody set, and what it became instead of its default."""
+    """A setting left at its default, and the lower value that it got instead."""
 
     setting: str
     default: Any
@@ -71,9 +71,9 @@ def _gives_way(options: EngineConfig, name: str, value: int) -> bool:
 
 
 def _of_what_is_free(options: EngineConfig, memory: DeviceMemory) -> float | None:
-    """The memory_fraction that leaves unused, of what other processes have left, the part that was meant of the whole.
+    """The memory_fraction that leaves a tenth of the free memory unused, where the default leaves a tenth of the whole.
 
-    Otherwise a tenth of a large GPU would lie idle, with none of it to take. None where that is hardly more.
+    Where others hold nine tenths of a GPU, the default would leave nothing. None where it gains less than `SHARED`.
     """
     fraction = options.memory_fraction
     if fraction is None or memory.total is None or "memory_fraction" not in options.yielding:
@@ -83,13 +83,13 @@ def _of_what_is_free(options: EngineConfig, memory: DeviceMemory) -> float | Non
 
 
 def conceded(before: EngineConfig, after: EngineConfig) -> tuple[Concession, ...]:
-    """What became of the first on the way to the second."""
+    """Compare the options as they were with those that were planned for."""
     names = dict.fromkeys(("memory_fraction", *(name for name, _ in LADDER)))
     pairs = ((name, getattr(before, name), getattr(after, name)) for name in names)
     return tuple(Concession(name, default, became) for name, default, became in pairs if default != became)
 
 
 def worth_having(options: EngineConfig) -> int:
-    """Tokens of the smallest cache that nothing more is conceded for."""
+    """Count the tokens that a cache must hold for no more to be conceded."""
     most, context = options.max_sequences, options.limits.context_length
     return min(max(min(LONG, context), EACH * most), most * context)

@@ -44,7 +44,7 @@ class DeviceMemory:
 
     @property
     def others(self) -> int:
-        """What other processes hold of a GPU, and CUDA itself in every process."""
+        """Bytes that other processes hold, and CUDA itself in every process, this one included."""
         return 0 if self.total is None else max(0, self.total - self.free - self.own)
 
     def usable(self, fraction: float) -> int:
@@ -57,7 +57,7 @@ class DeviceMemory:
         return max(0, int(self.total * fraction) - (self.total - self.free))
 
     def holders(self, device: torch.device) -> str:
-        """Whose the memory in use is, for the end of a line: "; of 80 GB, this process holds …". "" on a CPU."""
+        """Say who holds the memory in use, as the end of a line: "; of 80 GB, this process …". "" on a CPU."""
         if self.total is None:
             return ""
         named = [f"process {pid} has {readable(size)}" for pid, size in _processes(device)[:NAMED_PROCESSES]]
@@ -75,11 +75,11 @@ def _processes(device: torch.device) -> list[tuple[int, int]]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`. Raises ConfigError where a system does not tell.
+    """Bytes that can still be allocated on `device`. Raises ConfigError where the system does not say.
 
-    To the driver, what torch keeps of tensors that are gone, such as those of an engine before, is in use. So torch
-    gives it back first. Adding it to what is free would count too much: gaps between living tensors, and what CUDA
-    graphs keep for their replays, are of no use to an engine.
+    Torch keeps the memory of tensors that are gone, such as an earlier engine's, and the driver counts it as used. So
+    torch gives it back first. Adding it to the driver's number would count too much: gaps between living tensors and
+    the memory of CUDA graphs are of no use to an engine.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -88,7 +88,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def keep(size: int, device: torch.device) -> None:
-    """Let torch hold so many bytes of a GPU for tensors to come, so that other processes cannot take them meanwhile."""
+    """Let torch hold `size` bytes of a GPU for later tensors, so that other processes cannot take them."""
     torch.empty(size, dtype=torch.uint8, device=device)
 
 

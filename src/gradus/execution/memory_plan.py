@@ -11,9 +11,9 @@ A phase's cache has a fixed size: its slots, or the pages that were asked for; a
 steps. The final engine's cache gets what is left. What its steps compute with is estimated from their shapes, on the
 safe side: too little would end the engine in the middle of its work, too much costs a few pages. A cache is one
 allocation, made once, so the device is as full at the start as it ever is between two steps. On a GPU, what the largest
-step needs is kept from then on, whatever other processes take.
+step needs is kept from then on, so that other processes cannot take it.
 
-Where the defaults would leave no cache worth having, they give way (concessions.py).
+Defaults that would leave no cache worth having are lowered (concessions.py).
 """
 
 import logging
@@ -158,7 +158,7 @@ class MemoryPlan:
 
     @property
     def notes(self) -> list[str]:
-        """What the operator should know: which defaults gave way, and that the cache is smaller than one sequence."""
+        """Lines for the operator: which defaults were lowered, and that the cache is smaller than one sequence."""
         return [note for note in (self._conceded(), self._short()) if note is not None]
 
     def _conceded(self) -> str | None:
@@ -166,7 +166,7 @@ class MemoryPlan:
             return None
         whole = "" if self.total_bytes is None else f" of {readable(self.total_bytes)}"
         changes = ", ".join(map(str, self.concessions))
-        return f"{self.device} has {readable(self.free_bytes)}{whole} free: {changes}, for a cache worth having"
+        return f"{self.device} has {readable(self.free_bytes)}{whole} free: {changes}, to leave room for the cache"
 
     def _short(self) -> str | None:
         if self.wanted_context is None or (self.sized and not self.fits):
@@ -179,12 +179,12 @@ class MemoryPlan:
 
     @property
     def holders(self) -> str:
-        """Whose memory is in the way, for the end of a refusal."""
+        """Say whose memory is in the way, as the end of a refusal."""
         memory = DeviceMemory(self.free_bytes, self.total_bytes, self.own_bytes)
         return memory.holders(torch.device(self.device))
 
     def applied(self, options: EngineConfig) -> EngineConfig:
-        """The options with this cache and context, and with what was conceded: nothing of them yields any more.
+        """The options with this cache, this context and the concessions. Logs the notes; nothing yields any more.
 
         Raises ConfigError where memory was to size the cache and none was left.
         """
@@ -193,6 +193,8 @@ class MemoryPlan:
             raise ConfigError(self._refusal(options))
         if self.context_length < 2:
             raise ConfigError(f"a cache of {self.pages.positions} tokens holds no request: raise cache_tokens")
+        for note in self.notes:
+            log.warning("%s", note)
         became = {one.setting: one.became for one in self.concessions}
         limits = replace(options.limits, context_length=self.context_length)
         return replace(options, limits=limits, cache_tokens=self.pages.positions, yielding=frozenset(), **became)
@@ -213,9 +215,9 @@ class MemoryPlan:
         )
 
     def check_room(self, device: torch.device) -> None:
-        """Once the engine stands: keep what its largest step needs. Raises ConfigError where no room is left for it.
+        """Keep what the largest step needs, once the engine stands. Raises ConfigError where no room is left for it.
 
-        Warns where start-up took more than was planned: half or more of what memory_fraction leaves unused.
+        Warns where start-up has taken more than planned: over half of the memory that memory_fraction leaves unused.
         On a CPU nothing is looked at: there, memory is taken when it is first written to.
         """
         if device.type != "cuda":
@@ -315,7 +317,10 @@ def _draft(config: ModelConfig, precision: Precision) -> Model:
 
 
 def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> EngineConfig:
-    """The options with a cache for what is free now, the model being loaded, if they leave its size to memory."""
+    """The options with a cache for what is free now, the model being loaded, if they leave its size to memory.
+
+    Where it is little, defaults are lowered.
+    """
     if not options.sized:
         return options
     now = DeviceMemory.of(model.device)
@@ -343,10 +348,16 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
     """The final engine's plan with the fewest concessions that leave a cache worth having, or with all of them."""
     for tried in descending(options, at.memory):
         plan = _planned(at, tried, draft)
-        assert plan.pages is not None
-        if plan.fits and not (plan.sized and plan.pages.positions < worth_having(tried)):
+        if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config.windows))):
             break
     return replace(plan, concessions=conceded(options, tried))
+
+
+def _worth_having(plan: MemoryPlan, options: EngineConfig, groups: int) -> bool:
+    """Whether there is a cache as asked for, one worth having, or one that more memory would not make larger."""
+    assert plan.pages is not None
+    enough, full = worth_having(options), plan.pages.count > MOST_PAGES - groups
+    return not plan.sized or plan.pages.positions >= enough or full
 
 
 def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> MemoryPlan:
