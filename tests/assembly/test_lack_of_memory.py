@@ -23,6 +23,7 @@ def fails(*_) -> None:
 
 @pytest.fixture(autouse=True)
 def a_full_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a real one would be asked for its processes
     monkeypatch.setattr(DeviceMemory, "of", lambda device: DeviceMemory(free=15, total=100, own=5))
 
 

@@ -16,9 +16,10 @@ from gradus.errors import ConfigError
 from gradus.execution import memory_plan as planning
 from gradus.execution.concessions import EACH, LADDER, LONG, Concession, conceded, descending, worth_having
 from gradus.execution.memory import DeviceMemory
-from gradus.execution.memory_plan import MemoryPlan, memory_plan
+from gradus.execution.memory_plan import MemoryPlan, memory_plan, sized, weight_bytes
 from gradus.execution.prompt_graphs import prompt_sizes
 from gradus.kernels import tile_tables
+from gradus.models.create import create_model
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve
 
@@ -31,6 +32,7 @@ ROOMY = DeviceMemory(79 * GB, 80 * GB)
 def a_gpu_that_runs_kernels(monkeypatch):
     monkeypatch.setattr(planning, "missing", lambda kind: None)
     monkeypatch.setattr(tile_tables, "table_of", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # a real one would be asked for its processes
 
 
 def options(shape: str, **settings) -> EngineConfig:
@@ -221,11 +223,14 @@ def test_a_refusal_names_what_was_set_and_can_be_lowered():
     told = refusal("qwen3-0.6b", found, max_sequences=256, memory_fraction=0.9)
     assert "within memory_fraction 0.9; raise it, lower max_sequences, or take a smaller model" in told
     assert "; take a smaller model" in refusal("qwen3-0.6b", found)  # all that can give way has
+    assert "; take a smaller model" in refusal("qwen3-0.6b", found, max_sequences=1)
+    told = refusal("qwen3-0.6b", found, switch_off=["chunked"])
+    assert "; lower context_length, or take a smaller model" in told  # a whole prompt is a step
 
 
 def test_a_refusal_names_whose_memory_is_in_the_way(monkeypatch):
     found = DeviceMemory(GB, 80 * GB, own=20 * GB)
-    monkeypatch.setattr("gradus.execution.memory.torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         "gradus.execution.memory.other_processes", lambda index: [(41, 50 * GB), (7, 8 * GB)] * (index == 7)
     )
@@ -233,6 +238,15 @@ def test_a_refusal_names_whose_memory_is_in_the_way(monkeypatch):
         "; of 80 GB, this process holds 20 GB, and other processes and CUDA 59 GB (process 41 has 50 GB, "
         "process 7 has 8 GB)"
     )
+
+
+def test_weights_that_are_loaded_are_in_nobodys_way(monkeypatch):
+    """What is free counts them in; so they are not what this process holds beside the engine."""
+    model = create_model(SHAPES["tiny-llama"])
+    found = DeviceMemory(free=0, total=GB, own=weight_bytes(model) + 5)
+    monkeypatch.setattr(DeviceMemory, "of", lambda device: found)
+    with pytest.raises(ConfigError, match=r"; of 1 GB, this process holds 5 B, and "):
+        sized(model, EngineConfig(ModelLimits(320, 512), memory_fraction=0.5, kernels=False, graphs=False))
 
 
 def test_conceded_is_what_became_of_it():

@@ -45,6 +45,7 @@ def test_what_torch_keeps_of_an_engine_that_is_gone_is_free():
 
 def test_a_line_says_whose_the_memory_is(monkeypatch):
     found = DeviceMemory(free=10, total=100, own=30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert found.holders(GPU) == "; of 100 B, this process holds 30 B, and other processes and CUDA 60 B"
     monkeypatch.setattr(memory, "_processes", lambda device: [(n, 50 - n) for n in range(4)] * (device == GPU))
     assert found.holders(GPU).endswith("60 B (process 0 has 50 B, process 1 has 49 B, process 2 has 48 B)")

@@ -204,7 +204,9 @@ class MemoryPlan:
         if options.draft_model is not None:
             weights, smaller = "the model's and the draft's weights", "draft"
         lowered = [one.setting for one in self.concessions]
-        left = [name for name in ("token_budget", "max_sequences") if name not in lowered]
+        largest = {"token_budget" if options.chunked else "context_length": self.step_tokens}
+        sizes = largest | {"max_sequences": self.max_sequences}
+        left = [name for name, size in sizes.items() if name not in lowered and size > 1]
         raised = "" if "memory_fraction" in lowered else "raise it, "
         lower = f"lower {' or '.join(left)}, or " if left else ""
         return (
