@@ -16,10 +16,11 @@ from gradus.config.settings import Settings
 from gradus.device.threads import use
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError, RequestError
-from gradus.execution.memory import OutOfMemory, ran_out
+from gradus.execution.memory import OutOfMemory, free_memory, ran_out
 
 LIMITS = ModelLimits(vocab_size=320, context_length=512)
 SOME = SamplingParams(max_tokens=12, ignore_eos=True)
+GB = 10**9
 
 
 def tiny(**settings) -> LLM:
@@ -110,6 +111,28 @@ def test_on_a_gpu_no_more_is_in_use_than_was_allowed():
     torch.cuda.empty_cache()
     # other tests may share the GPU: what counts is what this engine held, and theirs seldom changes within a moment
     assert 1 << 30 < torch.cuda.mem_get_info()[0] - free <= 4 << 30
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_with_one_gigabyte_for_it_defaults_are_lowered_and_it_serves():
+    device = torch.device("cuda")
+    free, total = free_memory(device), torch.cuda.mem_get_info(device)[1]
+    llm = LLM("random:smollm2-135m", device="cuda", dtype="bfloat16", memory_fraction=(total - free + GB) / total)
+    assert llm.settings["token_budget"] < 8192 and llm.settings["max_sequences"] < 256
+    done = llm.generate([[5] * (1 + 31 * number) for number in range(32)], SOME)
+    assert {len(one.token_ids) for one in done} == {SOME.max_tokens}
+    assert free - torch.cuda.mem_get_info()[0] <= 1.1 * GB
+
+
+@pytest.mark.gpu
+def test_an_engine_finds_the_memory_of_one_that_is_gone_free():
+    caches = []
+    for _ in range(2):
+        llm = LLM("random:llama-3.2-1b", device="cuda", dtype="bfloat16", max_sequences=64)
+        caches.append(llm.settings["cache_tokens"])
+        del llm
+        gc.collect()
+    assert caches[1] > 0.95 * caches[0]
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -190,7 +190,18 @@ def test_what_is_not_given_suits_the_engine_and_the_device():
     gpu = Settings().options(LIMITS, "cuda")
     assert (gpu.max_sequences, gpu.token_budget, gpu.memory_fraction) == (256, 8192, 0.9)
     cpu = Settings().options(LIMITS, "cpu")
-    assert cpu == EngineConfig(LIMITS, 8, token_budget=256, memory_fraction=0.5, graphs=False)
+    chosen = {"token_budget": 256, "memory_fraction": 0.5, "graphs": False}
+    assert cpu == EngineConfig(LIMITS, 8, yielding=cpu.yielding, **chosen)
+
+
+def test_only_what_nobody_has_set_yields():
+    suiting = {"max_sequences", "token_budget", "memory_fraction"}
+    assert Settings().options(LIMITS, "cuda").yielding == suiting | SWITCHES.keys()
+    asked = Settings(
+        max_sequences=256, memory_fraction=0.9, switch_off=["graphs", "overlap"]
+    )  # the default, but asked for
+    assert asked.options(LIMITS, "cuda").yielding == {"token_budget", "prefix_cache", "chunked", "kernels"}
+    assert EngineConfig(LIMITS).yielding == frozenset()
 
 
 def test_a_phase_heeds_what_it_says_and_the_final_engine_everything():

@@ -14,7 +14,7 @@ from gradus.assembly.heads import trained_heads
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
-from gradus.execution.memory import ran_out
+from gradus.execution.memory import DeviceMemory, ran_out
 from gradus.execution.memory_plan import memory_plan
 from gradus.exercises import solution
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
@@ -52,7 +52,7 @@ def assemble(
         from gradus import phases
 
         build = phases.load(phase).build if impl is None else _build_of(phase, impl, progress)
-        with _enough_memory(options):
+        with _enough_memory(options, device):
             engine = build(load(checkpoint, precision), options)
         return engine, options
     assert isinstance(options, EngineConfig)
@@ -62,9 +62,7 @@ def assemble(
         checkpoint.config, options, device, precision, draft=None if draft is None else (draft[0].config, draft[1])
     )
     config = runnable(plan.applied(options), device)
-    if plan.note:
-        log.warning("%s", plan.note)
-    with _enough_memory(config):
+    with _enough_memory(config, device):
         drafter = None if draft is None else load(*draft)
         engine = build_final(load(checkpoint, precision), config, _capturing(progress), drafter)
         plan.check_room(device)
@@ -112,18 +110,20 @@ def draft_precision(draft: Checkpoint, device: torch.device, precision: Precisio
 
 
 @contextmanager
-def _enough_memory(options: EngineOptions) -> Iterator[None]:
-    """Turns a failed allocation into a ConfigError that says what to lower."""
+def _enough_memory(options: EngineOptions, device: torch.device) -> Iterator[None]:
+    """Turns a failed allocation into a ConfigError that says what to lower, and whose memory was in the way before."""
+    before = DeviceMemory.of(device) if device.type == "cuda" else None
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not ran_out(error):
             raise
         final = isinstance(options, EngineConfig)
+        holders = "" if before is None else before.holders(device)
         lower = "memory_fraction or cache_tokens" if final else "cache_tokens (in phases with pages)"
         raise ConfigError(
             f"not enough memory for the weights and a cache of {options.cache_positions} tokens: lower {lower}, "
-            "max_sequences or context_length (`gradus serve --dry-run` shows what fits)"
+            f"max_sequences or context_length (`gradus serve --dry-run` shows what fits){holders}"
         ) from error
 
 

@@ -70,8 +70,8 @@ def build(
     folder that it names.
 
     Where `memory_fraction` sizes the cache, and it turns out shorter than `limits.context_length`, the engine's own
-    limits are as short. Raises ConfigError where no room is left for one, for a kv_dtype that the GPU cannot read, and
-    for a draft that does not go with the model.
+    limits are as short; settings named in `yielding` may turn out lower. Raises ConfigError where no room is left for a
+    cache, for a kv_dtype that the GPU cannot read, and for a draft that does not go with the model.
     """
     if draft is not None:
         check_draft(model.config, draft.config)

@@ -13,7 +13,7 @@ from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
 from gradus.engine.sequence import Output
 from gradus.errors import GradusError
-from gradus.execution.memory import OutOfMemory, ran_out
+from gradus.execution.memory import DeviceMemory, OutOfMemory, ran_out
 
 C = TypeVar("C", bound=Core)
 
@@ -80,7 +80,10 @@ class GuardedCore(Generic[C]):
                 what = f"{type(error).__name__} ended a step of this engine half-way"
                 self._broken = BrokenEngine(f"{what}, so it cannot go on: load the model again")
                 raise
-            self._broken = OutOfMemory(f"a step found no memory on {self.device}: start again with {self._smaller()}")
+            holders = DeviceMemory.of(self.device).holders(self.device) if self.device.type == "cuda" else ""
+            self._broken = OutOfMemory(
+                f"a step found no memory on {self.device}: start again with {self._smaller()}{holders}"
+            )
             raise self._broken from error
 
     def cancel(self, request_id: str, index: int | None = None, reason: str = "cancelled") -> Sequence[Output]:

@@ -1,43 +1,19 @@
 """What a GPU is and how busy it is, as NVML, the driver's own library, knows it; and how long its kernels take.
 
-NVML may be missing where CUDA works (a container without the driver's tools): then what torch knows has to do.
+Without NVML, what torch knows has to do.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from gradus.bench.statistics import median, significant
+from gradus.device.nvml import nvml
 
 UNTIMED_REPLAYS = 2
-
-
-@contextmanager
-def nvml(index: int = 0) -> Iterator[Any]:
-    """(pynvml, handle of GPU `index` as CUDA counts them), or None where there is no NVML."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, no permission: all the same to us
-        yield None
-        return
-    try:
-        yield pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(_bus_id(index))
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _bus_id(index: int) -> bytes:
-    """CUDA may hide and reorder GPUs; the bus address is the same for both."""
-    import torch
-
-    found: Any = torch.cuda.get_device_properties(index)
-    return f"{found.pci_domain_id:08x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0".encode()
 
 
 def describe(index: int = 0) -> dict[str, str]:

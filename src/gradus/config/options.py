@@ -95,6 +95,7 @@ class EngineConfig(EngineOptions):
     memory_fraction: the cache gets what is left of it beside weights, the largest step and graphs, at most
     `max_sequences` of the longest. What other processes hold on a GPU counts as taken. None looks at no memory and
     allocates `max_sequences` of the longest. `cache_tokens` wins over both.
+    yielding: names of settings and switches left at their defaults, which the plan may lower where memory is short.
     """
 
     policy: Policy = setting(
@@ -158,6 +159,7 @@ class EngineConfig(EngineOptions):
         heeded="final",
     )
     overlap: bool = setting(True, "The next step is planned while the device works on this one.", heeded="final")
+    yielding: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)

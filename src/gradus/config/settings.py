@@ -106,7 +106,9 @@ class Settings:
         suiting = {name: one.suits[device] for name, one in SETTINGS.items() if device in one.suits}
         # what this kind of device does not have at all is off, and needs no warning
         absent = {name: False for name, one in SWITCHES.items() if not one.suits.get(device, True)}
-        return EngineConfig(limits, **suiting | given | absent | dict.fromkeys(self.switch_off, False))
+        chosen = suiting | given | absent | dict.fromkeys(self.switch_off, False)
+        yielding = (suiting.keys() | SWITCHES.keys()) - given.keys() - set(self.switch_off)
+        return EngineConfig(limits, **chosen, yielding=frozenset(yielding))
 
     def _refuse_ignored(self, phase: str) -> None:
         given = [one.name for one in fields(Settings) if getattr(self, one.name) != one.default]

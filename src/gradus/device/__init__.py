@@ -4,6 +4,7 @@ Read in this order:
 
     transfer.py         numbers moved between host and device without a wait
     capability.py       what a GPU can do
+    nvml.py             what the driver knows of a GPU, and of other processes on it
     processor.py        what Linux says of the processor
     control_groups.py   what a container may use of cores and memory
     host_memory.py      the machine's own memory, and how much is free

@@ -11,5 +11,6 @@ Read in this order:
     compiled.py      on a CPU, decode steps in compiled kernels
     warm_up.py       every launch once, before the first request
     memory_plan.py   the device's memory, planned before it is taken;  memory.py: what there is of it
+    concessions.py   defaults lowered where memory is short
     timeline.py      when each step did what;  recording.py: plans written to a file, and played back
 """

@@ -10,9 +10,13 @@ model and the precision really allocate. The cache is arithmetic:
 A phase's cache has a fixed size: its slots, or the pages that were asked for; a part of the free memory is left to its
 steps. The final engine's cache gets what is left. What its steps compute with is estimated from their shapes, on the
 safe side: too little would end the engine in the middle of its work, too much costs a few pages. A cache is one
-allocation, made once, so the device is as full at the start as it ever is between two steps.
+allocation, made once, so the device is as full at the start as it ever is between two steps. On a GPU, what the largest
+step needs is kept from then on, so that other processes cannot take it.
+
+Defaults that would leave no cache worth having are lowered (concessions.py).
 """
 
+import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,8 @@ from gradus.cache.windows import longest_sequence
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.errors import ConfigError
-from gradus.execution.memory import DeviceMemory, free_memory
+from gradus.execution.concessions import Concession, conceded, descending, worth_having
+from gradus.execution.memory import DeviceMemory, free_memory, keep, readable
 from gradus.kernels import check_kv_dtype, missing
 from gradus.models import Model
 from gradus.models.config import ModelConfig, kv_bytes_per_token
@@ -37,6 +42,8 @@ from gradus.scheduling.drafting import MOST_ROWS, choices
 from gradus.speculative.heads_folder import heads_bytes
 from gradus.speculative.history import history_bytes
 from gradus.speculative.states import states_bytes
+
+log = logging.getLogger(__name__)
 
 PHASE_FRACTION = 0.9  # of the free memory, what a phase's weights and cache may take: the rest is for its steps
 # What sampling takes of a row of logits, per token of the vocabulary, at most: the logit, scaled, and as a probability,
@@ -87,8 +94,8 @@ class MemoryPlan:
     """Sizes in bytes.
 
     dtype: of weights, then of activations where that differs. cache_dtype: of keys and values.
-    free_bytes, total_bytes: of the device now (see DeviceMemory); memory_fraction: the part of it that may be in use,
-    and usable_bytes: what may therefore be taken.
+    free_bytes, total_bytes, own_bytes: of the device now (see DeviceMemory); memory_fraction: the part of it that may
+    be in use, and usable_bytes: what may therefore be taken.
     weight_bytes: weights and constant tables.
     step_tokens, step_bytes: tokens of the largest step, and what it computes with; graph_bytes: CUDA graphs. Estimates.
     table_bytes: what sampling keeps per slot. These are the final engine's alone.
@@ -96,6 +103,7 @@ class MemoryPlan:
     pages: None for a phase without. sized: the cache got what was left; otherwise it has the size that was asked for.
     max_sequences: how many run at once at most.
     context_length: tokens that a request may have. wanted_context: what was asked for, where the cache holds less.
+    concessions: defaults that were lowered for a cache worth having.
     """
 
     device: str
@@ -117,6 +125,8 @@ class MemoryPlan:
     pages: PagePlan | None = None
     sized: bool = False
     wanted_context: int | None = None
+    own_bytes: int = 0
+    concessions: tuple[Concession, ...] = ()
 
     @property
     def beside_cache(self) -> int:
@@ -147,8 +157,18 @@ class MemoryPlan:
         return min(self.max_sequences, held, self.sequences_that_fit)
 
     @property
-    def note(self) -> str | None:
-        """What the operator should know of a cache that is smaller than one sequence; None of any other."""
+    def notes(self) -> list[str]:
+        """Lines for the operator: which defaults were lowered, and that the cache is smaller than one sequence."""
+        return [note for note in (self._conceded(), self._short()) if note is not None]
+
+    def _conceded(self) -> str | None:
+        if not self.concessions:
+            return None
+        whole = "" if self.total_bytes is None else f" of {readable(self.total_bytes)}"
+        changes = ", ".join(map(str, self.concessions))
+        return f"{self.device} has {readable(self.free_bytes)}{whole} free: {changes}, to leave room for the cache"
+
+    def _short(self) -> str | None:
         if self.wanted_context is None or (self.sized and not self.fits):
             return None
         raised = "memory_fraction" if self.sized else "cache_tokens"
@@ -157,39 +177,67 @@ class MemoryPlan:
             f"holds no more; raise {raised}, or lower context_length"
         )
 
+    @property
+    def holders(self) -> str:
+        """Say whose memory is in the way, as the end of a refusal."""
+        memory = DeviceMemory(self.free_bytes, self.total_bytes, self.own_bytes)
+        return memory.holders(torch.device(self.device))
+
     def applied(self, options: EngineConfig) -> EngineConfig:
-        """The options with this cache and context. Raises ConfigError where memory was to size it and none was left."""
+        """The options with this cache, this context and the concessions. Logs the notes; nothing yields any more.
+
+        Raises ConfigError where memory was to size the cache and none was left.
+        """
         assert self.pages is not None, "the final engine has pages"
         if self.sized and not self.fits:
-            weights, smaller = "weights", "model"
-            if options.draft_model is not None:
-                weights, smaller = "the model's and the draft's weights", "draft"
-            raise ConfigError(
-                f"no memory is left for a cache on {self.device}: {weights} take {readable(self.weight_bytes)}, the "
-                f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
-                f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
-                f"{self.memory_fraction:g}; raise it, lower token_budget or max_sequences, or take a smaller {smaller}"
-            )
+            raise ConfigError(self._refusal(options))
         if self.context_length < 2:
             raise ConfigError(f"a cache of {self.pages.positions} tokens holds no request: raise cache_tokens")
+        for note in self.notes:
+            log.warning("%s", note)
+        became = {one.setting: one.became for one in self.concessions}
         limits = replace(options.limits, context_length=self.context_length)
-        return replace(options, limits=limits, cache_tokens=self.pages.positions)
+        return replace(options, limits=limits, cache_tokens=self.pages.positions, yielding=frozenset(), **became)
+
+    def _refusal(self, options: EngineConfig) -> str:
+        weights, smaller = "weights", "model"
+        if options.draft_model is not None:
+            weights, smaller = "the model's and the draft's weights", "draft"
+        lowered = [one.setting for one in self.concessions]
+        largest = {"token_budget" if options.chunked else "context_length": self.step_tokens}
+        sizes = largest | {"max_sequences": self.max_sequences}
+        left = [name for name, size in sizes.items() if name not in lowered and size > 1]
+        raised = "" if "memory_fraction" in lowered else "raise it, "
+        lower = f"lower {' or '.join(left)}, or " if left else ""
+        return (
+            f"no memory is left for a cache on {self.device}: {weights} take {readable(self.weight_bytes)}, the "
+            f"largest step {readable(self.step_bytes)}, sampling {readable(self.table_bytes)} and CUDA graphs "
+            f"{readable(self.graph_bytes)}, of {readable(self.usable_bytes)} that are free within memory_fraction "
+            f"{self.memory_fraction:g}; {raised}{lower}take a smaller {smaller}{self.holders}"
+        )
 
     def check_room(self, device: torch.device) -> None:
-        """Once the engine stands: whether its largest step still fits. Raises ConfigError where it does not.
+        """Keep what the largest step needs, once the engine stands. Raises ConfigError where no room is left for it.
 
+        Warns where start-up has taken more than planned: over half of the memory that memory_fraction leaves unused.
         On a CPU nothing is looked at: there, memory is taken when it is first written to.
         """
         if device.type != "cuda":
             return
-        torch.cuda.empty_cache()  # what loading and capturing have left in torch's hands is free as well
         free = free_memory(device)
+        unplanned = self.free_bytes - free - (self.beside_cache - self.step_bytes + self.cache_bytes)
+        lower = f"memory_fraction (now {self.memory_fraction:g})" if self.sized else "cache_tokens"
+        told = (
+            f"{readable(free)} are left on {device} beside weights, cache and CUDA graphs, and the largest step "
+            f"may take {readable(self.step_bytes)}"
+        )
+        if unplanned > 0:
+            told += f"; start-up, or another process meanwhile, took {readable(unplanned)} more than was planned"
         if free < self.step_bytes:
-            lower = f"memory_fraction (now {self.memory_fraction:g})" if self.sized else "cache_tokens"
-            raise ConfigError(
-                f"{readable(free)} are left on {device} beside weights, cache and CUDA graphs, and the largest step "
-                f"may take {readable(self.step_bytes)}: lower {lower}, token_budget or max_sequences"
-            )
+            raise ConfigError(f"{told}: lower {lower}, token_budget or max_sequences{self.holders}")
+        if unplanned > (self.free_bytes - self.usable_bytes) / 2:
+            log.warning("%s: a lower %s leaves more", told, lower)
+        keep(self.step_bytes, device)
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -209,7 +257,7 @@ class MemoryPlan:
             *self._page_lines(),
             ("sequences that fit", f"{self.sequences_that_fit} of full length (context {self.context_length} tokens)"),
             ("runs", f"up to {self.max_sequences} sequences at a time"),
-            *([("note", self.note)] if self.note else ()),
+            *(("note", note) for note in self.notes),
             ("in all", f"{total}, {verdict}"),
         ]
         return "\n".join(f"{name:<20}{value}" for name, value in lines)
@@ -271,12 +319,15 @@ def _draft(config: ModelConfig, precision: Precision) -> Model:
 
 
 def sized(model: Model, options: EngineConfig, draft: Model | None = None) -> EngineConfig:
-    """The options with a cache for what is free now, the model being loaded, if they leave its size to memory."""
+    """The options with a cache for what is free now, the model being loaded, if they leave its size to memory.
+
+    Where it is little, defaults are lowered.
+    """
     if not options.sized:
         return options
     now = DeviceMemory.of(model.device)
     loaded = weight_bytes(model) + (0 if draft is None else weight_bytes(draft))
-    before = replace(now, free=now.free + loaded)
+    before = replace(now, free=now.free + loaded, own=max(0, now.own - loaded))
     return _final(_At(model, model.device, model.dtype, before), options, draft).applied(options)
 
 
@@ -296,6 +347,22 @@ def _fixed(at: "_At", options: EngineOptions, phase: str) -> MemoryPlan:
 
 
 def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> MemoryPlan:
+    """The final engine's plan with the fewest concessions that leave a cache worth having, or with all of them."""
+    for tried in descending(options, at.memory):
+        plan = _planned(at, tried, draft)
+        if plan.fits and _worth_having(plan, tried, len(layer_groups(at.config.windows))):
+            break
+    return replace(plan, concessions=conceded(options, tried))
+
+
+def _worth_having(plan: MemoryPlan, options: EngineConfig, groups: int) -> bool:
+    """Whether there is a cache as asked for, one worth having, or one that more memory would not make larger."""
+    assert plan.pages is not None
+    enough, full = worth_having(options), plan.pages.count > MOST_PAGES - groups
+    return not plan.sized or plan.pages.positions >= enough or full
+
+
+def _planned(at: "_At", options: EngineConfig, draft: Model | None = None) -> MemoryPlan:
     """The final engine's cache: what is left beside the rest, or what was asked for.
 
     draft: its weights count as weights, and its keys and values as the cache's: each page has some of both models.
@@ -306,7 +373,7 @@ def _final(at: "_At", options: EngineConfig, draft: Model | None = None) -> Memo
     kernels = options.kernels and not missing(kind)
     rows = min(count * (1 + options.most_drafts), max(count, MOST_ROWS))  # of decodes, with their drafts
     step = step_bytes(config, tokens, rows, itemsize) + (at.scratch(tokens, rows) if kernels else 0)
-    graphs = graph_bytes(at, options, rows) if options.graphs and kernels else 0
+    graphs = graph_bytes(at, options, rows, draft) if options.graphs and kernels else 0
     tables = table_bytes(config.vocab_size, count + 1)  # with the slot that padding samples in
     if options.speculate:
         tables += history_bytes(count, wanted)
@@ -375,6 +442,7 @@ class _At:
             "dtype": _name(self.dtype),
             "free_bytes": self.memory.free,
             "total_bytes": self.memory.total,
+            "own_bytes": self.memory.own,
             "weight_bytes": self.weights,
             "cache_dtype": "fp8" if _in_fp8(options) else _name(self.dtype),
             "cache_bytes_per_token": kv_bytes_per_token(self.config, *kv_bytes(options, self.itemsize)),
@@ -436,10 +504,10 @@ def step_bytes(config: ModelConfig, rows: int, sampled: int, itemsize: int) -> i
     return rows * row + sampled * config.vocab_size * SAMPLING_BYTES
 
 
-def graph_bytes(at: "_At", options: EngineConfig, sampled: int) -> int:
+def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | None = None) -> int:
     """What captured steps keep at most: the memory of the largest one, which all share, and each graph's own.
 
-    sampled: rows of the largest step of decodes.
+    sampled: rows of the largest step of decodes. draft: passes over its prompts are captured as well.
     """
     from gradus.execution.draft_graphs import shapes  # here, since they need Triton, which is not everywhere
     from gradus.execution.graphs import batch_sizes
@@ -449,21 +517,13 @@ def graph_bytes(at: "_At", options: EngineConfig, sampled: int) -> int:
     slots, most = options.max_sequences, options.most_drafts
     sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
     logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
-    prompts = prompt_sizes(config, options.budget("cuda"))
-    own = (2 * len(sizes) + len(prompts)) * GRAPH_BYTES  # of a step of decodes two graphs
-    left = sum(prompts) * config.hidden_size * itemsize  # hidden states of short prompts
-    rows = max([sampled, *prompts])
-    return step_bytes(config, rows, 0, itemsize) + logits + left + own + at.scratch(rows, sampled)
+    own, rows = 2 * len(sizes) * GRAPH_BYTES, sampled  # of a step of decodes two graphs
+    for read in (config, *([] if draft is None else [draft.config])):
+        prompts = prompt_sizes(read, options.budget("cuda"))
+        own += len(prompts) * GRAPH_BYTES + sum(prompts) * read.hidden_size * itemsize  # and their hidden states
+        rows = max([rows, *prompts])
+    return step_bytes(config, rows, 0, itemsize) + logits + own + at.scratch(rows, sampled)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def readable(size: float) -> str:
-    """269.1 MB: decimal units, as model sizes are commonly given."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.4g} {unit}"
-        size /= 1000
-    return f"{size:.4g} TB"
