@@ -42,8 +42,12 @@ def give_back(device: "torch.device") -> None:
     if device.type == "cuda":
         import torch
 
-        with torch.cuda.device(device):
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
+    give_back_host_memory()
+
+
+def give_back_host_memory() -> None:
+    """Return to the system what was freed. Does nothing where the C library has no call for it."""
     library = ctypes.CDLL(None)
     if (trim := getattr(library, "malloc_trim", None)) is not None:  # glibc
         trim(ctypes.c_size_t(0))

@@ -15,7 +15,7 @@ from gradus.config.description import described, keywords
 from gradus.config.options import FINAL, resolve_context
 from gradus.config.settings import Settings, stated
 from gradus.device import threads
-from gradus.device.allocator import give_back
+from gradus.device.allocator import give_back_host_memory
 from gradus.engine.engine import Engine
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request, SamplingParams, SchedulingParams
@@ -96,7 +96,7 @@ class LLM:
         self.front_end = FrontEnd(self.tokenizer, self.limits, self.checkpoint.name, end_sample=self.core.cancel)
         self._untaken: list[Delta] = []  # deltas that no caller has taken yet
         self._interrupts = Interrupts()
-        give_back(self.device)  # what loading has freed
+        give_back_host_memory()  # what loading has freed
         if gc_freeze:
             garbage.spare_what_stays(engine)
 
