@@ -32,7 +32,7 @@ PACKAGES = (
     "huggingface-hub", "jinja2", "fastapi", "uvicorn", "typer", "rich",
 )  # fmt: skip
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
-"""As in pyproject.toml, which an installation may lack, or may have copied before it changed."""
+"""The range of pyproject.toml, repeated: an installation's metadata may be missing or out of date."""
 FREE_DISK_WANTED = 2 * 2**30
 SERVER_PORT = 8000
 

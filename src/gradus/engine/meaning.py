@@ -1,4 +1,4 @@
-"""What a field of a request means, kept with the field: `help` shows it, and the server's schema says it to clients."""
+"""Meanings of a request's fields, in words, each kept with its field: for `help`, and for the server's schema."""
 
 import inspect
 import textwrap
@@ -9,17 +9,17 @@ Class = TypeVar("Class", bound=type)
 
 
 def param(meaning: str, **default: Any) -> Any:
-    """A dataclass field and what it means, in words. The other arguments are those of `dataclasses.field`."""
+    """Make a dataclass field that carries its meaning. The other arguments are those of `dataclasses.field`."""
     return field(metadata={"meaning": meaning}, **default)
 
 
 def meanings(owner: type) -> dict[str, str]:
-    """What each field of a dataclass means, by its name, in their order."""
+    """Map the name of each field of a dataclass to its meaning, in their order."""
     return {one.name: one.metadata["meaning"] for one in fields(owner)}
 
 
 def documented(owner: Class) -> Class:
-    """A class decorator, above `@dataclass`: the docstring goes on with what each field means."""
+    """Add each field's meaning to the docstring of a dataclass. A class decorator, above `@dataclass`."""
     lines = [
         textwrap.fill(f"{name}: {meaning}", 116, subsequent_indent="    ") for name, meaning in meanings(owner).items()
     ]
