@@ -6,6 +6,11 @@ PHASE  ?=
 ARGS   ?=
 PYTHON ?=
 
+# The supported versions, newest first: pyproject.toml's requires-python, which tests/repository compares.
+PYTHONS := 3.14 3.13 3.12 3.11
+NEWEST  := $(firstword $(PYTHONS))
+RANGE   := $(lastword $(PYTHONS)) to $(NEWEST)
+
 VENV   := .venv
 IN     := $(VENV)/bin/python -m
 # Whole files to a process: what a file sets up is set up once.
@@ -36,7 +41,7 @@ help:
 	@echo '  make serve PHASE=p01                      serve with one phase of the course, not the final engine'
 	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
 	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
-	@echo '  make test PYTHON=/opt/python3.12          make .venv with this Python (3.11 or 3.12)'
+	@echo '  make test PYTHON=/opt/python$(NEWEST)          make .venv with this Python ($(RANGE))'
 	@echo
 	@echo 'Then: .venv/bin/gradus --help'
 
@@ -88,13 +93,13 @@ $(BOOK_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
 	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu,book]'
 	@touch $(SERVE_READY) $@
 
-# The first Python that really runs: a version manager may leave a command on the path for a version it does not have,
+# The newest Python that really runs: a version manager may leave a command on the path for a version it does not have,
 # and a distribution may leave out the part that makes virtual environments. pip is the last thing venv puts in place.
 $(VENV)/bin/pip:
-	@for python in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3 python); do \
-	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then \
+	@for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS:%=python%) python3 python); do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv[1:])' $(PYTHONS) 2>/dev/null; then \
 	    echo "Making $(VENV) with $$("$$python" --version) …"; exec "$$python" -m venv $(VENV); \
 	  fi; \
 	done; \
-	echo "gradus: $(if $(PYTHON),$(PYTHON) is not,found no) Python 3.11 or 3.12 that can make a virtual environment (with the venv and ensurepip modules); install one and name it: make PYTHON=/path/to/python3.12" >&2; \
+	echo "gradus: $(if $(PYTHON),$(PYTHON) is not a,found no) Python $(RANGE) that can make a virtual environment (with the venv and ensurepip modules); install one and name it: make PYTHON=/path/to/python$(NEWEST)" >&2; \
 	exit 2

@@ -31,6 +31,8 @@ PACKAGES = (
     "torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "gguf",
     "huggingface-hub", "jinja2", "fastapi", "uvicorn", "typer", "rich",
 )  # fmt: skip
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
+"""The range of pyproject.toml, repeated: an installation's metadata may be missing or out of date."""
 FREE_DISK_WANTED = 2 * 2**30
 SERVER_PORT = 8000
 
@@ -65,7 +67,7 @@ def examine() -> Report:
     """Run every check, in an order in which the cause comes before what it breaks."""
     install = "pip install -c constraints.txt -e . installs it"
     findings = [
-        _check("python", FAILED, _python, "use Python 3.11 or 3.12"),
+        _check("python", FAILED, _python, "use Python {}.{} to {}.{}".format(*OLDEST_PYTHON, *NEWEST_PYTHON)),
         _check("torch", FAILED, _torch, install),
         _check("tokenizers", FAILED, _tokenizers, install),
         _check("safetensors", FAILED, _safetensors, install),
@@ -135,7 +137,7 @@ def _memory() -> str:
 
 
 def _python() -> str:
-    if not (3, 11) <= sys.version_info < (3, 13):
+    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
         raise RuntimeError(f"Python {platform.python_version()} is not supported")
     return f"{platform.python_version()} at {sys.executable}"
 

@@ -200,6 +200,14 @@ def test_the_plain_front_end_tells_a_mistake_in_one_line_too(capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_the_plain_front_end_needs_no_docstring(monkeypatch, capsys):
+    """`python -OO` strips them."""
+    monkeypatch.setattr(plain, "__doc__", None)
+    with pytest.raises(SystemExit) as ending:
+        plain.main(["--help"])
+    assert ending.value.code == 0 and "--quick" in capsys.readouterr().out
+
+
 def test_a_profile_says_where_the_time_goes_and_leaves_a_timeline(gradus, tmp_path):  # noqa: F811
     done = gradus("profile", "p01", "--context", "16", "--out", str(tmp_path), *TINY)
     assert done.code == 0, done.err

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,17 @@ def test_only_what_is_essential_makes_it_fail(gradus, monkeypatch):
         done = gradus("doctor")
         assert done.code == code
         assert "mend it" in done.out
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [((3, 10, 14), FAILED), ((3, 11, 0), OK), ((3, 14, 9), OK), ((3, 15, 0), FAILED)],
+)
+def test_a_python_out_of_range_fails_and_the_advice_names_the_range(monkeypatch, version, status):
+    monkeypatch.setattr(doctor, "sys", SimpleNamespace(version_info=version, executable=sys.executable))
+    found = finding("python")
+    assert found.status == status
+    assert found.advice == ("use Python 3.11 to 3.14" if status == FAILED else "")
 
 
 def test_a_port_in_use_is_noticed(monkeypatch):

@@ -1,5 +1,6 @@
 """What holds for every command: help that teaches, one line for a mistake, exit codes."""
 
+import inspect
 import subprocess
 import sys
 
@@ -31,8 +32,8 @@ def test_an_examples_note_is_a_comment_so_that_a_copied_line_works():
     examples = [
         line.strip()
         for command in cli.app.registered_commands
-        for line in (command.callback.__doc__ or "").splitlines()
-        if line.startswith("      ")
+        for line in inspect.getdoc(command.callback).splitlines()
+        if line.startswith("  ")
     ]
     assert len(examples) > 40 and all("#" in line for line in examples if "   " in line)
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import json
 import math
 import operator
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.engine.meaning import meanings
 from gradus.engine.request import DEFAULT_MAX_TOKENS, MAX_SEED, ModelLimits, Request, SamplingParams, SchedulingParams
 from gradus.errors import RequestError
 
@@ -35,6 +37,14 @@ BAD_FIELDS = [
     ("ignore_eos", [1, "yes", None]),
     ("logprobs", [-1, 21, 10**6, 1.0, True]),
 ]
+
+
+@pytest.mark.parametrize("params", [SamplingParams, SchedulingParams])
+def test_help_says_what_each_field_means(params):
+    shown = inspect.getdoc(params)
+    assert shown.splitlines()[0].endswith(".") and max(map(len, shown.splitlines())) <= 116
+    for name, meaning in meanings(params).items():
+        assert meaning and f" {name}: {meaning}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("param, value", [(param, value) for param, values in BAD_FIELDS for value in values])

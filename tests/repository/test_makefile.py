@@ -6,6 +6,7 @@ The Makefile runs here in an empty folder with stand-ins for Python that only wr
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ esac
 echo "$(basename "$0") $*" >> "$LOG"
 """
 SHIM = "#!/bin/sh\necho 'command not found' >&2\nexit 127\n"
+EVERY_PYTHON = ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python")
 
 
 @pytest.fixture
@@ -56,23 +58,55 @@ def test_without_a_target_it_explains_itself(folder):
 
 
 def test_a_python_that_does_not_run_is_passed_over(folder):
-    command(folder, "python3.11", SHIM)
-    command(folder, "python3.12", WORKING)
+    command(folder, "python3.14", SHIM)
+    command(folder, "python3.13", WORKING)
     _, asked = make(folder, ".venv/bin/pip")
-    assert asked == ["python3.12 -m venv .venv"]
+    assert asked == ["python3.13 -m venv .venv"]
+
+
+@pytest.mark.parametrize("newest", ["python3.14", "python3.13", "python3.12", "python3.11", "python3"])
+def test_the_newest_python_that_is_supported_is_taken(folder, newest):
+    command(folder, "python3.15", WORKING)
+    for name in EVERY_PYTHON[EVERY_PYTHON.index(newest) :]:
+        command(folder, name, WORKING)
+    for name in EVERY_PYTHON[: EVERY_PYTHON.index(newest)]:
+        command(folder, name, SHIM)  # this machine's own may lie further on along the path
+    _, asked = make(folder, ".venv/bin/pip")
+    assert asked == [f"{newest} -m venv .venv"]
+
+
+@pytest.mark.parametrize(
+    ("version", "lacks", "taken"),
+    [
+        ((3, 10), None, False),
+        ((3, 11), None, True),
+        ((3, 14), None, True),
+        ((3, 15), None, False),
+        ((3, 14), "venv", False),
+        ((3, 14), "ensurepip", False),
+    ],
+)
+def test_a_python_of_another_version_or_without_what_makes_environments_is_refused(folder, version, lacks, taken):
+    """The Makefile's question, answered by a Python that claims to be of that version."""
+    claims = f"import sys; sys.version_info = ({version[0]}, {version[1]}, 0); sys.modules[{lacks!r}] = None; "
+    claims += "question = sys.argv[2]; del sys.argv[1:3]; exec(question)"
+    answers = f"""[ "$1" != -c ] || exec {sys.executable} -c "{claims}" "$@"\n"""
+    mine = command(folder, "mine", WORKING.replace("#!/bin/sh\n", f"#!/bin/sh\n{answers}"))
+    done, asked = make(folder, ".venv/bin/pip", f"PYTHON={mine}")
+    assert (done.returncode, asked) == ((0, ["mine -m venv .venv"]) if taken else (2, []))
 
 
 def test_without_any_it_says_what_to_do_in_one_line(folder):
-    for name in ("python3.11", "python3.12", "python3", "python"):
+    for name in EVERY_PYTHON:
         command(folder, name, SHIM)
     done, asked = make(folder, "test")
     assert (done.returncode, asked) == (2, [])
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("gradus:")]
-    assert "3.11 or 3.12" in line and "make PYTHON=" in line
+    assert "3.11 to 3.14" in line and "make PYTHON=" in line
 
 
 def test_a_named_python_is_used_or_refused_by_name(folder):
-    command(folder, "python3.11", WORKING)
+    command(folder, "python3.14", WORKING)
     done, asked = make(folder, ".venv/bin/pip", "PYTHON=/no/such/python")
     assert (done.returncode, asked) == (2, [])
     assert "/no/such/python" in done.stderr
@@ -81,10 +115,10 @@ def test_a_named_python_is_used_or_refused_by_name(folder):
 
 
 def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
-    command(folder, "python3.11", WORKING)
+    command(folder, "python3.14", WORKING)
     _, asked = make(folder, "serve", "MODEL=gemma3-270m", "PHASE=p01", "ARGS=--port 9000")
     assert asked == [
-        "python3.11 -m venv .venv",
+        "python3.14 -m venv .venv",
         "python -m pip install --quiet --constraint constraints.txt --editable .[cpu]",
         "python -m gradus pull gemma3-270m",
         "python -m gradus serve --model gemma3-270m --phase p01 --port 9000",
@@ -94,10 +128,10 @@ def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
 
 
 def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
-    command(folder, "python3.11", WORKING)
+    command(folder, "python3.14", WORKING)
     done, asked = make(folder, "course")
     assert asked == [
-        "python3.11 -m venv .venv",
+        "python3.14 -m venv .venv",
         "python -m pip install --quiet --constraint constraints.txt --editable .[cpu,dev]",
         "python -m gradus pull smollm2-135m",
     ]
@@ -105,7 +139,7 @@ def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
 
 
 def test_test_lints_and_tests_and_sets_up_once(folder):
-    command(folder, "python3.11", WORKING)
+    command(folder, "python3.14", WORKING)
     _, asked = make(folder, "test", "ARGS=-x")
     assert asked[1] == "python -m pip install --quiet --constraint constraints.txt --editable .[cpu,dev]"
     checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
@@ -117,7 +151,7 @@ def test_test_lints_and_tests_and_sets_up_once(folder):
 
 @pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "setup.py"])
 def test_a_change_of_dependencies_installs_anew(folder, changed):
-    command(folder, "python3.11", WORKING)
+    command(folder, "python3.14", WORKING)
     make(folder, "lint")
     later = (folder / ".venv" / ".ready-to-test").stat().st_mtime + 10
     os.utime(folder / changed, (later, later))
@@ -125,7 +159,7 @@ def test_a_change_of_dependencies_installs_anew(folder, changed):
 
 
 def test_an_installation_that_failed_is_tried_again(folder):
-    command(folder, "python3.11", WORKING)
+    command(folder, "python3.14", WORKING)
     make(folder, ".venv/bin/pip")
     python = folder / ".venv" / "bin" / "python"
     python.write_text(SHIM)
@@ -137,7 +171,7 @@ def test_an_installation_that_failed_is_tried_again(folder):
 def test_ci_runs_what_a_developer_runs_and_passes_its_exit_code_on(folder):
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
-    for name in ("python3.11", "python3.12", "python3", "python"):
+    for name in EVERY_PYTHON:
         command(folder, name, SHIM)
     environment = {"PATH": f"{folder / 'commands'}:/usr/bin:/bin"}
     done = subprocess.run([folder / ".ci" / "run"], cwd="/", env=environment, capture_output=True, text=True)

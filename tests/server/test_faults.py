@@ -168,6 +168,7 @@ def test_while_the_model_loads_http_answers(serving):
     server, listening = Server(config, client), bind(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
+    assert eventually(lambda: server.started)  # until it listens, connections are refused
     with httpx.Client(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}", trust_env=False) as http:
         health = http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "loading"

@@ -220,6 +220,14 @@ def test_the_same_seed_gives_the_same_heads_and_another_gives_others(tmp_path):
     assert first == again != other
 
 
+def test_the_plain_front_end_needs_no_docstring(monkeypatch, capsys):
+    """`python -OO` strips them."""
+    monkeypatch.setattr(plain, "__doc__", None)
+    with pytest.raises(SystemExit) as ending:
+        plain.main(["--help"])
+    assert ending.value.code == 0 and "--out" in capsys.readouterr().out
+
+
 def test_time_that_runs_out_ends_training(monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr("gradus.training.heads.time", SimpleNamespace(monotonic=lambda: next(ticks)))

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bench(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m gradus.bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m gradus.bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("target", help="a phase (p01), ladder, ablation, matrix, all, sampling, or quality")
     _add_model(parser)
     parser.add_argument("--quick", action="store_true")

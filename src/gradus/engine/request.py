@@ -8,9 +8,10 @@ request that exists is one that the engine can serve: nothing behind this file c
 import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from gradus.engine.meaning import documented, param
 from gradus.errors import ConfigError, RequestError
 
 MAX_N = 16
@@ -40,45 +41,55 @@ class TokenBias(dict[int, float]):
         return type(self), (dict(self),)  # the usual way fills an empty one, entry by entry
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens, and when to stop. Raises RequestError naming the field, its limit and what was given.
+    """How to choose tokens, and when to stop. Raises RequestError naming the field, its limit and what was given."""
 
-    max_tokens: most tokens to generate; None means 256, or fewer where the context ends.
-    temperature: 0 is greedy (the default: reproducible, and the course's oracle); 1 samples the model's distribution.
-    top_k: sample among the k likeliest tokens (ties kept); 0 or -1 is off.
-    top_p: sample among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is off.
-    min_p: drop tokens less likely than min_p times the likeliest (Nguyen et al. 2024); 0 is off.
-    repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or output
-        (Keskar et al. 2019); 1 is off.
-    presence_penalty, frequency_penalty: subtracted once, or once per occurrence, for tokens in the output; 0 is off.
-    logit_bias: token id → value from -100 to 100, added to its logit.
-    seed: the tokens depend on it and on nothing else in the batch; None draws one.
-    n: independent samples of the prompt; sample i > 0 uses a seed derived from `seed` and i.
-    stop: strings that end the text; none of them is ever part of it.
-    stop_token_ids: tokens that end the sequence, beside the model's end-of-sequence tokens.
-    min_tokens: no stop token is sampled, and no stop string looked for, before that many tokens.
-    ignore_eos: the model's end-of-sequence tokens do not stop (`stop_token_ids` still do).
-    logprobs: report the log-probability of each token and of that many likeliest ones, from the model's own
-        distribution: before penalties, bias and temperature. None reports nothing.
-    """
-
-    max_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    n: int = 1
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None
+    max_tokens: int | None = param(
+        f"most tokens to generate; None means {DEFAULT_MAX_TOKENS}, or fewer where the context ends.", default=None
+    )
+    temperature: float = param(
+        "0 is greedy (the default: reproducible, and the course's oracle); 1 samples the model's distribution.",
+        default=0.0,
+    )
+    top_k: int = param("sample among the k likeliest tokens (ties kept); 0 or -1 is off.", default=0)
+    top_p: float = param(
+        "sample among the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 is off.",
+        default=1.0,
+    )
+    min_p: float = param(
+        "drop tokens less likely than min_p times the likeliest (Nguyen et al. 2024); 0 is off.", default=0.0
+    )
+    repetition_penalty: float = param(
+        "divides positive and multiplies negative logits of tokens seen in prompt or output (Keskar et al. 2019); "
+        "1 is off.",
+        default=1.0,
+    )
+    presence_penalty: float = param("subtracted once from the logits of tokens in the output; 0 is off.", default=0.0)
+    frequency_penalty: float = param(
+        "subtracted from the logits of tokens in the output, once per occurrence; 0 is off.", default=0.0
+    )
+    logit_bias: Mapping[int, float] = param(
+        "token id → value from -100 to 100, added to its logit.", default_factory=dict
+    )
+    seed: int | None = param("the tokens depend on it and on nothing else in the batch; None draws one.", default=None)
+    n: int = param("independent samples of the prompt; sample i > 0 uses a seed derived from `seed` and i.", default=1)
+    stop: Sequence[str] = param("strings that end the text; none of them is ever part of it.", default=())
+    stop_token_ids: Sequence[int] = param(
+        "tokens that end the sequence, beside the model's end-of-sequence tokens.", default=()
+    )
+    min_tokens: int = param(
+        "no stop token is sampled, and no stop string looked for, before that many tokens.", default=0
+    )
+    ignore_eos: bool = param(
+        "the model's end-of-sequence tokens do not stop (`stop_token_ids` still do).", default=False
+    )
+    logprobs: int | None = param(
+        "report the log-probability of each token and of that many likeliest ones, from the model's own distribution: "
+        "before penalties, bias and temperature. None reports nothing.",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -117,22 +128,28 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
+@documented
 @dataclass(frozen=True, slots=True)
 class SchedulingParams:
-    """When to serve a request, and what it may share. Raises RequestError naming the field, its limit and what came.
+    """When to serve a request, and what it may share. Raises RequestError naming the field, its limit and what came."""
 
-    priority: under the policy "priority" a lower number goes first, and may push a higher one out of the batch.
-    deadline: seconds after its arrival by which the last token must be there. A request that cannot make it any more
-        ends with finish_reason "deadline", and no further step is spent on it. None is no deadline.
-    timeout: seconds after its arrival when it ends with finish_reason "timeout", wherever it is. None is no timeout.
-    cache_salt: requests share cached prefixes only with those of the same salt; so tenants learn nothing from how fast
-        an answer comes. Requests without one share among themselves.
-    """
-
-    priority: int = 0
-    deadline: float | None = None
-    timeout: float | None = None
-    cache_salt: str | None = None
+    priority: int = param(
+        'under the policy "priority" a lower number goes first, and may push a higher one out of the batch.', default=0
+    )
+    deadline: float | None = param(
+        "seconds after its arrival by which the last token must be there. A request that cannot make it any more ends "
+        'with finish_reason "deadline", and no further step is spent on it. None is no deadline.',
+        default=None,
+    )
+    timeout: float | None = param(
+        'seconds after its arrival when it ends with finish_reason "timeout", wherever it is. None is no timeout.',
+        default=None,
+    )
+    cache_salt: str | None = param(
+        "requests share cached prefixes only with those of the same salt; so tenants learn nothing from how fast an "
+        "answer comes. Requests without one share among themselves.",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         limit = f"a whole number between {-MAX_PRIORITY} and {MAX_PRIORITY}"

@@ -1,7 +1,8 @@
 """The wire format of /generate: what a request may hold, what an answer and an error look like.
 
 The fields of a request are those of SamplingParams and SchedulingParams, which check them, and two of the server's own.
-The OpenAPI schema is made from the same dataclasses, its descriptions from their docstrings: they cannot drift apart.
+The OpenAPI schema is made from the same dataclasses, its descriptions from the meanings that their fields carry: they
+cannot drift apart.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from typing import Any
 from gradus.config.description import did_you_mean
 from gradus.engine import request as engine_limits
 from gradus.engine.logprobs import TokenLogprob
+from gradus.engine.meaning import meanings
 from gradus.engine.request import SamplingParams, SchedulingParams
 from gradus.engine.sequence import Timings
 from gradus.errors import CapacityError, RequestError
@@ -341,14 +343,14 @@ def _scheduling_properties(config: ServerConfig) -> dict[str, Any]:
 
 
 def _properties(params: type[SamplingParams | SchedulingParams]) -> dict[str, Any]:
-    kinds, descriptions = typing.get_type_hints(params), _descriptions(params.__doc__ or "")
+    kinds, descriptions = typing.get_type_hints(params), meanings(params)
     properties = {}
     for field in dataclasses.fields(params):
         default = field.default if field.default is not dataclasses.MISSING else {}
         properties[field.name] = {
             **_json_type(kinds[field.name]),
             "default": list(default) if isinstance(default, tuple) else default,
-            "description": descriptions[field.name],
+            "description": re.sub(r"\bNone\b", "null", descriptions[field.name]),
         }
     return properties
 
@@ -367,10 +369,3 @@ def _json_type(kind: Any) -> dict[str, Any]:
             return {"type": "object", "additionalProperties": _json_type(arguments[1])}
         case simple:
             return {"type": JSON_TYPES[simple]}
-
-
-def _descriptions(docstring: str) -> dict[str, str]:
-    """`name, name: what it means` paragraphs of a docstring, by name."""
-    found = re.findall(r"^ +((?:\w+, )*\w+): (.+(?:\n     +.+)*)", docstring, re.MULTILINE)
-    in_json = {names: re.sub(r"\bNone\b", "null", " ".join(text.split())) for names, text in found}
-    return {name: text for names, text in in_json.items() for name in names.split(", ")}

@@ -42,7 +42,7 @@ class Lines:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for a mistake of the user's, told in one line."""
-    parser = argparse.ArgumentParser(prog="python -m gradus.training", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m gradus.training", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="auto")
