@@ -184,12 +184,14 @@ def test_the_log_says_what_gave_way_once(caplog):
 
 
 def test_graphs_of_a_drafts_prompts_are_planned_for():
+    """Beside the memory of the largest pass, which all share: it is the larger model's, or the draft's longer one."""
     config, asked = SHAPES["llama-3.2-3b"], options("llama-3.2-3b", speculate="draft:llama-3.2-1b")
     precision = resolve("bfloat16", None, CPU, config)
     draft = (SHAPES["llama-3.2-1b"], precision)
     alone, both = (memory_plan(config, asked, GPU, precision, memory=ROOMY, draft=one) for one in (None, draft))
     sizes = prompt_sizes(SHAPES["llama-3.2-1b"], 8192)
-    assert both.graph_bytes - alone.graph_bytes >= len(sizes) * planning.GRAPH_BYTES > 0
+    own = len(sizes) * planning.GRAPH_BYTES + sum(sizes) * 2048 * 2  # and hidden states, in bfloat16
+    assert 0 <= both.graph_bytes - alone.graph_bytes - own < 0.5 * GB
 
 
 # -- a GPU that others use ---------------------------------------------------------------------------------------------

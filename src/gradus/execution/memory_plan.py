@@ -517,12 +517,13 @@ def graph_bytes(at: "_At", options: EngineConfig, sampled: int, draft: Model | N
     slots, most = options.max_sequences, options.most_drafts
     sizes = shapes(slots, choices(most, adaptive=options.drafts is None)) if most else batch_sizes(slots)
     logits = sampled * config.vocab_size * (itemsize + 4)  # once more in float32, where they have a soft cap
-    own, rows = 2 * len(sizes) * GRAPH_BYTES, sampled  # of a step of decodes two graphs
+    own, largest = 2 * len(sizes) * GRAPH_BYTES, 0  # of a step of decodes two graphs
     for read in (config, *([] if draft is None else [draft.config])):
         prompts = prompt_sizes(read, options.budget("cuda"))
         own += len(prompts) * GRAPH_BYTES + sum(prompts) * read.hidden_size * itemsize  # and their hidden states
-        rows = max([rows, *prompts])
-    return step_bytes(config, rows, 0, itemsize) + logits + own + at.scratch(rows, sampled)
+        largest = max(largest, step_bytes(read, max([sampled, *prompts]), 0, itemsize))
+    rows = max([sampled, *prompt_sizes(config, options.budget("cuda"))])
+    return largest + logits + own + at.scratch(rows, sampled)
 
 
 def _name(dtype: torch.dtype) -> str:
