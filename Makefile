@@ -5,6 +5,7 @@ MODEL  ?= smollm2-135m
 PHASE  ?=
 ARGS   ?=
 PYTHON ?=
+CPU    ?=
 
 # The supported versions, newest first: pyproject.toml's requires-python, which tests/repository compares.
 PYTHONS := 3.14 3.13 3.12 3.11
@@ -18,6 +19,7 @@ PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 GRADUS := $(IN) gradus
 
 # What each stamp stands for is reinstalled when the list of dependencies changes.
+TORCH_READY := $(VENV)/.torch-chosen
 SERVE_READY := $(VENV)/.ready-to-serve
 TEST_READY  := $(VENV)/.ready-to-test
 BOOK_READY  := $(VENV)/.ready-for-the-book
@@ -41,6 +43,7 @@ help:
 	@echo '  make serve PHASE=p01                      serve with one phase of the course, not the final engine'
 	@echo '  make serve ARGS="--port 9000"             any option of `gradus serve`'
 	@echo '  make test ARGS="-k scheduler -x"          any option of pytest'
+	@echo '  make serve CPU=1                          PyTorch for CPUs, though there is an NVIDIA GPU (CPU=0: never)'
 	@echo '  make test PYTHON=/opt/python$(NEWEST)          make .venv with this Python ($(RANGE))'
 	@echo
 	@echo 'Then: .venv/bin/gradus --help'
@@ -78,20 +81,35 @@ clean:
 
 # -- set-up --------------------------------------------------------------------------------------------------------------
 
-$(SERVE_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
-	@echo 'Installing into $(VENV) (once; PyTorch is large, so this can take minutes) …'
-	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu]'
+# pip says what it collects, downloads and installs: a minute or more without a word looks like a hang.
+INSTALL := $(IN) pip install --disable-pip-version-check --constraint constraints.txt
+
+$(SERVE_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
+	@echo 'Installing into $(VENV) (once, for a minute or more) …'
+	$(INSTALL) --editable '.[cpu]'
 	@touch $@
 
-$(TEST_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
-	@echo 'Installing into $(VENV), with what the tests need (once; this can take minutes) …'
-	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu,dev]'
+$(TEST_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
+	@echo 'Installing into $(VENV), with what the tests need (once, for a minute or more) …'
+	$(INSTALL) --editable '.[cpu,dev]'
 	@touch $(SERVE_READY) $@
 
-$(BOOK_READY): pyproject.toml constraints.txt setup.py | $(VENV)/bin/pip
-	@echo 'Installing into $(VENV), with what the book needs (once; this can take minutes) …'
-	$(IN) pip install --quiet --constraint constraints.txt --editable '.[cpu,book]'
+$(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
+	@echo 'Installing into $(VENV), with what the book needs (once, for a minute or more) …'
+	$(INSTALL) --editable '.[cpu,book]'
 	@touch $(SERVE_READY) $@
+
+# On Linux, what pip takes for PyTorch is a CUDA build of several gigabytes. Without an NVIDIA GPU, uv takes the build for
+# CPUs: it knows where PyTorch keeps that. Whoever has told pip of further places for packages has chosen already.
+$(TORCH_READY): constraints.txt | $(VENV)/bin/pip
+	@if [ "$$(uname -sm)" = 'Linux x86_64' ] && [ '$(CPU)' = 1 -o -z '$(CPU)' -a -z "$$(command -v nvidia-smi)" ] \
+	    && ! $(IN) pip config list | grep -qE '(find-links|index-url)='; then \
+	  echo 'No NVIDIA GPU, or CPU=1: installing PyTorch for CPUs (200 MB) …'; \
+	  $(INSTALL) --quiet uv && $(IN) uv pip install --python $(VENV)/bin/python --torch-backend cpu \
+	    --constraint constraints.txt torch \
+	    || echo 'It cannot be had here: pip takes the build that it finds, which may be CUDA’s, of several gigabytes.'; \
+	fi
+	@touch $@
 
 # The newest Python that really runs: a version manager may leave a command on the path for a version it does not have,
 # and a distribution may leave out the part that makes virtual environments. pip is the last thing venv puts in place.

@@ -16,13 +16,16 @@ ROOT = Path(__file__).parents[2]
 # `-c` is the Makefile's question whether it will do; `-m venv` leaves what venv would, with itself as its python.
 WORKING = """#!/bin/sh
 case "$1 $2" in
+  "-m uv") status=${NO_UV:-0} ;;
   "-c "*) exit 0 ;;
   --version*) echo Python 3.12.1 ;;
   "-m venv") mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; touch "$3/bin/pip" ;;
 esac
 echo "$(basename "$0") $*" >> "$LOG"
+exit ${status:-0}
 """
 SHIM = "#!/bin/sh\necho 'command not found' >&2\nexit 127\n"
+PIP = "python -m pip install --disable-pip-version-check --constraint constraints.txt"
 EVERY_PYTHON = ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python")
 
 
@@ -32,6 +35,7 @@ def folder(tmp_path):
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "commands").mkdir()
+    command(tmp_path, "nvidia-smi", "#!/bin/sh\n")
     return tmp_path
 
 
@@ -42,13 +46,21 @@ def command(folder: Path, name: str, script: str) -> Path:
     return path
 
 
-def make(folder: Path, *arguments: str, path: str = "/usr/bin:/bin") -> tuple[subprocess.CompletedProcess, list[str]]:
+def make(
+    folder: Path, *arguments: str, path: str = "/usr/bin:/bin", **given: str
+) -> tuple[subprocess.CompletedProcess, list[str]]:
     """Run make; returns what it did, and what the stand-ins were asked, in order."""
     log = folder / "log"
     log.write_text("")
-    environment = {"PATH": f"{folder / 'commands'}:{path}", "LOG": str(log), "HOME": os.environ.get("HOME", "/")}
+    environment = {
+        "PATH": f"{folder / 'commands'}:{path}",
+        "LOG": str(log),
+        "HOME": os.environ.get("HOME", "/"),
+        **given,
+    }
     done = subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
-    return done, [line for line in log.read_text().splitlines() if " -c " not in line and "--version" not in line]
+    questions = (" -c ", "--version", "pip config list")
+    return done, [line for line in log.read_text().splitlines() if not any(asks in line for asks in questions)]
 
 
 def test_without_a_target_it_explains_itself(folder):
@@ -114,12 +126,65 @@ def test_a_named_python_is_used_or_refused_by_name(folder):
     assert make(folder, ".venv/bin/pip", f"PYTHON={mine}")[1] == ["mine -m venv .venv"]
 
 
+LINUX = """#!/bin/sh
+echo "${SYSTEM:-Linux x86_64}"
+"""
+FOR_CPUS = "python -m uv pip install --python .venv/bin/python --torch-backend cpu --constraint constraints.txt torch"
+
+
+@pytest.fixture
+def machine(folder):
+    """A Linux machine with a Python, without an NVIDIA GPU. `nvidia-smi` is looked for where only commands are that a
+    recipe needs, since the machine at hand may have one."""
+    (folder / "commands" / "nvidia-smi").unlink()
+    command(folder, "uname", LINUX)
+    command(folder, "python3.14", WORKING)
+    for name in ("sh", "dirname", "basename", "mkdir", "cp", "touch", "grep", "make", "cat"):
+        (folder / "commands" / name).symlink_to(shutil.which(name))
+    return folder
+
+
+def torch(machine, *arguments, **given) -> tuple[str, list[str]]:
+    done, asked = make(machine, ".venv/.torch-chosen", *arguments, path="", **given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in asked if "-m venv" not in line]
+
+
+def test_without_an_nvidia_gpu_pytorch_is_the_one_for_cpus(machine):
+    said, asked = torch(machine)
+    assert asked == [f"{PIP} --quiet uv", FOR_CPUS]
+    assert "PyTorch for CPUs" in said and "gigabytes" not in said
+
+
+def test_with_one_pip_chooses_unless_it_is_asked_not_to(machine):
+    command(machine, "nvidia-smi", "#!/bin/sh\n")
+    assert torch(machine)[1] == []
+    (machine / ".venv" / ".torch-chosen").unlink()
+    assert torch(machine, "CPU=1")[1] == [f"{PIP} --quiet uv", FOR_CPUS]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [((), {"SYSTEM": "Darwin arm64"}), ((), {"SYSTEM": "Linux aarch64"}), (("CPU=0",), {}), ((), {"CONFIGURED": "1"})],
+)
+def test_pip_chooses_where_its_own_build_is_for_cpus_or_the_user_has_told_it_where(machine, arguments, given):
+    configured = """  "-m pip") [ "$3$CONFIGURED" != config1 ] || echo "global.extra-index-url='file:///mine'" ;;\n"""
+    command(machine, "python3.14", WORKING.replace('  "-m uv")', configured + '  "-m uv")'))
+    assert torch(machine, *arguments, **given)[1] == []
+
+
+def test_where_that_build_cannot_be_had_it_goes_on_and_says_what_comes(machine):
+    said, asked = torch(machine, NO_UV="1")
+    assert asked[-1] == FOR_CPUS
+    assert "several gigabytes" in said
+
+
 def test_serve_installs_what_serving_needs_pulls_and_serves(folder):
     command(folder, "python3.14", WORKING)
     _, asked = make(folder, "serve", "MODEL=gemma3-270m", "PHASE=p01", "ARGS=--port 9000")
     assert asked == [
         "python3.14 -m venv .venv",
-        "python -m pip install --quiet --constraint constraints.txt --editable .[cpu]",
+        f"{PIP} --editable .[cpu]",
         "python -m gradus pull gemma3-270m",
         "python -m gradus serve --model gemma3-270m --phase p01 --port 9000",
     ]
@@ -132,7 +197,7 @@ def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
     done, asked = make(folder, "course")
     assert asked == [
         "python3.14 -m venv .venv",
-        "python -m pip install --quiet --constraint constraints.txt --editable .[cpu,dev]",
+        f"{PIP} --editable .[cpu,dev]",
         "python -m gradus pull smollm2-135m",
     ]
     assert "source .venv/bin/activate" in done.stdout
@@ -141,7 +206,7 @@ def test_course_installs_what_checks_need_and_pulls_the_lessons_model(folder):
 def test_test_lints_and_tests_and_sets_up_once(folder):
     command(folder, "python3.14", WORKING)
     _, asked = make(folder, "test", "ARGS=-x")
-    assert asked[1] == "python -m pip install --quiet --constraint constraints.txt --editable .[cpu,dev]"
+    assert asked[1] == f"{PIP} --editable .[cpu,dev]"
     checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
     tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=15"
     assert asked[2:] == [*checks, f"{tests} -x"]

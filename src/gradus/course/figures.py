@@ -17,6 +17,7 @@ from gradus.course import (
     figures_paging,
     figures_prefix,
     figures_quantization,
+    figures_scene,
     figures_speculation,
     figures_timeline,
 )
@@ -232,6 +233,7 @@ FIGURES = [
     Figure("phases/p10_cuda_graphs/figures/inside.svg", figures_graphs.inside),
     Figure("phases/p10_cuda_graphs/figures/overlap.svg", figures_graphs.overlap),
     Figure("docs/figures/architecture.svg", figures_architecture.way),
+    Figure("docs/figures/three_chats.svg", figures_scene.three_chats),
 ]
 if figures_timeline.recorded():  # on a GPU: without its recording there is nothing to draw
     FIGURES.append(Figure("phases/p10_cuda_graphs/figures/timeline.svg", figures_timeline.steps))

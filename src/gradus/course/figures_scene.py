@@ -1,0 +1,55 @@
+"""The figure of the README: what an inference engine is for, with the three people of the lessons' scene."""
+
+from gradus.course.drawing import BOX, FREE, KEPT, NEW, Drawing, Kind
+
+PEOPLE = (
+    ("Ann", "a poem about the sea", ("The", "tide", "comes")),
+    ("Ben", "sum up these four pages", ("In", "short,")),
+    ("Cy", "2 + 2?", ("4",)),
+)
+TOP, PITCH, HEIGHT = 40, 84, 52
+ENGINE, MODEL, ANSWER = 286, 416, 566  # left edges
+
+
+def three_chats() -> Drawing:
+    """Requests on the left, one step of all three in the middle, their answers so far on the right."""
+    drawing = Drawing("Three people chat with one model: the engine runs all three in each step", 330)
+    drawing.words(0, 16, "what they ask", bold=True)
+    drawing.words(ENGINE, 16, "the engine, one step", bold=True)
+    drawing.words(ANSWER, 16, "their answers so far", bold=True)
+    bottom = TOP + 2 * PITCH + HEIGHT
+    drawing.rectangle(ENGINE, TOP - 12, 240, bottom - TOP + 24, FREE, radius=10)
+    _box(drawing, MODEL, TOP, 94, bottom - TOP, BOX, ("the model", "read once"))
+    for row, (name, asks, said) in enumerate(PEOPLE):
+        y = TOP + row * PITCH
+        _bubble(drawing, y, name, asks)
+        drawing.arrow((238, y + HEIGHT / 2), (ENGINE + 14, y + HEIGHT / 2))
+        drawing.cell(ENGINE + 18, y + 8, 74, HEIGHT - 16, KEPT, name.lower())
+        drawing.arrow((ENGINE + 94, y + HEIGHT / 2), (MODEL - 4, y + HEIGHT / 2))
+        drawing.arrow((MODEL + 98, y + HEIGHT / 2), (ANSWER - 6, y + HEIGHT / 2))
+        _answer(drawing, y, said)
+    drawing.legend(bottom + 44, [(KEPT, "kept: keys and values"), (NEW, "a token made in this step")])
+    drawing.words(
+        0, bottom + 74, "Each step gives everyone one more token, and reads the model once for all.", bold=True
+    )
+    return drawing
+
+
+def _bubble(drawing: Drawing, y: float, name: str, asks: str) -> None:
+    drawing.rectangle(0, y, 234, HEIGHT, BOX, radius=10)
+    drawing.words(12, y + 21, name, bold=True, color=BOX.ink)
+    drawing.words(12, y + 42, asks, size=15, color=BOX.ink)
+
+
+def _answer(drawing: Drawing, y: float, said: tuple[str, ...]) -> None:
+    x: float = ANSWER
+    for word in said:
+        width = 22 + 10 * len(word)
+        drawing.cell(x, y + 8, width, HEIGHT - 16, NEW if word == said[-1] else BOX, word)
+        x += width + 6
+
+
+def _box(drawing: Drawing, x: float, y: float, width: float, height: float, kind: Kind, lines: tuple[str, ...]) -> None:
+    drawing.rectangle(x, y, width, height, kind, radius=8)
+    for number, line in enumerate(lines):
+        drawing.words(x + width / 2, y + height / 2 + 22 * number - 4, line, anchor="middle", color=kind.ink)
