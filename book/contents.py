@@ -9,7 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 HOME = "README"
 
-DOCS = ("architecture", "parts", "serving", "measuring", "comparisons", "glossary")
+DOCS = (
+    *("install", "commands", "serving", "architecture", "parts"),
+    *("results", "comparisons", "measuring", "glossary"),
+)
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 

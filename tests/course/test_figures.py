@@ -1,5 +1,6 @@
 """The figures in the repository are what the code draws, and what they show is true."""
 
+import os
 import re
 from xml.etree import ElementTree
 
@@ -23,8 +24,9 @@ def test_a_committed_figure_is_what_the_code_draws(figure):
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
 def test_a_figure_is_shown_on_a_page_beside_it(figure):
     folder = (ROOT / figure.path).parent.parent
-    name = figure.path.rsplit("/", 1)[1]
-    assert any(f"](figures/{name})" in page.read_text(encoding="utf-8") for page in folder.glob("*.md"))
+    pages = [*folder.glob("*.md"), ROOT / "README.md"]
+    shown = [f"]({os.path.relpath(ROOT / figure.path, page.parent)})" in page.read_text("utf-8") for page in pages]
+    assert any(shown)
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)

@@ -63,8 +63,8 @@ def test_what_a_lesson_measured_is_renewed_with_its_results(lesson):
     assert not unbacked(section(LESSONS[lesson].read_text(encoding="utf-8"), "What we measured"))
 
 
-def test_the_readme_claims_no_figure_outside_a_table():
-    claims = section((ROOT / "README.md").read_text(encoding="utf-8"), "What is claimed, and what is not")
+def test_no_figure_is_claimed_outside_a_table():
+    claims = section((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), "What is claimed, and what is not")
     assert len(claims) > 100 and not re.findall(r"\d+\.\d+", claims)
 
 

@@ -14,7 +14,7 @@ What an exercise is, and how a student's file takes the place of ours, gradus.ex
     flat.py         a phase as one file
     drawing.py      the visual style of all figures;  figures.py: every figure, and those of the first phases
     figures_forward.py                                                   p00: one forward pass
-    figures_architecture.py                                              the page that follows a token
+    figures_scene.py, figures_architecture.py                            the README; the page that follows a token
     figures_paging.py, figures_prefix.py, figures_budget.py              p04, p05, p06
     figures_quantization.py                                              p07
     figures_speculation.py                                               p08
