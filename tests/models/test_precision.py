@@ -125,3 +125,10 @@ def test_a_gpu_may_be_named_by_its_number_and_without_one_is_the_current_one_for
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"^device 'cuda:1': the only GPU here is cuda:0$"):
         resolve_device("cuda:1")
+
+
+def test_an_engine_that_is_built_again_keeps_its_precision(monkeypatch) -> None:
+    """Two races can have two winners, where the machine is busy, and a text would change with its precision."""
+    first = measure_cpu(CONFIG)
+    monkeypatch.setattr("gradus.models.precision._race", lambda *contenders: pytest.fail("raced again"))
+    assert measure_cpu(CONFIG) is first

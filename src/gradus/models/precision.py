@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -155,9 +155,18 @@ def resolve_precision(name: str, device: torch.device, config: ModelConfig) -> P
 
 
 def measure_cpu(config: ModelConfig) -> Precision:
-    """Time one row through float32 and through bfloat16 weights, as many bytes as the model has (up to 256 MB)."""
+    """Time one row through float32 and through bfloat16 weights, as many bytes as the model has (up to 256 MB).
+
+    Once in a process: an engine that is built again keeps its precision, and so its tokens.
+    """
     shape = 2 * config.intermediate_size, config.hidden_size
     count = max(2, min(4 * parameter_count(config), 256 << 20) // (4 * shape[0] * shape[1]))
+    return _measured(shape, count, torch.get_num_threads())
+
+
+@cache
+def _measured(shape: tuple[int, int], count: int, threads: int) -> Precision:
+    """Race `count` matrices of that shape in either type, on so many threads."""
     # not zeros: untouched pages of zeros are all one page of memory, and would be read from the cache
     wide = [torch.full(shape, 0.01) for _ in range(count)]
     narrow = [weight.bfloat16() for weight in wide]
