@@ -48,7 +48,7 @@ fast = {"switch_off": ["kernels"]}  # a copy of the source has no kernels compil
 dry = ["serve", "--port", "0", "--dry-run", "--json", "--model", "random:tiny-llama", "--dtype", "float32"]
 run = lambda *arguments: CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"}).output
 print(json.dumps({
-    "help": [run(command, "--help") for command in ("generate", "chat", "serve")],
+    "help": [run(command, "--help-all") for command in ("generate", "chat", "serve")],
     "dry run": json.loads(run(*dry, "--haste", "7"))["settings"]["haste"],
     "file": ServerConfig().replaced({"haste": 4}).haste,
     "keyword": LLM("random:tiny-llama", device="cpu", dtype="float32", haste=5, **fast).settings["haste"],
@@ -89,7 +89,7 @@ def test_one_new_field_is_an_option_a_key_a_keyword_a_statistic_and_a_row(tmp_pa
      ("serve", ServerConfig, set())],
 )  # fmt: skip
 def test_a_command_has_an_option_for_each_setting(command, owner, without):
-    shown = " ".join(CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300"}).output.split())
+    shown = " ".join(CliRunner().invoke(app, [command, "--help-all"], env={"COLUMNS": "300"}).output.split())
     for name, one in described(owner).items():
         flag = f"--{name.replace('_', '-')}"
         assert (flag in shown) == (name not in without), name

@@ -3,6 +3,7 @@
 Read in this order:
 
     options.py     options that several commands share;  settings_table.py: the same as a table of the docs
+    layers.py      which options `--help` shows first
     terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
     generate.py, chat.py, serve.py, models.py (models, pull)
@@ -24,10 +25,13 @@ from typer.exceptions import Abort, TyperException
 
 import gradus
 from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, serve, terminal, xray
+from gradus.cli.layers import layered
 from gradus.device.allocator import keep_freed_memory
 from gradus.device.threads import spin_briefly, stay_within_share
 from gradus.errors import CapacityError, GradusError
 from gradus.exercises.solution import blamed
+
+_MODEL = ("model", "phase", "device", "quantize")
 
 app = typer.Typer(
     name="gradus",
@@ -36,6 +40,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+FIRST = {
+    "generate": layered(*_MODEL, "max_tokens", "temperature", "seed", "n", "stop", "json"),
+    "chat": layered(*_MODEL, "context_length", "system", "max_tokens", "temperature", "seed"),
+    "serve": layered(*_MODEL, "context_length", "max_sequences", "host", "port", "config", "dry_run"),
+}
+"""Commands with more options than a first call needs, and which those are."""
 
 for command, panel in (
     (generate.generate, "Use a model"),
@@ -60,7 +71,7 @@ for command, panel in (
     (course.phases, "Look around"),
     (health.doctor, "Look around"),
 ):
-    app.command(rich_help_panel=panel)(command)
+    app.command(rich_help_panel=panel, cls=FIRST.get(command.__name__))(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,35 @@
+"""Help in layers: the options that a first call needs, and all of them."""
+
+import typer
+from typer.core import TyperCommand, TyperOption
+
+ALL = "--help-all"
+
+
+class Layered(TyperCommand):
+    """Shows its usual options for `--help`, and all for `--help-all`."""
+
+    usual: frozenset[str] = frozenset()
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        if ALL in args[: args.index("--") if "--" in args else None]:
+            print(super().get_help(ctx))
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: typer.Context) -> str:  # type: ignore[override]
+        rest = [one for one in self.params if isinstance(one, TyperOption) and one.name not in self.usual]
+        for one in rest:
+            one.hidden = True
+        self.epilog = f"{len(rest)} more options: {ctx.command_path} {ALL}"
+        try:
+            return super().get_help(ctx)
+        finally:
+            self.epilog = None
+            for one in rest:
+                one.hidden = False
+
+
+def layered(*usual: str) -> type[Layered]:
+    """A kind of command that shows these options first, named as its parameters are."""
+    return type("Layered", (Layered,), {"usual": frozenset(usual)})
