@@ -139,9 +139,8 @@ class _Parser:
                 struct.unpack(f"<{count}{SCALARS[kind]}", self.take(count * size, f"the items of {quoted(key)}"))
             )
         count = self.count(f"item of {quoted(key)}", least_bytes=8)
-        if kind == STRING:  # a vocabulary: hundreds of thousands
-            what = f"an item of {quoted(key)}"
-            return [self.string(what) for _ in range(count)]
+        if kind == STRING:
+            return self.strings(count, f"an item of {quoted(key)}")
         return [self.value(kind, key, depth) for _ in range(count)]
 
     # -- tensors -------------------------------------------------------------------------------------------------------
@@ -215,6 +214,21 @@ class _Parser:
             return self.take(size, what).decode("utf-8")
         except UnicodeDecodeError:
             self.refuse(f"{what} is not UTF-8")
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """So many texts, in one loop: a vocabulary has hundreds of thousands."""
+        data, at, size_at, found = self.data, self.at, struct.Struct("<Q").unpack_from, []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + size_at(data, at)[0]
+                found.append(data[start:at].decode("utf-8"))
+        except (struct.error, UnicodeDecodeError):
+            at = len(data) + 1
+        if at > len(data):
+            return [self.string(what) for _ in range(count)]  # says where it is wrong
+        self.at = at
+        return found
 
     def count(self, what: str, least_bytes: int) -> int:
         """A number of things that follow; no more than the rest of the file could hold."""
