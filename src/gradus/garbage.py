@@ -16,10 +16,9 @@ YOUNG = 10_000  # objects made and not yet freed before the young ones are looke
 
 
 def see_all() -> None:
-    """Put everything into the collector's sight again, and collect: what engines of before left in cycles goes."""
-    if gc.get_freeze_count():
-        gc.unfreeze()
-        gc.collect()
+    """Put everything into the collector's sight again, and collect: an engine that is gone may have left cycles."""
+    gc.unfreeze()
+    gc.collect()
 
 
 def spare_what_stays(owner: object) -> None:

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from gradus import LLM, SamplingParams
-from gradus.assembly.guard import ClosedEngine
+from gradus.assembly.guard import ClosedEngine, GuardedCore
+from gradus.config.options import EngineConfig
 from gradus.device import allocator
+from gradus.engine.request import ModelLimits
+from gradus.garbage import spare_what_stays
 
 SHORT, LONG = SamplingParams(max_tokens=4, ignore_eos=True), SamplingParams(max_tokens=200, ignore_eos=True)
 MB = 1 << 20
@@ -110,6 +113,28 @@ def test_freed_memory_goes_back_to_the_system_after_the_engine(monkeypatch):
             end(llm)
             del llm
     assert all(gone) and len(gone) >= 2
+
+
+class Cyclic:
+    """A core that reference counts cannot free."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("end", [GuardedCore.close, lambda core: None], ids=["closed", "dropped"])
+def test_a_core_in_a_cycle_goes_too_though_the_heap_was_frozen(end):
+    core = Cyclic()
+    guarded, seen = GuardedCore(core, torch.device("cpu"), EngineConfig(ModelLimits(10, 10))), weakref.ref(core)
+    del core
+    try:
+        spare_what_stays(guarded)
+        end(guarded)
+        del guarded
+        assert seen() is None
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.unfreeze()
 
 
 def test_memory_that_the_c_library_keeps_is_returned():

@@ -1,11 +1,11 @@
 """A core that says in one line why it does not go on: a step was left half done, or it was closed."""
 
-import gc
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import torch
 
+from gradus import garbage
 from gradus.config.options import EngineConfig, EngineOptions
 from gradus.device.allocator import GivesBack, give_back
 from gradus.engine.core import Core
@@ -37,7 +37,7 @@ class GuardedCore(Generic[C]):
         self.options = options
         self._broken: GradusError | None = None
         self._core: C | None = core
-        self._gives_back = GivesBack(device)  # after the core
+        self._gives_back = GivesBack(device, core)  # after the core
 
     @property
     def core(self) -> C:
@@ -49,7 +49,7 @@ class GuardedCore(Generic[C]):
     def close(self) -> None:
         """Give back the memory of weights, cache and graphs, and end the threads. What runs ends with it, unsaid."""
         self._core = None
-        gc.collect()
+        garbage.see_all()
         give_back(self.device)
 
     @property

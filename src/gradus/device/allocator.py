@@ -14,7 +14,9 @@ allocator on a GPU. A notebook's next engine, or another process, would not find
 """
 
 import ctypes
+import gc
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -56,11 +58,17 @@ def give_back_host_memory() -> None:
 
 
 class GivesBack:
-    """The last attribute of what owns an engine: attributes go in their order, and with this one freed memory does."""
+    """The last attribute of what owns an engine: attributes go in their order, and with this one freed memory does.
 
-    def __init__(self, device: "torch.device") -> None:
-        self._device = device
+    engine: one that is part of a cycle is collected first.
+    """
+
+    def __init__(self, device: "torch.device", engine: object) -> None:
+        self._device, self._engine = device, weakref.ref(engine)
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
-            give_back(self._device)
+        if sys.is_finalizing():
+            return
+        if self._engine() is not None:
+            gc.collect()
+        give_back(self._device)

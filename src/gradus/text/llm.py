@@ -4,6 +4,7 @@ The core knows token ids alone; what is text is the front end's (front_end.py). 
 turns the loop.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -85,7 +86,7 @@ class LLM:
         self.precision: Precision = resolve(
             given.dtype, given.quantize, self.device, self.config, self.checkpoint.quantized
         )
-        if gc_freeze:
+        if gc_freeze and gc.get_freeze_count():
             garbage.see_all()  # the memory of an engine that is gone is needed now
         engine, self.options = assemble(
             self.checkpoint, phase, options, self.device, self.precision, progress, given.impl
@@ -98,7 +99,7 @@ class LLM:
         self._interrupts = Interrupts()
         give_back_host_memory()  # what loading has freed
         if gc_freeze:
-            garbage.spare_what_stays(engine)
+            garbage.spare_what_stays(self.core)
 
     @property
     def engine(self) -> Engine:
