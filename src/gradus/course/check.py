@@ -145,6 +145,7 @@ def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) 
                 env=_environment(interpreted=any(one.exercise.interpreted for one in found)),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=10 * seconds,
             )
         except subprocess.TimeoutExpired:

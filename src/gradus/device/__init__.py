@@ -8,5 +8,6 @@ Read in this order:
     control_groups.py   what a container may use of cores and memory
     host_memory.py      the machine's own memory, and how much is free
     threads.py          how many threads compute on a CPU, and how they wait for one another
+    characters.py       what stands for a character that the terminal cannot show
     allocator.py        what the C library does with memory that was freed
 """
