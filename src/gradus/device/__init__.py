@@ -4,7 +4,7 @@ Read in this order:
 
     transfer.py         numbers moved between host and device without a wait
     capability.py       what a GPU can do
-    processor.py        what Linux says of the processor
+    processor.py        what the system says of the processor
     control_groups.py   what a container may use of cores and memory
     host_memory.py      the machine's own memory, and how much is free
     threads.py          how many threads compute on a CPU, and how they wait for one another
