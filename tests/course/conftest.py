@@ -74,7 +74,7 @@ def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
 
 # -- processes that need not import torch ------------------------------------------------------------------------------
 
-# On a Mac a process that has loaded torch, and Apple's libraries with it, may not survive its fork.
+# On macOS, Apple's libraries, which torch loads, may crash in a forked process.
 SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 PRELOADED = ["pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
 SERVER.set_forkserver_preload(PRELOADED)

@@ -1,4 +1,4 @@
-"""What stands for a character that an encoding lacks; what is printed accepts every character."""
+"""Plain forms of characters that an encoding lacks, and streams that accept every character."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""What the system says of the processor, on Linux and on a Mac."""
+"""The processor's name and instruction sets, on Linux and on a Mac."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from gradus.device import processor
 from gradus.device.processor import instruction_sets, processor_name
 
-# As an Apple M2 says it, shortened.
+# The answers of an Apple M2, shortened.
 SAID = {
     "machdep.cpu": "machdep.cpu.cores_per_package: 8\nmachdep.cpu.brand_string: Apple M2\n",
     "hw.optional": """hw.optional.arm.FEAT_BF16: 1

@@ -1,11 +1,11 @@
-"""Linux as a program on a Mac finds its system: without /proc and /sys, Linux' own calls, and Triton.
+"""Linux made to look like a Mac: without /proc and /sys, Linux' own calls, and Triton.
 
 Python imports this file at its start, in every process that has its folder on the path:
 
     PYTHONPATH=tests/like_a_mac .venv/bin/pytest
 
-psutil keeps /proc: on a Mac it asks the kernel, and knows as much. `sys.platform` stays what it is, as Python's own
-library goes by it. So what asks for "darwin" is not tried here, nor are Apple's processors, file systems and compilers.
+psutil keeps /proc, since on a Mac it asks the kernel and learns as much. `sys.platform` stays "linux", since Python's own
+library depends on it. So code for "darwin" is not tried here, nor are Apple's processors, file systems and libraries.
 """
 
 import builtins
@@ -37,7 +37,7 @@ LINUX_ALONE = {
 
 
 def is_hidden(path: object) -> bool:
-    """Whether a Mac has no such file, however the path is given; an open file's number is no path."""
+    """Whether a path, as text, bytes or an object, lies under HIDDEN. The number of an open file does not."""
     try:
         name = os.fsdecode(path)
     except TypeError:
@@ -46,7 +46,7 @@ def is_hidden(path: object) -> bool:
 
 
 def without_hidden(function):
-    """A function of a path that finds nothing where a Mac has nothing, whoever asks but psutil."""
+    """Wrap a function of a path: except for psutil, it finds nothing under HIDDEN."""
 
     @functools.wraps(function)
     def looking(path=".", *arguments, **options):

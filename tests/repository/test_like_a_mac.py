@@ -1,4 +1,4 @@
-"""What Gradus does on a Mac, tried where /proc, Linux' own calls and Triton are taken away: see tests/like_a_mac."""
+"""Gradus on a Mac, imitated by taking away /proc, Linux' own calls and Triton: see tests/like_a_mac."""
 
 import json
 import os
@@ -57,7 +57,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found():
-    """What one process saw, and each command's exit code, output and messages."""
+    """Observations of one process, and each command's exit code, output and messages."""
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=MAC, timeout=150, **PIPES)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

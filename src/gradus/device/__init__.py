@@ -4,10 +4,10 @@ Read in this order:
 
     transfer.py         numbers moved between host and device without a wait
     capability.py       what a GPU can do
-    processor.py        what the system says of the processor
+    processor.py        the processor's name and instruction sets
     control_groups.py   what a container may use of cores and memory
     host_memory.py      the machine's own memory, and how much is free
     threads.py          how many threads compute on a CPU, and how they wait for one another
-    characters.py       what stands for a character that the terminal cannot show
+    characters.py       plain forms of characters that the terminal cannot show
     allocator.py        what the C library does with memory that was freed
 """

@@ -1,7 +1,7 @@
-"""What is shown for a character that the terminal's encoding lacks: its plain form, or its escape.
+"""Characters that the terminal's encoding lacks are shown in a plain form, or escaped.
 
-Under LC_ALL=C, PYTHONIOENCODING=latin-1 and the like, a stream refuses what its encoding lacks, and the program ends in
-the middle of a line. A command's streams accept every character instead.
+Under LC_ALL=C, PYTHONIOENCODING=latin-1 and the like, a stream refuses such a character, and the program ends in the
+middle of a line. The streams of our commands accept every character instead.
 """
 
 import codecs
@@ -14,7 +14,7 @@ PLAIN = {
     "α": "alpha", "│": "|", "─": "-", "└": "+", "┬": "+", "▁": "_", "▂": "_", "▃": "-", "▄": "-", "▅": "=", "▆": "=",
     "▇": "#", "█": "#", "○": "o", "●": "*",
 }  # fmt: skip
-"""The marks that commands, charts and lessons' code use. All else, such as a model's text, is escaped."""
+"""The marks that commands, charts and the code of lessons use. Other characters, as in a model's text, are escaped."""
 
 HANDLER = "gradus.plain"
 
@@ -30,12 +30,12 @@ codecs.register_error(HANDLER, _replace)
 
 
 def plain(text: str, encoding: str | None) -> str:
-    """`text` as a stream of this encoding can show it."""
+    """Replace each character of `text` that this encoding lacks."""
     return text.encode(encoding or "utf-8", HANDLER).decode(encoding or "utf-8")
 
 
 def accept_every_character() -> None:
-    """Let what the process prints never fail over a character."""
+    """Make stdout and stderr replace characters that they cannot encode."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a program may have put something of its own there
             stream.reconfigure(errors=HANDLER)

@@ -11,7 +11,7 @@ from gradus.errors import ConfigError
 
 class HostMemory(NamedTuple):
     """In bytes. total: of the machine. free: what this process can still take, of its container's part where it is in
-    one. source: what says how much is free."""
+    one. source: where the number of free bytes comes from."""
 
     total: int
     free: int
@@ -25,7 +25,7 @@ class HostMemory(NamedTuple):
 
 
 def _of_the_machine() -> HostMemory:
-    """By the system's own estimate of what it can free at once."""
+    """Ask for the system's own estimate of the memory that it can free at once."""
     try:
         memory = psutil.virtual_memory()
         return HostMemory(memory.total, memory.available, "psutil")

@@ -1,4 +1,4 @@
-"""What the system says of the processor: Linux in a file, macOS to `sysctl`."""
+"""The processor's name and instruction sets: on Linux from /proc/cpuinfo, on macOS from `sysctl`."""
 
 import platform
 import subprocess
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
-"""Those that the speed of products depends on, as Linux names them."""
+"""Linux' names of the sets that the speed of products depends on."""
 
 APPLES = {
     "hw.optional.AdvSIMD": "asimd",
@@ -17,20 +17,20 @@ APPLES = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
     "hw.optional.arm.FEAT_SME": "sme",
 }
-"""The same of macOS, by the name of what says 1 where a processor has it."""
+"""The same on macOS: a setting that is 1 where the processor has the set, and the set's name here."""
 
 ANSWERS_WITHIN_S = 5
 
 
 def processor_name() -> str:
-    """As its maker calls it; "" where the system does not say."""
+    """Return the maker's name of the processor; "" where the system does not say."""
     if sys.platform == "darwin":
         return _sysctl("machdep.cpu").get("machdep.cpu.brand_string", "")
     return cpu_info("model name") or platform.processor()
 
 
 def instruction_sets() -> str:
-    """Those that it has, of INSTRUCTION_SETS or of APPLES, with a blank between two."""
+    """List those of INSTRUCTION_SETS (on macOS, of APPLES) that the processor has, separated by blanks."""
     if sys.platform == "darwin":
         said = _sysctl("hw.optional")
         return " ".join(dict.fromkeys(name for key, name in APPLES.items() if said.get(key) == "1"))
@@ -50,7 +50,7 @@ def cpu_info(field: str) -> str:
 
 @cache
 def _sysctl(branch: str) -> dict[str, str]:
-    """What macOS says below a name: lines such as `hw.optional.arm.FEAT_BF16: 1`. Nothing where it cannot be asked."""
+    """Read a branch of macOS' settings, printed as lines such as `hw.optional.arm.FEAT_BF16: 1`; empty on failure."""
     command = ["/usr/sbin/sysctl", branch]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWERS_WITHIN_S)
