@@ -4,8 +4,8 @@ Python imports this file at its start, in every process that has its folder on t
 
     PYTHONPATH=tests/like_a_mac .venv/bin/pytest
 
-psutil keeps /proc, since on a Mac it asks the kernel and learns as much. `sys.platform` stays "linux", since Python's own
-library depends on it. So code for "darwin" is not tried here, nor are Apple's processors, file systems and libraries.
+psutil keeps /proc, since on a Mac it asks the kernel and learns as much. `sys.platform` stays "linux", since Python's
+own library depends on it. So code for "darwin" is not tried, nor are Apple's processors, file systems and libraries.
 """
 
 import builtins
