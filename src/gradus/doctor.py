@@ -301,18 +301,18 @@ def _models() -> str:
 
 
 def _serving() -> str:
-    """What `gradus serve` would take. A model that is not pulled has the same shape."""
+    """What `gradus serve` would take at most: in float32, since measuring which precision is faster takes seconds."""
     from gradus.loading import CATALOGUE, open_checkpoint
     from gradus.server.config import ServerConfig
     from gradus.server.loading import planned
 
-    settings = ServerConfig()
-    name = settings.model if CATALOGUE[settings.model].pulled else f"random:{settings.model}"
+    settings = ServerConfig(dtype="float32")
+    name = settings.model if CATALOGUE[settings.model].pulled else f"random:{settings.model}"  # of the same shape
     plan, _ = planned(settings, open_checkpoint(name))
     if not plan.fits:
         raise RuntimeError(f"{settings.model} does not fit into the {_gib(plan.free_bytes)} that are free")
     return (
-        f"{settings.model} would take {_gib(plan.beside_cache)} and a cache of {_gib(plan.cache_bytes)}, "
+        f"{settings.model} would take up to {_gib(plan.beside_cache)} and a cache of {_gib(plan.cache_bytes)}, "
         f"of {_gib(plan.free_bytes)} free on the {plan.device}"
     )
 

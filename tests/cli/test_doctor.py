@@ -72,7 +72,7 @@ def test_it_says_whether_the_system_is_supported(monkeypatch, system, machine, r
 def test_it_says_what_serving_the_default_model_takes_pulled_or_not(models_folder, monkeypatch):
     found = finding("serving")
     assert found.status == OK
-    assert found.detail.startswith("smollm2-135m would take ") and found.detail.endswith(" free on the cpu")
+    assert found.detail.startswith("smollm2-135m would take up to ") and found.detail.endswith(" free on the cpu")
     monkeypatch.setattr(HostMemory, "now", lambda: HostMemory(2**30, 2**20, "psutil"))
     found = finding("serving")
     assert found.status == WARNING and "--dry-run" in found.advice
