@@ -62,7 +62,7 @@ def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
     def run(phase: str, source: str, exercise: Exercise | None = None, **options) -> Verdict:
         info = phases.find(phase)
         exercise = exercise or exercise_of(info)
-        if exercise.interpreted and find_spec("triton") is None:
+        if exercise.triton and find_spec("triton") is None:
             pytest.skip("Triton is for Linux alone")
         file = tmp_path / phase / exercise.file_name
         file.parent.mkdir(exist_ok=True)

@@ -313,12 +313,14 @@ def test_tests_that_are_not_there_are_the_users_to_mend(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("system", "remedy"), [("linux", "run pip install triton"), ("darwin", "for Linux alone")])
-def test_a_check_that_interprets_says_where_triton_is_to_be_had(monkeypatch, system, remedy):
+def test_a_check_that_needs_triton_says_where_it_is_to_be_had(monkeypatch, system, remedy):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(course_check, "find_spec", lambda name: None if name == "triton" else name)
-    interpreted = next(each for each in exercises_of(phases.find("p09")) if each.interpreted)
-    with pytest.raises(ConfigError, match=f"needs triton, .* {remedy}"):
-        course_check._require_tests(ROOT, interpreted)
+    found = [each for phase in ("p09", "p10") for each in exercises_of(phases.find(phase)) if each.triton]
+    assert [each.file_name for each in found] == ["norm.py", "paged_attention.py", "graph_runner.py"]
+    for each in found:
+        with pytest.raises(ConfigError, match=f"{each.file_name} needs triton, .* {remedy}"):
+            course_check._require_tests(ROOT, each)
 
 
 def test_the_check_leaves_nothing_behind(checked, tmp_path):

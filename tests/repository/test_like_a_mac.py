@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gradus import phases
+from gradus.exercises.declaration import exercises_of
+
 ROOT = Path(__file__).parents[2]
 PIPES = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 MAC = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests" / "like_a_mac", ROOT / "src", ROOT)))}
@@ -28,6 +31,7 @@ COMMANDS = {
 SCRIPT = f"""
 import io, json, multiprocessing, os, sys
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from importlib.util import find_spec
 
 found = {{
@@ -38,9 +42,16 @@ found = {{
 }}
 from gradus import LLM, SamplingParams, phases
 from gradus.cli import main
+from gradus.exercises.declaration import exercises_of
 
+found["need triton"] = []
 for phase in phases.available():
     phases.load(phase.name)
+    for exercise in exercises_of(phase):
+        try:
+            import_module(exercise.module)
+        except ModuleNotFoundError:
+            found["need triton"].append(exercise.file)
 asked = ["Hello", "The sea"], SamplingParams(max_tokens=12, ignore_eos=True)
 for phase in (None, "p00"):
     llm = LLM("random:tiny-llama", device="cpu", dtype="float32", phase=phase, gc_freeze=False)
@@ -67,6 +78,13 @@ def found():
 def test_what_a_mac_lacks_is_not_there(found):
     assert found["there"] == ["/dev/null"]
     assert (found["affinity"], found["triton"], found["start"]) == (False, False, "spawn")
+
+
+@pytest.mark.slow
+def test_exercises_that_need_triton_say_so(found):
+    """Or the tests that judge them would be skipped, and any file would pass."""
+    declared = [one for phase in phases.available() for one in exercises_of(phase) if one.triton]
+    assert found["need triton"] == [one.file for one in declared]
 
 
 @pytest.mark.slow

@@ -104,9 +104,9 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
         raise ConfigError(
             f"the check runs the tests and needs {listed(absent)}: type `make course`, or run pip install -e '.[dev]'"
         )
-    if exercise.interpreted and find_spec("triton") is None:
+    if exercise.triton and find_spec("triton") is None:
         remedy = "run pip install triton" if sys.platform == "linux" else "there is one for Linux alone"
-        raise ConfigError(f"the check interprets a kernel and needs triton, also without a GPU: {remedy}")
+        raise ConfigError(f"the check of {exercise.file_name} needs triton, also without a GPU: {remedy}")
 
 
 def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
