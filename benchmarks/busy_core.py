@@ -133,7 +133,10 @@ def results(contenders: list[Contender], about: Mapping[str, Any]) -> dict[str, 
 
 
 def confine(cores: int) -> int:
-    """Keep this process and its children to the first `cores` cores it may use. Returns how many those are."""
+    """Keep this process and its children to the first `cores` cores it may use. Returns how many those are. Ends the
+    program where the system, such as macOS, cannot."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise SystemExit("busy_core: this system cannot keep a process to some of its cores: measure on Linux")
     mine = sorted(os.sched_getaffinity(0))[:cores]
     os.sched_setaffinity(0, mine)
     return len(mine)

@@ -28,6 +28,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from gradus.bench.metrics import METRICS, shown, spread
 from gradus.bench.workloads import Arrival, burst
 
@@ -129,7 +131,7 @@ def through_http(pool: ProcessPoolExecutor, server: "Server", load: Load, prompt
     return Sample(
         asked,
         client_percent=100 * max(cpu_s for _, cpu_s in found) / seconds,
-        server_percent=None if used is None or after is None else 100 * (after - used) / seconds,
+        server_percent=100 * (after - used) / seconds,
     )
 
 
@@ -198,13 +200,10 @@ class Server:
     pid: int
     port: int
 
-    def cpu_seconds(self) -> float | None:
-        """Processor time of all its threads so far; None where there is no /proc."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def cpu_seconds(self) -> float:
+        """Processor time of all its threads so far."""
+        spent = psutil.Process(self.pid).cpu_times()
+        return spent.user + spent.system
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def main() -> None:
         row = f"{rate:8.0%}" + " " * 8
         for batch in BATCHES:
             factor = speed_up(config, machine, batch, rate, DRAFTS, draft_model)
-            row += f"{factor:8.2f}×{best_drafts(config, machine, batch, rate, draft_model):3}"
+            row += f"{factor:8.2f}x{best_drafts(config, machine, batch, rate, draft_model):3}"
         print(row)
 
 

@@ -29,6 +29,7 @@ NORM = Exercise(
         ),
     },
     alone="tests/kernels/interpreted_norm.py",
+    triton=True,
     interpreted=True,
 )
 
@@ -58,6 +59,7 @@ SOFTMAX = Exercise(
         ),
     },
     tests=("tests/kernels/interpreted_p09.py",),
+    triton=True,
     interpreted=True,
 )
 

@@ -141,6 +141,7 @@ GRAPH = Exercise(
             "table."
         ),
     },
+    triton=True,
 )
 
 EXERCISES = (AHEAD, DEVICE, GRAPH)

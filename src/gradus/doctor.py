@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradus.device.processor import cpu_info, instruction_sets
+from gradus.device.processor import instruction_sets, processor_name
 from gradus.device.threads import usable_cores, use
 from gradus.errors import ConfigError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 OK, NOTE, WARNING, FAILED = "ok", "note", "warning", "failed"
 
 PACKAGES = (
-    "torch", "triton", "numba", "numpy", "tokenizers", "safetensors", "gguf",
+    "torch", "triton", "numba", "numpy", "psutil", "tokenizers", "safetensors", "gguf",
     "huggingface-hub", "jinja2", "fastapi", "uvicorn", "typer", "rich",
 )  # fmt: skip
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
@@ -67,14 +67,15 @@ def examine() -> Report:
     """Run every check, in an order in which the cause comes before what it breaks."""
     install = "pip install -c constraints.txt -e . installs it"
     findings = [
+        _check("system", WARNING, _system, "use Linux, macOS on an Apple processor, or WSL on Windows"),
         _check("python", FAILED, _python, "use Python {}.{} to {}.{}".format(*OLDEST_PYTHON, *NEWEST_PYTHON)),
         _check("torch", FAILED, _torch, install),
         _check("tokenizers", FAILED, _tokenizers, install),
         _check("safetensors", FAILED, _safetensors, install),
         _check("gguf", WARNING, _gguf, f"{install}; GGUF files need it"),
         _check("web server", WARNING, _web_server, f"{install}; gradus serve needs it"),
-        _check("GPU", NOTE, _gpu, "small models need none; for larger ones install a CUDA build of torch"),
-        _check("triton", NOTE, _triton, "only GPU kernels need it; a CUDA build of torch brings it along"),
+        _check("GPU", NOTE, _gpu, "small models need none; for larger ones, on Linux, install a CUDA build of torch"),
+        _check("triton", NOTE, _triton, "only GPU kernels need it; on Linux, a CUDA build of torch brings it along"),
         _check(
             "CPU kernels",
             NOTE,
@@ -84,6 +85,7 @@ def examine() -> Report:
         _check("phases", FAILED, _phases, "clone the repository and run pip install -e . inside it"),
         _check("model cache", WARNING, _model_cache, "free some space, or name another folder in GRADUS_HOME"),
         _check("models", WARNING, _models, "gradus pull smollm2-135m"),
+        _check("serving", WARNING, _serving, "end other programs, or serve less: gradus serve --dry-run shows where"),
         _check(f"port {SERVER_PORT}", WARNING, _port, "stop what listens there, or serve with --port 8001"),
         *unsafe_settings(os.environ),
     ]
@@ -105,7 +107,7 @@ def _check(name: str, severity: str, look: Callable[[], str], remedy: str) -> Fi
 def hardware() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": cpu_info("model name") or platform.processor() or "unknown",
+        "processor": processor_name() or "unknown",
         "cores": str(usable_cores()),
         "instruction sets": instruction_sets() or "unknown",
         "memory": _memory(),
@@ -130,10 +132,28 @@ def _memory() -> str:
         memory = HostMemory.now()
     except ConfigError:
         return "unknown"
-    return f"{memory.total / 2**30:.1f} GiB, {memory.free / 2**30:.1f} of it free for this process"
+    return f"{_gib(memory.total)}, {_gib(memory.free)} of it free for this process by {memory.source}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
 
 
 # -- what works ------------------------------------------------------------------------------------------------------
+
+
+def _system() -> str:
+    match platform.system(), platform.machine():
+        case "Linux", _:
+            return "Linux in WSL, supported" if "microsoft" in platform.release().lower() else "Linux, supported"
+        case "Darwin", "arm64":
+            return f"macOS {platform.mac_ver()[0]} on an Apple processor, supported; its GPU is not used"
+        case "Darwin", _:  # also Python for Intel on an Apple processor
+            raise RuntimeError("macOS on an Intel processor, or Python built for one: PyTorch has no build for it")
+        case "Windows", _:
+            raise RuntimeError("Windows itself has not been tried")
+        case name, _:
+            raise RuntimeError(f"{name} has not been tried")
 
 
 def _python() -> str:
@@ -201,7 +221,10 @@ def _web_server() -> str:
 
 
 def _gpu() -> str:
+    """Each GPU, how much of its memory is free, and who holds the rest."""
     import torch
+
+    from gradus.execution.memory import DeviceMemory
 
     if not torch.cuda.is_available():
         raise RuntimeError("no CUDA GPU that torch can use")
@@ -211,10 +234,11 @@ def _gpu() -> str:
         if (ones @ ones).sum().item() != 64**3:
             raise RuntimeError(f"GPU {index} multiplies matrices wrongly")
         properties = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
+        device = torch.device("cuda", index)
+        memory = DeviceMemory.of(device)
         names.append(
-            f"{properties.name} (sm_{properties.major}{properties.minor}, "
-            f"{free / 2**30:.0f} of {total / 2**30:.0f} GiB free)"
+            f"{properties.name} (sm_{properties.major}{properties.minor}, {_gib(memory.free)} free"
+            f"{memory.holders(device)})"
         )
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
 
@@ -280,6 +304,23 @@ def _models() -> str:
     if not pulled:
         raise RuntimeError("no model is pulled yet")
     return f"{', '.join(pulled)} pulled"
+
+
+def _serving() -> str:
+    """What `gradus serve` would take at most: in float32, since measuring which precision is faster takes seconds."""
+    from gradus.loading import CATALOGUE, open_checkpoint
+    from gradus.server.config import ServerConfig
+    from gradus.server.loading import planned
+
+    settings = ServerConfig(dtype="float32")
+    name = settings.model if CATALOGUE[settings.model].pulled else f"random:{settings.model}"  # of the same shape
+    plan, _ = planned(settings, open_checkpoint(name))
+    if not plan.fits:
+        raise RuntimeError(f"{settings.model} does not fit into the {_gib(plan.free_bytes)} that are free")
+    return (
+        f"{settings.model} would take up to {_gib(plan.beside_cache)} and a cache of {_gib(plan.cache_bytes)}, "
+        f"of {_gib(plan.free_bytes)} free on the {plan.device}"
+    )
 
 
 def _port() -> str:

@@ -1,7 +1,5 @@
 """Where an allocation fails on a GPU, the line ends with whose memory was in the way."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -39,8 +37,13 @@ def test_at_the_start(options):
     assert str(told.value).endswith(HOLDERS)
 
 
+class Engine:
+    step = staticmethod(fails)
+
+
 def test_in_a_step():
-    core = GuardedCore(SimpleNamespace(step=fails), GPU, EngineConfig(LIMITS, memory_fraction=0.9))
+    engine = Engine()
+    core = GuardedCore(engine, GPU, EngineConfig(LIMITS, memory_fraction=0.9))
     with pytest.raises(OutOfMemory, match="a step found no memory on cuda:1: start again with a lower ") as told:
         core.step()
     assert str(told.value).endswith(HOLDERS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import hopper_prompts, suits_hopper

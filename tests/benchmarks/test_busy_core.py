@@ -1,13 +1,14 @@
 """What the busy-core benchmark writes, from rates that are known, and one round of it on a tiny model."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.busy_core import GRADUS, TORCH, Contender, parse, results
+from benchmarks.busy_core import GRADUS, TORCH, Contender, confine, parse, results
 from gradus.device.threads import BRIEFLY
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,13 @@ def test_a_setting_to_try_is_its_own_name():
     assert parse(["GOMP_SPINCOUNT=1000"]) == [("GOMP_SPINCOUNT=1000", {"GOMP_SPINCOUNT": "1000"})]
 
 
+def test_a_system_that_cannot_confine_a_process_gets_one_line(monkeypatch):
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    with pytest.raises(SystemExit, match="measure on Linux"):
+        confine(2)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux keeps a process to some cores")
 @pytest.mark.slow
 def test_it_measures_every_contender_idle_and_busy(tmp_path):
     out = tmp_path / "busy.json"

@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 
 from benchmarks import quantized_linear

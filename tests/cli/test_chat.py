@@ -193,6 +193,17 @@ def test_on_a_terminal_it_prompts_explains_itself_and_forgives(terminal):
     assert chat.exit_code() == 0
 
 
+def test_what_the_terminals_encoding_lacks_is_refused_where_it_is_typed(terminal, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    chat = terminal(*CHAT, "--max-tokens", "4")
+    chat.wait_for("> ")
+    chat.type("café au lait\r")
+    chat.wait_for("not valid Unicode")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.exit_code() == 0
+
+
 def test_ctrl_c_cancels_an_answer_and_at_the_prompt_leaves(terminal):
     chat = terminal(*CHAT, "--max-tokens", "450", "--phase", "p00")  # greedy, and this answer has no early end
     chat.wait_for("> ")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradus import doctor
+from gradus.device.host_memory import HostMemory
 from gradus.device.threads import use
 from gradus.doctor import FAILED, NOTE, OK, WARNING, Finding, Report
 
@@ -46,6 +47,41 @@ def test_a_missing_package_is_named_with_what_to_do(monkeypatch, module, name, s
     assert found.status == status
     assert module in found.detail
     assert found.advice
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "release", "status", "said"),
+    [
+        ("Linux", "x86_64", "6.1.0", OK, "Linux, supported"),
+        ("Linux", "x86_64", "5.15.90.1-microsoft-standard-WSL2", OK, "Linux in WSL, supported"),
+        ("Darwin", "arm64", "24.1.0", OK, "macOS 15.1 on an Apple processor, supported; its GPU is not used"),
+        ("Darwin", "x86_64", "22.6.0", WARNING, "PyTorch has no build for it"),
+        ("Windows", "AMD64", "11", WARNING, "Windows itself has not been tried"),
+        ("FreeBSD", "amd64", "14.1", WARNING, "FreeBSD has not been tried"),
+    ],
+)
+def test_it_says_whether_the_system_is_supported(monkeypatch, system, machine, release, status, said):
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("platform.release", lambda: release)
+    monkeypatch.setattr("platform.mac_ver", lambda: ("15.1", ("", "", ""), machine))
+    found = finding("system")
+    assert found.status == status and said in found.detail
+    assert ("WSL on Windows" in found.advice) is (status == WARNING)
+
+
+def test_it_says_what_serving_the_default_model_takes_pulled_or_not(models_folder, monkeypatch):
+    found = finding("serving")
+    assert found.status == OK
+    assert found.detail.startswith("smollm2-135m would take up to ") and found.detail.endswith(" free on the cpu")
+    monkeypatch.setattr(HostMemory, "now", lambda: HostMemory(2**30, 2**20, "psutil"))
+    found = finding("serving")
+    assert found.status == WARNING and "--dry-run" in found.advice
+
+
+def test_it_says_where_the_number_of_free_memory_comes_from(monkeypatch):
+    monkeypatch.setattr(HostMemory, "now", lambda: HostMemory(8 << 30, 3 << 30, "POSIX"))
+    assert doctor.hardware()["memory"] == "8.0 GiB, 3.0 GiB of it free for this process by POSIX"
 
 
 def test_the_kernels_of_a_cpu_are_described(monkeypatch):

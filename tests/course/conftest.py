@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,8 @@ def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
     def run(phase: str, source: str, exercise: Exercise | None = None, **options) -> Verdict:
         info = phases.find(phase)
         exercise = exercise or exercise_of(info)
+        if exercise.triton and find_spec("triton") is None:
+            pytest.skip("Triton is for Linux alone")
         file = tmp_path / phase / exercise.file_name
         file.parent.mkdir(exist_ok=True)
         file.write_text(source, encoding="utf-8")
@@ -71,7 +74,8 @@ def checked(tmp_path, monkeypatch, bytecode) -> Callable[..., Verdict]:
 
 # -- processes that need not import torch ------------------------------------------------------------------------------
 
-SERVER = multiprocessing.get_context("forkserver")
+# On macOS, Apple's libraries, which torch loads, may crash in a forked process.
+SERVER = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 PRELOADED = ["pytest", "hypothesis", "gradus.models", "gradus.sampling.sampler"]
 SERVER.set_forkserver_preload(PRELOADED)
 

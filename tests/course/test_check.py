@@ -1,6 +1,7 @@
 """The check passes the reference, catches the mistakes that a phase invites, and says in a sentence what is wrong."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gradus import phases
 from gradus.course import check as course_check
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import exercises_of
 from gradus.exercises.skeleton import cut
 from gradus.exercises.solution import look
 from tests.course.conftest import ROOT, exercise_of, exercises, reference
@@ -308,6 +310,17 @@ def test_tests_that_are_not_there_are_the_users_to_mend(tmp_path, monkeypatch):
     monkeypatch.setattr(course_check, "repository", lambda phase: tmp_path)
     with pytest.raises(ConfigError, match="clone the repository"):
         course_check.check(info, found)
+
+
+@pytest.mark.parametrize(("system", "remedy"), [("linux", "run pip install triton"), ("darwin", "for Linux alone")])
+def test_a_check_that_needs_triton_says_where_it_is_to_be_had(monkeypatch, system, remedy):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(course_check, "find_spec", lambda name: None if name == "triton" else name)
+    found = [each for phase in ("p09", "p10") for each in exercises_of(phases.find(phase)) if each.triton]
+    assert [each.file_name for each in found] == ["norm.py", "paged_attention.py", "graph_runner.py"]
+    for each in found:
+        with pytest.raises(ConfigError, match=f"{each.file_name} needs triton, .* {remedy}"):
+            course_check._require_tests(ROOT, each)
 
 
 def test_the_check_leaves_nothing_behind(checked, tmp_path):

@@ -110,6 +110,8 @@ def test_a_phase_does_not_differ_from_itself():
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_flat_phase_stands_alone_and_gives_the_phases_tokens(phase, monkeypatch, tmp_path):
     text = flatten(phases.find(phase))
+    if "import triton" in text:
+        pytest.importorskip("triton", reason="Triton is for Linux alone")
     assert "import phases" not in text and "from phases" not in text
     file = tmp_path / "flat.py"  # a file, since Triton reads a kernel's source
     file.write_text(text, encoding="utf-8")

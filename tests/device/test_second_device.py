@@ -68,6 +68,7 @@ def test_capability_is_the_devices_own(monkeypatch):
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_kernels_are_missing_on_a_gpu_older_than_ampere(monkeypatch, device):
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert kernels.missing(device) == "the GPU has compute capability 7.5, and Triton's kernels need 8.0 or newer"
@@ -77,7 +78,7 @@ def test_kernels_are_missing_on_a_gpu_older_than_ampere(monkeypatch, device):
 
 
 def test_each_device_has_its_own_processors_and_counters(monkeypatch):
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
     from types import SimpleNamespace
 
     from gradus.attention.triton_paged import _processors

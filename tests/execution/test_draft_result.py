@@ -4,6 +4,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 
 from gradus.engine.plan import Plan, Span

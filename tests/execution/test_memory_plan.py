@@ -24,7 +24,6 @@ from gradus.models import create_model, randomize
 from gradus.models.precision import resolve_precision
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve
-from gradus.sampling.kernel_sampler import KernelSampler
 
 CPU = torch.device("cpu")
 TINY = SHAPES["tiny-llama"]
@@ -211,6 +210,9 @@ def test_kernels_that_could_not_read_the_cache_are_told_before_weights_are_loade
 @pytest.mark.parametrize("max_sequences", [1, 3, 8])
 def test_what_sampling_keeps_of_each_slot_is_counted_as_it_is_allocated(max_sequences):
     """`seen` among it, which is made once a request has a penalty, and the slot that padding samples in."""
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
+    from gradus.sampling.kernel_sampler import KernelSampler
+
     table = KernelSampler(TINY.vocab_size, CPU, max_sequences).table
     stored = [each.untyped_storage() for each in vars(table).values() if isinstance(each, torch.Tensor)]
     shown = plan(DeviceMemory(free=8 * MB), max_sequences=max_sequences)
@@ -226,6 +228,7 @@ def test_a_step_on_paper():
 
 def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(monkeypatch):
     """4 bits are made wide, and 8 bits of activations, with a scale per token; of few rows sums are shared."""
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
     from gradus.kernels.fuse_quantized import scratch_bytes
 
     def scratch(quantize, rows, sampled, dtype=torch.bfloat16):
@@ -288,6 +291,7 @@ def test_without_chunks_a_step_is_as_long_as_a_prompt():
 
 
 def test_graphs_are_planned_for_where_they_can_be_captured(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
     monkeypatch.setattr(planning, "missing", lambda device: None)
     monkeypatch.setattr(planning, "graph_bytes", lambda *_: 2 * MB)
     gpu = torch.device("cuda")

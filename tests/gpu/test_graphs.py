@@ -3,6 +3,9 @@
 import math
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 
 from gradus import phases

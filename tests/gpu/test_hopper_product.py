@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.device.capability import capability
 from gradus.kernels import fuse_quantized

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus import phases
 from gradus.attention.storage import PagedStorage

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.assembly.final import EngineConfig, build
 from gradus.engine.request import ModelLimits

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 from tests.kernels.ahead_of_time import H200
 from tests.kernels.test_every_gpu import asked_samplers
 

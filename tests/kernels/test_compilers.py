@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import triton
 from triton.compiler import ASTSource
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a slow processor takes five minutes for the second

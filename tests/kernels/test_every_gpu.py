@@ -9,6 +9,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,9 @@
 """What `fused` does to a model before any kernel runs: which twin a part has, and which launches start early."""
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 from gradus.kernels.activation import activation_kernel
 from gradus.kernels.decode_inputs import newest_kernel, places_kernel
 from gradus.kernels.few_rows import few_rows_kernel

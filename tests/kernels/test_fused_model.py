@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 
 @pytest.mark.slow
 def test_interpreted_on_the_cpu():

@@ -5,7 +5,7 @@ import builtins
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.device.capability import Capability
 from gradus.kernels import fuse_quantized

@@ -7,6 +7,9 @@ from pathlib import Path
 from tomllib import loads
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 
 from benchmarks import fused_kernels

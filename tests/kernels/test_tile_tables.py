@@ -5,6 +5,9 @@ from pathlib import Path
 from tomllib import loads
 
 import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 
 from gradus.device.capability import Capability

@@ -6,7 +6,7 @@ No GPU: steps are recorded by `recording.py`, which has a CUDA graph's rules, ar
 import pytest
 import torch
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.cache import TableChange
 from gradus.config.options import EngineOptions

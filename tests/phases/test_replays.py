@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.engine.request import Request, SamplingParams
 from tests.phases.conftest import FAMILIES, build_engine, limits_of, of

@@ -1,5 +1,9 @@
 """What the kernel reads lies in tables of a fixed place, with a row for padding. The drawing is tested on a GPU."""
 
+import pytest
+
+pytest.importorskip("triton", reason="Triton is for Linux alone")
+
 import torch
 
 from gradus.engine.plan import Admission

@@ -16,11 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradus.bench import command
+from gradus.device.characters import accept_every_character
 from gradus.errors import GradusError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for a mistake of the user's, told in one line."""
+    if arguments is None:
+        accept_every_character()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         match given[:1]:

@@ -27,6 +27,7 @@ import gradus
 from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, serve, terminal, xray
 from gradus.cli.layers import layered
 from gradus.device.allocator import keep_freed_memory
+from gradus.device.characters import accept_every_character
 from gradus.device.threads import spin_briefly, stay_within_share
 from gradus.errors import CapacityError, GradusError
 from gradus.exercises.solution import blamed
@@ -102,9 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code.
 
     arguments: without the program's name. None takes the process's own: then the process is the command line's, and so
-    are its threads, how many and the way in which they wait, and its allocator.
+    are its streams, its threads, how many and the way in which they wait, and its allocator.
     """
     if arguments is None:
+        accept_every_character()
         keep_freed_memory(os.environ)
         spin_briefly(os.environ)
         stay_within_share(os.environ)

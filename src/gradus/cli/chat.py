@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
 
@@ -81,6 +82,8 @@ def _lines(interactive: bool) -> Iterator[str]:
         return
     import readline  # noqa: F401  # lets input() edit its line and recall earlier ones
 
+    # Bytes that are no text in the terminal's encoding become lone surrogates, which a request refuses in one line.
+    cast(TextIOWrapper, sys.stdin).reconfigure(errors="surrogateescape")
     signal.signal(signal.SIGALRM, lambda *_: None)  # for good: an alarm that came late would end the process
     while True:
         try:

@@ -2,17 +2,13 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Option
 
 from gradus.cli import options, terminal
 from gradus.errors import RequestError
 from gradus.server.config import ServerConfig
-
-if TYPE_CHECKING:
-    from gradus.execution.memory_plan import MemoryPlan
-    from gradus.loading import Checkpoint
 
 
 @options.settings_of(ServerConfig)
@@ -57,13 +53,14 @@ def _plan(settings: ServerConfig, json: bool) -> None:
     from gradus.config.options import FINAL
     from gradus.exercises import solution
     from gradus.loading import open_checkpoint
+    from gradus.server.loading import planned
     from gradus.server.serve import bind
 
     bind(settings).close()
     if settings.impl is not None and settings.phase is not None:
         terminal.print_note(solution.load(settings.phase, Path(settings.impl)).note)
     checkpoint = open_checkpoint(settings.model)
-    memory, draft = _memory(settings, checkpoint)
+    memory, draft = planned(settings, checkpoint)
     if json:
         model = {"name": checkpoint.name, "family": checkpoint.config.family, "license": checkpoint.license}
         names = {"engine": settings.phase or FINAL, "phase": settings.phase}
@@ -78,24 +75,3 @@ def _plan(settings: ServerConfig, json: bool) -> None:
         f"{memory.render()}\n"
         f"{'would listen at':<20}http://{settings.host}:{settings.port}\n"
     )
-
-
-def _memory(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
-    """The plan, and which model drafts, if one does."""
-    from gradus.assembly.checkpoint import open_draft
-    from gradus.config.options import EngineConfig, resolve_context
-    from gradus.engine.request import ModelLimits
-    from gradus.execution.memory_plan import memory_plan
-    from gradus.loading import as_asked
-    from gradus.models.precision import resolve_device
-    from gradus.quantization.precision import resolve
-
-    checkpoint = as_asked(checkpoint, settings.quantize)
-    config, device = checkpoint.config, resolve_device(settings.device)
-    limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
-    options = settings.options(limits, device.type)
-    precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
-    draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
-    drafting = None if draft is None else (draft[0].config, draft[1])
-    plan = memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)
-    return plan, None if draft is None else {"name": draft[0].name, "dtype": draft[1].name}

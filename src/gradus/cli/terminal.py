@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gradus.device.characters import plain
 from gradus.errors import ConfigError, RequestError
 from gradus.text.completion import Completion
 
@@ -18,8 +19,7 @@ def print_json(value: Any, *, lines: bool = False) -> None:
 
 def print_text(text: str) -> None:
     """Text as it comes, at once. A terminal that lacks a character shows a substitute."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+    sys.stdout.write(plain(text, sys.stdout.encoding))
     sys.stdout.flush()
 
 
@@ -65,9 +65,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
     table = Table(*columns, title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
+    console = Console(markup=False)
     for row in rows:
-        table.add_row(*row)
-    Console(markup=False).print(table)
+        table.add_row(*(plain(cell, console.encoding) for cell in row))  # as wide as it will be
+    console.print(table)
 
 
 def size(count: float) -> str:

@@ -104,8 +104,9 @@ def _require_tests(root: Path, exercise: Exercise) -> None:
         raise ConfigError(
             f"the check runs the tests and needs {listed(absent)}: type `make course`, or run pip install -e '.[dev]'"
         )
-    if exercise.interpreted and find_spec("triton") is None:
-        raise ConfigError("the check interprets a kernel and needs triton, also without a GPU: run pip install triton")
+    if exercise.triton and find_spec("triton") is None:
+        remedy = "run pip install triton" if sys.platform == "linux" else "there is one for Linux alone"
+        raise ConfigError(f"the check of {exercise.file_name} needs triton, also without a GPU: {remedy}")
 
 
 def _merged(shares: list[dict[str, Any]]) -> dict[str, Any]:
@@ -145,6 +146,7 @@ def _run(phase: PhaseInfo, found: Sequence[Found], seconds: float, shares: int) 
                 env=_environment(interpreted=any(one.exercise.interpreted for one in found)),
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=10 * seconds,
             )
         except subprocess.TimeoutExpired:

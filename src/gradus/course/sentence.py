@@ -14,6 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from gradus import phases
+from gradus.device.characters import accept_every_character
 from gradus.errors import ConfigError, GradusError
 from gradus.exercises.solution import load
 from gradus.exercises.substitute import substitute
@@ -89,6 +90,7 @@ def main() -> int:
     parser.add_argument("--top-k", type=int, default=40, help="how many tokens a draw is among")
     parser.add_argument("--seed", type=int, default=0, help="of the draws")
     asked = parser.parse_args()
+    accept_every_character()
     try:
         if asked.impl is not None:
             take_in(asked.impl)

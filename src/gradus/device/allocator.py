@@ -64,7 +64,8 @@ class GivesBack:
     """
 
     def __init__(self, device: "torch.device", engine: object) -> None:
-        self._device, self._engine = device, weakref.ref(engine)
+        self._device = device
+        self._engine = weakref.ref(engine)
 
     def __del__(self) -> None:
         if sys.is_finalizing():

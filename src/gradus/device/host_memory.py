@@ -11,32 +11,33 @@ from gradus.errors import ConfigError
 
 class HostMemory(NamedTuple):
     """In bytes. total: of the machine. free: what this process can still take, of its container's part where it is in
-    one."""
+    one. source: where the number of free bytes comes from."""
 
     total: int
     free: int
+    source: str
 
     @classmethod
     def now(cls) -> "HostMemory":
         """Raises ConfigError where the system tells neither."""
-        total, free = _of_the_machine()
-        return cls(total, int(min(free, memory_left())))
+        machine, left = _of_the_machine(), memory_left()
+        return machine if machine.free <= left else cls(machine.total, int(left), "its control group's limit")
 
 
-def _of_the_machine() -> tuple[int, int]:
-    """Total and free, by the system's own estimate of what it can free at once."""
+def _of_the_machine() -> HostMemory:
+    """Ask for the system's own estimate of the memory that it can free at once."""
     try:
         memory = psutil.virtual_memory()
-        return memory.total, memory.available
+        return HostMemory(memory.total, memory.available, "psutil")
     except (OSError, RuntimeError, NotImplementedError):  # a Linux whose /proc is hidden
         return _by_pages()
 
 
-def _by_pages() -> tuple[int, int]:
+def _by_pages() -> HostMemory:
     """The same by POSIX. What is cached of files counts as taken."""
     try:
         size = os.sysconf("SC_PAGE_SIZE")
-        return size * os.sysconf("SC_PHYS_PAGES"), size * os.sysconf("SC_AVPHYS_PAGES")
+        return HostMemory(size * os.sysconf("SC_PHYS_PAGES"), size * os.sysconf("SC_AVPHYS_PAGES"), "POSIX")
     except (AttributeError, OSError, ValueError) as error:
         raise ConfigError(
             "the system does not tell how much memory is free: say how large the cache is with cache_tokens"

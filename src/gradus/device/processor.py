@@ -1,9 +1,41 @@
-"""What Linux says of the processor."""
+"""The processor's name and instruction sets: on Linux from /proc/cpuinfo, on macOS from `sysctl`."""
 
+import platform
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 INSTRUCTION_SETS = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
-"""Those that the speed of products depends on."""
+"""Linux' names of the sets that the speed of products depends on."""
+
+APPLES = {
+    "hw.optional.AdvSIMD": "asimd",
+    "hw.optional.arm.AdvSIMD": "asimd",
+    "hw.optional.arm.FEAT_DotProd": "dotprod",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_SME": "sme",
+}
+"""The same on macOS: a setting that is 1 where the processor has the set, and the set's name here."""
+
+ANSWERS_WITHIN_S = 5
+
+
+def processor_name() -> str:
+    """Return the maker's name of the processor; "" where the system does not say."""
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu").get("machdep.cpu.brand_string", "")
+    return cpu_info("model name") or platform.processor()
+
+
+def instruction_sets() -> str:
+    """List those of INSTRUCTION_SETS (on macOS, of APPLES) that the processor has, separated by blanks."""
+    if sys.platform == "darwin":
+        said = _sysctl("hw.optional")
+        return " ".join(dict.fromkeys(name for key, name in APPLES.items() if said.get(key) == "1"))
+    flags = (cpu_info("flags") or cpu_info("Features")).split()
+    return " ".join(name for name in INSTRUCTION_SETS if name in flags)
 
 
 def cpu_info(field: str) -> str:
@@ -16,7 +48,13 @@ def cpu_info(field: str) -> str:
     return ""
 
 
-def instruction_sets() -> str:
-    """Those of INSTRUCTION_SETS that it has, with a blank between two."""
-    flags = (cpu_info("flags") or cpu_info("Features")).split()
-    return " ".join(name for name in INSTRUCTION_SETS if name in flags)
+@cache
+def _sysctl(branch: str) -> dict[str, str]:
+    """Read a branch of macOS' settings, printed as lines such as `hw.optional.arm.FEAT_BF16: 1`; empty on failure."""
+    command = ["/usr/sbin/sysctl", branch]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWERS_WITHIN_S)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = (line.partition(":") for line in done.stdout.splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}

@@ -19,6 +19,7 @@ class Exercise:
     why: for each function, why ours is as it is: read beside the student's, once that passes.
     alone: the one file of tests that judges it, where no engine uses it; "" for all tests of the phase.
     tests: what judges the file beside the phase's own tests: the files that test the part alone, if it lives in src.
+    triton: the file, or a module that it imports, needs Triton, so it can be judged on Linux alone.
     interpreted: the file is a Triton kernel, which is judged in Triton's interpreter, on the CPU.
     """
 
@@ -28,6 +29,7 @@ class Exercise:
     why: dict[str, str]
     tests: tuple[str, ...] = ()
     alone: str = ""
+    triton: bool = False
     interpreted: bool = False
 
     @property

@@ -5,7 +5,6 @@ waits. What is to be compiled follows from what is launched; so the launches are
 and each kernel that Triton's cache does not have is compiled in a process of its own (`compilers.py`).
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import triton
 from triton import AsyncCompileMode
 from triton.compiler import ASTSource
 
+from gradus.device.threads import allowed_cores
 from gradus.kernels.compilers import Compilers, is_cached, kernels_of, settle_key
 
 
@@ -28,7 +28,7 @@ def compiled_together() -> Iterator[None]:
     come from one.
     """
     modules = [name for name in sys.modules if name.startswith("gradus.kernels.") and kernels_of([name])]
-    kernels, cores = kernels_of(modules), len(os.sched_getaffinity(0))
+    kernels, cores = kernels_of(modules), allowed_cores()
     with closing(Compilers(cores, modules)) as compilers, ThreadPoolExecutor(cores) as threads:
         for kernel in kernels:
             settle_key(kernel)

@@ -12,6 +12,7 @@ from gradus.server.config import ServerConfig
 from gradus.server.messages import ModelInfo
 
 if TYPE_CHECKING:
+    from gradus.execution.memory_plan import MemoryPlan
     from gradus.loading import Checkpoint, Tokenizer
     from gradus.text.llm import LLM
 
@@ -24,6 +25,27 @@ def open_tokenizer(config: ServerConfig, progress: Progress | None = None) -> "T
 
     checkpoint = _opened[config.model] = open_checkpoint(config.model, progress=progress)
     return checkpoint.tokenizer
+
+
+def planned(settings: ServerConfig, checkpoint: "Checkpoint") -> "tuple[MemoryPlan, dict[str, str] | None]":
+    """Where memory would go, found out without reading a weight; and which model drafts, if one does."""
+    from gradus.assembly.checkpoint import open_draft
+    from gradus.config.options import EngineConfig, resolve_context
+    from gradus.engine.request import ModelLimits
+    from gradus.execution.memory_plan import memory_plan
+    from gradus.loading import as_asked
+    from gradus.models.precision import resolve_device
+    from gradus.quantization.precision import resolve
+
+    checkpoint = as_asked(checkpoint, settings.quantize)
+    config, device = checkpoint.config, resolve_device(settings.device)
+    limits = ModelLimits(config.vocab_size, resolve_context(settings.context_length, config.context_length))
+    options = settings.options(limits, device.type)
+    precision = resolve(settings.dtype, settings.quantize, device, config, checkpoint.quantized)
+    draft = open_draft(checkpoint, options, device, precision) if isinstance(options, EngineConfig) else None
+    drafting = None if draft is None else (draft[0].config, draft[1])
+    plan = memory_plan(config, options, device, precision, phase=settings.phase, draft=drafting)
+    return plan, None if draft is None else {"name": draft[0].name, "dtype": draft[1].name}
 
 
 def load_engine(config: ServerConfig, progress: Progress | None = None) -> tuple[Core, ModelInfo]:

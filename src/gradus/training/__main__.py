@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from gradus.device.characters import accept_every_character
 from gradus.errors import GradusError
 from gradus.loading import open_checkpoint
 from gradus.training.heads import Recipe, train_heads
@@ -42,6 +43,8 @@ class Lines:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for a mistake of the user's, told in one line."""
+    if arguments is None:
+        accept_every_character()
     parser = argparse.ArgumentParser(prog="python -m gradus.training", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--out", type=Path, required=True)

@@ -10,7 +10,7 @@ import json
 from functools import cache
 from importlib.resources import files
 
-from gradus.device.processor import cpu_info, instruction_sets
+from gradus.device.processor import instruction_sets, processor_name
 from gradus.kernels.cpu.product import MOST_ROWS
 
 Widths = dict[int, int]
@@ -42,4 +42,4 @@ def stored() -> dict[Processor, dict[str, Widths]]:
 
 @cache
 def processor() -> Processor:
-    return cpu_info("model name"), instruction_sets()
+    return processor_name(), instruction_sets()
