@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -54,6 +55,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def collector_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full collection for each of a thousand engines would take longer than their tests."""
     monkeypatch.setattr("gradus.garbage.spare_what_stays", lambda owner: None)
+
+
+@pytest.fixture
+def process() -> psutil.Process:
+    """This process, as psutil knows it; the test is skipped where a Linux hides its /proc."""
+    try:
+        return psutil.Process()
+    except psutil.NoSuchProcess:
+        pytest.skip("psutil knows no process here: /proc is hidden")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -14,6 +14,7 @@ def hidden(*_: object) -> None:
     raise FileNotFoundError("/proc/meminfo")
 
 
+@pytest.mark.usefixtures("process")
 def test_as_the_system_tells():
     memory = HostMemory.now()
     assert memory.total == psutil.virtual_memory().total

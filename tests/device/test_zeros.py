@@ -2,7 +2,6 @@
 
 import os
 
-import psutil
 import pytest
 import torch
 
@@ -25,8 +24,7 @@ def test_there_may_be_none():
     assert zeros((0, 4), torch.float32, CPU).shape == (0, 4)
 
 
-def test_memory_is_taken_by_what_is_written_to_and_given_back():
-    process = psutil.Process()
+def test_memory_is_taken_by_what_is_written_to_and_given_back(process):
     before = process.memory_info().rss
     made = zeros((HALF_A_GIGABYTE,), torch.float32, CPU)
     assert process.memory_info().rss - before < 1 << 26

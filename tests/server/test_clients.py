@@ -5,7 +5,6 @@ import os
 import time
 from functools import partial
 
-import psutil
 import pytest
 
 from gradus.engine.sequence import Output
@@ -63,13 +62,13 @@ def test_fifty_that_leave_leave_nothing_behind(serving):
 
 
 @pytest.mark.stress
-def test_a_thousand_that_leave_leave_nothing_behind(serving):
+def test_a_thousand_that_leave_leave_nothing_behind(serving, process):
     server = serving(SLOW)
     leaving(server, 100)
-    before, memory = open_files(), psutil.Process().memory_info().rss
+    before, memory = open_files(), process.memory_info().rss
     leaving(server, 1000)
     assert open_files() <= before + 1
-    assert psutil.Process().memory_info().rss < memory + (20 << 20)
+    assert process.memory_info().rss < memory + (20 << 20)
 
 
 def test_others_go_on_when_one_leaves(serving):

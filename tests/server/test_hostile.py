@@ -7,7 +7,6 @@ import gzip
 import json
 import logging
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -111,8 +110,8 @@ def test_an_announced_size_is_refused_before_anything_is_read(server, length):
     assert json.loads(body)["error"]["limit"] == "at most 1048576 bytes"
 
 
-def test_a_body_without_an_announced_size_is_counted(server):
-    before = psutil.Process().memory_info().rss
+def test_a_body_without_an_announced_size_is_counted(server, process):
+    before = process.memory_info().rss
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
     connection = server.send(b"", headers=["Transfer-Encoding: chunked"])
     try:
@@ -122,7 +121,7 @@ def test_a_body_without_an_announced_size_is_counted(server):
         pass
     else:
         raise AssertionError("all of it was read")
-    assert psutil.Process().memory_info().rss < before + (16 << 20)
+    assert process.memory_info().rss < before + (16 << 20)
 
 
 def test_a_body_of_just_the_limit_is_read(server):

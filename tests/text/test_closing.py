@@ -4,7 +4,6 @@ import gc
 import threading
 import weakref
 
-import psutil
 import pytest
 import torch
 
@@ -137,9 +136,8 @@ def test_a_core_in_a_cycle_goes_too_though_the_heap_was_frozen(end):
         gc.unfreeze()
 
 
-def test_memory_that_the_c_library_keeps_is_returned():
+def test_memory_that_the_c_library_keeps_is_returned(process):
     """Blocks below its limit for mapping, freed behind one that is in use."""
-    process = psutil.Process()
     held = [bytearray(20 * 1024) for _ in range(20_000)]
     last = bytearray(20 * 1024)
     full = process.memory_info().rss
@@ -149,8 +147,8 @@ def test_memory_that_the_c_library_keeps_is_returned():
     assert len(last)
 
 
-def test_twenty_engines_in_a_row_leave_memory_threads_and_descriptors_flat():
-    process, seen = psutil.Process(), []
+def test_twenty_engines_in_a_row_leave_memory_threads_and_descriptors_flat(process):
+    seen = []
     for _ in range(20):
         llm = tiny(max_sequences=2, threads=None)
         llm.generate(["one", "two"], SHORT)
