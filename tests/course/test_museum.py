@@ -36,6 +36,30 @@ def test_its_tests_fail_on_the_faulty_engine_and_pass_on_the_fixed_one(exhibit: 
     assert not [finding for finding in fixed if finding.failure] and len(fixed) == len(faulty)
 
 
+LAZY = {  # repairs that switch a feature off: what to replace in the engine, and by what
+    "preemption": ("        for end in range(PAGE, len(sequence.tokens), PAGE):", "        for end in ():"),
+    "stop": ("guesses = SCRIPT[position : position + self.drafts]", "guesses = SCRIPT[:0]"),
+    "placeholder": ("        return True", "        return not self.flying"),
+    "drafter": ("if self.drafter else", "if False else"),
+    "mask": ("likeliest if likeliest in mask else mask[0]", "likeliest"),
+    "window": ("if len(prefix) % PAGE == 0 and prefix not in self.known", "if False"),
+    "race": (
+        "            self.device.replay()",
+        "            self.device.replay()\n            self.device.catch_up()",
+    ),
+    "decoder": ("return decode([token])", 'return decode([token]).strip("\N{REPLACEMENT CHARACTER}")'),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_switching_the_feature_off_is_no_repair(name, tmp_path):
+    exhibit, (line, instead) = museum.find(name), LAZY[name]
+    assert exhibit.source.count(line) == 1
+    file = tmp_path / f"{name}.py"
+    file.write_text(exhibit.source.replace(line, instead), encoding="utf-8")
+    assert any(finding.failure for finding in museum.judge(exhibit, museum.load(file)))
+
+
 @each
 def test_a_failure_says_what_was_found(exhibit: Exhibit):
     failures = [finding.failure for finding in museum.judge(exhibit, exhibit.module("engine")) if finding.failure]

@@ -15,8 +15,12 @@ def test_a_device_that_lags_says_the_same(engine: Any) -> None:
 
 def test_the_host_does_not_wait_for_the_device(engine: Any) -> None:
     device = engine.Device(busy=4)
-    waited = []
-    catch_up = device.catch_up
-    device.catch_up = lambda behind=0: (waited.append(behind), catch_up(behind))
+    catch_up, waited = device.catch_up, []
+
+    def watched(behind: int = 0) -> None:
+        waited.append(behind)
+        catch_up(behind)
+
+    device.catch_up = watched
     engine.Engine(device).generate(6)
-    assert waited.count(0) == 1, f"the host waited for an idle device {waited.count(0)} times, once would do"
+    assert waited.count(0) == 1, f"the host waited for an idle device {waited.count(0)} times, where once is enough"
