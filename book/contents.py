@@ -28,7 +28,7 @@ class Part:
 def parts(root: Path = ROOT) -> tuple[Part, ...]:
     """Everything but the home page and what stands below a chapter."""
     return (
-        Part("The course", _found(root, "phases/p*/README.md")),
+        Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README")),
         Part("The engine", tuple(f"docs/{name}" for name in DOCS)),
         Part("Why it is built so", _found(root, "docs/design/*.md")),
         Part("The project", ("reports/README", *PROJECT)),

@@ -7,7 +7,8 @@ Read in this order:
     terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
     generate.py, chat.py, serve.py, models.py (models, pull)
-    exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo)
+    exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo),
+    museum.py (museum)
     course.py (phases)
     bench.py (bench, report, profile), health.py (doctor)
 
@@ -24,7 +25,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, serve, terminal, xray
+from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, museum, serve, terminal, xray
 from gradus.cli.layers import layered
 from gradus.device.allocator import keep_freed_memory
 from gradus.device.characters import accept_every_character
@@ -66,6 +67,7 @@ for command, panel in (
     (exercises.flat, "Follow the course"),
     (xray.xray, "Follow the course"),
     (demo.demo, "Follow the course"),
+    (museum.museum, "Follow the course"),
     (bench.bench, "Measure"),
     (bench.report, "Measure"),
     (bench.profile, "Measure"),

@@ -141,7 +141,7 @@ def solution(
     for row in rows if anyway else passed:
         theirs = read(row.file) if row.file is not None and row.state != "not begun" else ""
         for pair in solved.pairs(info, row.exercise, theirs):
-            _print_pair(pair, plain=plain)
+            print_pair(pair, plain=plain)
     if left := [row.exercise.file_name for row in rows if row not in passed and not anyway]:
         terminal.print_note(f"not passed yet, and so not shown: {', '.join(left)}")
     return 0
@@ -296,19 +296,20 @@ def _print_hints(found: "Found", functions: Iterable[str], hints: int) -> None:
             print(fill(text, 100, initial_indent=f"  hint {number}: ", subsequent_indent=" " * 10))
 
 
-def _print_pair(pair: "Pair", *, plain: bool) -> None:
+def print_pair(pair: "Pair", *, plain: bool = False, titles: tuple[str, str] = ("yours", "ours")) -> None:
     """Side by side where the terminal is wide enough for both, else one after the other."""
     from rich.columns import Columns
     from rich.console import Console
     from rich.panel import Panel
     from rich.syntax import Syntax
 
-    both = [(title, code) for title, code in (("yours", pair.theirs), ("ours", pair.ours)) if code]
+    both = [(title, code) for title, code in zip(titles, (pair.theirs, pair.ours), strict=True) if code]
     if plain or not sys.stdout.isatty():
         print(f"# {pair.name}\n")
         for title, code in both:
             print(f"# -- {title}\n{code}\n")
-        print(fill(pair.why, 100) + "\n")
+        if pair.why:
+            print(fill(pair.why, 100) + "\n")
         return
     console = Console()
     wide = max(len(line) for _, code in both for line in code.splitlines()) + 4
@@ -319,7 +320,8 @@ def _print_pair(pair: "Pair", *, plain: bool) -> None:
     ]
     console.rule(pair.name, align="left")
     console.print(Columns(panels, padding=(0, 0)))
-    console.print(fill(pair.why, min(100, console.width)), markup=False, highlight=False)
+    if pair.why:
+        console.print(fill(pair.why, min(100, console.width)), markup=False, highlight=False)
     console.print()
 
 

@@ -8,6 +8,7 @@ What an exercise is, and how a student's file takes the place of ours, gradus.ex
     sentence.py     a text by p00's forward pass, beside the engine's
     probe.py        what tests and drawings may know of an engine
     xray/           a run recorded through the probe, as a page to step through
+    museum.py       the bug museum: a small engine with a real fault, the student's repaired copy, and its tests
     demos.py        a phase and the one before it on a small workload;  charts.py: what that looks like
     reading.py      the order in which a lesson reads its files
     difference.py   what a phase changed

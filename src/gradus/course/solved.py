@@ -24,10 +24,10 @@ def pairs(phase: PhaseInfo, exercise: Exercise, theirs: str = "") -> Iterator[Pa
     """The exercise's functions, in its order. theirs: the source of the student's file; "" for ours alone."""
     ours = reference_of(phase, exercise)
     for name in exercise.functions:
-        yield Pair(name, _text(theirs, name), _text(ours, name), exercise.why[name])
+        yield Pair(name, text_of(theirs, name), text_of(ours, name), exercise.why[name])
 
 
-def _text(source: str, name: str) -> str:
+def text_of(source: str, name: str) -> str:
     """The function with its decorators, without the indentation of its class and without its docstring."""
     function = functions(source).get(name) if source else None
     if function is None:

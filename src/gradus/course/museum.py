@@ -1,0 +1,152 @@
+"""The bug museum: exhibits found, run, judged and explained. The exhibits themselves are in phases/museum.
+
+Each exhibit is a folder with an engine that has a fault, a test that fails on it, the functions that repair it, and a
+label. A student repairs a copy of the engine; the test takes any module that has the engine's names.
+"""
+
+import io
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+
+from gradus import phases
+from gradus.course.progress import FOLDER
+from gradus.course.solved import Pair, text_of
+from gradus.errors import ConfigError
+from gradus.exercises.declaration import Hints
+from gradus.exercises.skeleton import functions
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """An exhibit's explanation of its fault. phase: the one with the idea that the fault belongs to.
+
+    story: where it happened. sources: the text and the address of each link. moral: what would have caught it.
+    """
+
+    fault: str
+    phase: str
+    hints: Hints
+    story: str
+    sources: tuple[tuple[str, str], ...]
+    moral: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One test of an exhibit. failure: what was found instead; "" where the claim holds."""
+
+    claim: str
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """A folder of the museum: "m03_eviction" is number 3, called eviction."""
+
+    number: int
+    name: str
+    path: Path
+
+    @property
+    def label(self) -> Label:
+        label: Label = self.module("label").LABEL
+        return label
+
+    @property
+    def symptom(self) -> str:
+        """The last line of the engine's docstring: what a user saw."""
+        return (self.module("engine").__doc__ or "").strip().splitlines()[-1]
+
+    @property
+    def source(self) -> str:
+        """The engine with its fault."""
+        return (self.path / "engine.py").read_text(encoding="utf-8")
+
+    @property
+    def copy(self) -> Path:
+        """Where the student's engine is, or would be."""
+        return FOLDER / "museum" / f"{self.name}.py"
+
+    def module(self, part: str) -> ModuleType:
+        """One of its modules, imported: "engine", "test", "fixed" or "label"."""
+        return import_module(f"phases.museum.{self.path.name}.{part}")
+
+
+def exhibits() -> list[Exhibit]:
+    """All exhibits in the order of the tour. Raises ConfigError if the course is not installed."""
+    museum = phases.highest().path.parent / "museum"
+    found = [(path, re.fullmatch(r"m(\d\d)_(\w+)", path.name)) for path in museum.glob("m*")]
+    return sorted((Exhibit(int(match[1]), match[2], path) for path, match in found if match), key=lambda e: e.number)
+
+
+def find(wanted: str) -> Exhibit:
+    """The exhibit of that number or name. Raises ConfigError for any other."""
+    everything = exhibits()
+    for exhibit in everything:
+        if wanted in (str(exhibit.number), exhibit.name):
+            return exhibit
+    raise ConfigError(f"exhibit must be a number from 1 to {len(everything)}, as `gradus museum` lists, got {wanted!r}")
+
+
+def shown(engine: ModuleType) -> str:
+    """Run the engine's `show`, and return what it prints."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        engine.show()
+    return printed.getvalue()
+
+
+def load(file: Path) -> ModuleType:
+    """A student's engine, imported anew. Raises ConfigError if it is not there or cannot be imported."""
+    if not file.is_file():
+        raise ConfigError(f"{file} is not there: `gradus museum {file.stem}` writes it")
+    file = file.resolve()
+    name = f"museum_copy_{file.stem}"
+    spec = spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None, file
+    sys.modules[name] = module = module_from_spec(spec)  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be imported: {described(error, file)}") from error
+    return module
+
+
+def judge(exhibit: Exhibit, engine: ModuleType) -> Iterator[Finding]:
+    """Run the exhibit's tests, in their order, on an engine."""
+    file = Path(engine.__file__ or "")
+    for name, test in vars(exhibit.module("test")).items():
+        if name.startswith("test_"):
+            claim = name.removeprefix("test_").replace("_", " ")
+            try:
+                test(engine)
+            except Exception as error:
+                yield Finding(claim, described(error, file))
+            else:
+                yield Finding(claim)
+
+
+def described(error: Exception, file: Path) -> str:
+    """One line about an exception: a test's own words, or what was raised, and where in the student's file."""
+    if isinstance(error, AssertionError):
+        return str(error) or f"this does not hold: {extract_tb(error.__traceback__)[-1].line}"
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {error.msg}"
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def repairs(exhibit: Exhibit) -> Iterator[Pair]:
+    """Pair the functions of the fix with those of the fault. A new function has no counterpart."""
+    fixed = (exhibit.path / "fixed.py").read_text(encoding="utf-8")
+    for name in functions(fixed):
+        yield Pair(name, theirs=text_of(exhibit.source, name), ours=text_of(fixed, name), why="")
