@@ -118,6 +118,12 @@ def test_progress_reports_every_tensor_and_its_bytes() -> None:
     assert seen == {name: value.nbytes for name, value in tensors.items()}
 
 
+def test_a_model_made_in_inference_mode_is_filled_in_it() -> None:
+    with torch.inference_mode():
+        model = load("tiny-llama", checkpoint("tiny-llama"))
+    assert all(parameter.is_inference() for parameter in model.parameters())
+
+
 def test_modules_are_filled_by_several_threads_at_once(monkeypatch) -> None:
     together = threading.Barrier(3, timeout=20)
 

@@ -103,8 +103,9 @@ def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str
     # the pieces of a module follow one another: what it makes of one may depend on another
     modules = [list(pieces) for _, pieces in groupby(plan(model), lambda piece: id(piece.module))]
     pool = ThreadPoolExecutor(min(MOST_READERS, use(None)), "gradus-load")
+    inference = torch.is_inference_mode_enabled()  # which is each thread's own
     try:
-        for copied in pool.map(lambda pieces: _copy(pieces, spelling, source), modules):
+        for copied in pool.map(lambda pieces: _copy(pieces, spelling, source, inference), modules):
             for name, size in copied:
                 if on_tensor is not None:
                     on_tensor(name, size)
@@ -112,11 +113,12 @@ def load_weights(model: Model, source: TensorSource, *, on_tensor: Callable[[str
         pool.shutdown(cancel_futures=True)
 
 
-@torch.no_grad()
-def _copy(pieces: list[Piece], spelling: dict[str, str], source: TensorSource) -> list[tuple[str, int]]:
+def _copy(
+    pieces: list[Piece], spelling: dict[str, str], source: TensorSource, inference: bool
+) -> list[tuple[str, int]]:
     """Fill a module, in the calling thread alone. Returns name and bytes of each tensor."""
     copied = []
-    with own_threads(1):
+    with torch.inference_mode(inference), torch.no_grad(), own_threads(1):
         for piece in pieces:
             name = spelling[piece.stored.name]
             value = source.read(name)
