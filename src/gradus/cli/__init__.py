@@ -5,7 +5,7 @@ Read in this order:
     options.py     options that several commands share;  settings_table.py: the same as a table of the docs
     terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
-    generate.py, chat.py, serve.py, models.py (models, pull)
+    generate.py, chat.py, serve.py, load.py, models.py (models, pull)
     exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo)
     course.py (phases)
     bench.py (bench, report, profile), health.py (doctor)
@@ -23,7 +23,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, serve, terminal, xray
+from gradus.cli import bench, chat, course, demo, exercises, generate, health, load, models, serve, terminal, xray
 from gradus.device.allocator import keep_freed_memory
 from gradus.device.threads import spin_briefly, stay_within_share
 from gradus.errors import CapacityError, GradusError
@@ -41,6 +41,7 @@ for command, panel in (
     (generate.generate, "Use a model"),
     (chat.chat, "Use a model"),
     (serve.serve, "Use a model"),
+    (load.load, "Use a model"),
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
     (models.quantize, "Get a model"),
