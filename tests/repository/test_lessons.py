@@ -37,9 +37,10 @@ def questions_and_answers(part: str) -> tuple[int, int]:
 
 
 def unbacked(part: str) -> list[str]:
-    """Numbers in a section's sentences that no result renews, and that name no row or workload of its tables."""
+    """Numbers in a section's sentences that no result renews, and that name no row of its tables or of its fields."""
     tables = "".join(found[0] for found in BLOCK.finditer(part))
     labels = re.sub(r"^(\| *[^|]*\|).*$", r"\1", tables, flags=re.MULTILINE)  # of a row its first cell
+    labels += " ".join(field for _, _, field in INLINE.findall(part))  # output-length/500/p01/speedup
     prose = re.sub(r"U\[.*?\]", "", INLINE.sub("", BLOCK.sub("", part)))
     return [number for number in loose_numbers(prose) if number.rstrip(".,") not in re.findall(r"[\d.,]*\d", labels)]
 
@@ -92,6 +93,7 @@ def test_the_checks_of_lessons_catch():
     tables = "<!-- results:begin p01 -->\n| 64 | p01 | 5.4 |\n<!-- results:end -->\n"
     prose = "With 64 it gains 5.4 times, 2.1<!-- cpu/p01: a/b/c/d --> at most."
     assert unbacked(f"{prose}\n{tables}") == ["5.4"]
+    assert unbacked("With 64 rows it gains 2.1<!-- cpu/p01: a/64/c/d --> times, with 65 more.") == ["65"]
     wide = "| a | b | c | d | e | f |\n|---|---|---|---|---|---|\n| 1 | 2 | 3 | 4 | 5 | 6 |\n"
     assert len(wide_tables(wide)) == 1 and not wide_tables("| a | b |\n|---|---:|\n| 1 | 2 |\n")
 
