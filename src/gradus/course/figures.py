@@ -44,7 +44,7 @@ def kept() -> Drawing:
     drawing = Drawing(f"With a cache, {STEPS} steps compute {new} rows and read the keys and values of the others", 318)
     _staircase(drawing, old=KEPT)
     drawing.legend(272, [(NEW, "a row computed in this step"), (KEPT, "its key and value are kept, and read")])
-    drawing.words(0, 306, f"{new} rows in {STEPS} steps; {read} times a kept one is read instead.", bold=True)
+    drawing.words(0, 306, f"{new} rows in {STEPS} steps; the other {read} are read from the cache.", bold=True)
     return drawing
 
 
