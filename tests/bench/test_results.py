@@ -196,6 +196,14 @@ def test_a_number_in_a_page_with_its_field_is_renewed_and_stale_when_it_is_not_m
     assert not list(report.outdated_pages(reports, [page]))
 
 
+@pytest.mark.parametrize("before", ["24", "24 %"])
+def test_a_percentage_in_a_page_is_renewed_with_its_sign_and_found_again(before, reports):
+    page = reports / "README.md"
+    page.write_text(f"Of the rows {before}<!-- cpu/p01: length/200/p01/padding --> are padding.\n")
+    (stale,) = report.outdated_pages(reports, [page])
+    assert stale.text == "Of the rows 25 %<!-- cpu/p01: length/200/p01/padding --> are padding.\n"
+
+
 def test_a_parts_sum_beyond_the_step_is_explained_and_only_there(reports):
     found = made()
     profile = {"contender": "p01", "context": 16, "step_ms": 2.0, "kernels": 9, "top": [], "idle_percent": 0.0}

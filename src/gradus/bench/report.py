@@ -51,7 +51,7 @@ from gradus.errors import ConfigError
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
 OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
-INLINE = re.compile(r"\d[\d.,]*(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
+INLINE = re.compile(r"\d[\d.,]*(?: %)?(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
 
