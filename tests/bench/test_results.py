@@ -174,6 +174,19 @@ def test_a_page_gets_its_tables_and_is_stale_when_they_are_not_the_results(repor
     assert [stale.file for stale in report.outdated_pages(reports, [page])] == [page]
 
 
+def test_a_page_may_have_a_tables_chart_alone_with_the_way_to_the_report(reports):
+    page = reports / "README.md"
+    page.write_text("<!-- results:begin p01/length/chart -->\nold\n<!-- results:end -->\n")
+    (stale,) = report.outdated_pages(reports, [page])
+    report.update(stale)
+    shown = page.read_text().splitlines()
+    assert shown[2].startswith("![") and shown[2].endswith("](cpu/p01/length.svg)")
+    assert "](cpu/p01/report.md)" in shown[4] and "|" not in page.read_text() and "old" not in page.read_text()
+    page.write_text("<!-- results:begin p01/nothing/chart -->\n<!-- results:end -->\n")
+    with pytest.raises(ConfigError, match="no table 'nothing'"):
+        list(report.outdated_pages(reports, [page]))
+
+
 def test_a_number_in_a_page_with_its_field_is_renewed_and_stale_when_it_is_not_measured(reports):
     page = reports / "README.md"
     page.write_text("It is 7.5<!-- cpu/p01: length/200/p01/speedup --> times as fast, in 9 words.\n")
@@ -181,6 +194,14 @@ def test_a_number_in_a_page_with_its_field_is_renewed_and_stale_when_it_is_not_m
     report.update(stale)
     assert page.read_text() == "It is 2<!-- cpu/p01: length/200/p01/speedup --> times as fast, in 9 words.\n"
     assert not list(report.outdated_pages(reports, [page]))
+
+
+@pytest.mark.parametrize("before", ["24", "24 %"])
+def test_a_percentage_in_a_page_is_renewed_with_its_sign_and_found_again(before, reports):
+    page = reports / "README.md"
+    page.write_text(f"Of the rows {before}<!-- cpu/p01: length/200/p01/padding --> are padding.\n")
+    (stale,) = report.outdated_pages(reports, [page])
+    assert stale.text == "Of the rows 25 %<!-- cpu/p01: length/200/p01/padding --> are padding.\n"
 
 
 def test_a_parts_sum_beyond_the_step_is_explained_and_only_there(reports):

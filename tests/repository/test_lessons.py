@@ -8,7 +8,11 @@ import pytest
 from gradus import phases
 from gradus.bench.prose import loose_numbers
 from gradus.bench.report import BLOCK, INLINE
+from gradus.cache.usage import CacheUsage
 from gradus.course.difference import difference
+from gradus.server.client import EngineClient
+from gradus.server.config import ServerConfig
+from gradus.server.measures import cache_stats
 
 ROOT = Path(__file__).parents[2]
 LESSONS = {phase.name: ROOT / "phases" / phase.folder / "README.md" for phase in phases.available()}
@@ -16,6 +20,7 @@ LESSONS |= {"p00, part 1": ROOT / "phases" / "p00_baseline" / "forward_pass.md"}
 MOST_COLUMNS = 5
 QUESTIONS = 4
 MOST_CHANGED = 500  # lines that `gradus diff` shows
+STATS = re.compile(r"^```text stats\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FOLDED = re.compile(r"<details>\n<summary>Answers</summary>\n(.*?)</details>", re.DOTALL)
 
 
@@ -32,9 +37,10 @@ def questions_and_answers(part: str) -> tuple[int, int]:
 
 
 def unbacked(part: str) -> list[str]:
-    """Numbers in a section's sentences that no result renews, and that name no row or workload of its tables."""
+    """Numbers in a section's sentences that no result renews, and that name no row of its tables or of its fields."""
     tables = "".join(found[0] for found in BLOCK.finditer(part))
     labels = re.sub(r"^(\| *[^|]*\|).*$", r"\1", tables, flags=re.MULTILINE)  # of a row its first cell
+    labels += " ".join(field for _, _, field in INLINE.findall(part))  # output-length/500/p01/speedup
     prose = re.sub(r"U\[.*?\]", "", INLINE.sub("", BLOCK.sub("", part)))
     return [number for number in loose_numbers(prose) if number.rstrip(".,") not in re.findall(r"[\d.,]*\d", labels)]
 
@@ -63,6 +69,18 @@ def test_what_a_lesson_measured_is_renewed_with_its_results(lesson):
     assert not unbacked(section(LESSONS[lesson].read_text(encoding="utf-8"), "What we measured"))
 
 
+def stats_shown(text: str) -> list[str]:
+    """The names in a page's excerpts of what `gradus load` says has changed in /stats."""
+    return re.findall(r"^([a-z_.]+) +\S+ → ", "".join(STATS.findall(text)), re.MULTILINE)
+
+
+@pytest.mark.parametrize("lesson", [name for name in LESSONS if "p01" <= name <= "p06"])
+def test_the_stats_that_a_lesson_shows_exist(lesson):
+    server, cache = EngineClient(ServerConfig()).stats(), cache_stats(CacheUsage(1, 1, 0, 0, 1, 0, 1))
+    shown = stats_shown(LESSONS[lesson].read_text(encoding="utf-8"))
+    assert len(shown) >= 2 and set(shown) <= set(server) | {f"cache.{name}" for name in cache or ()}
+
+
 def test_no_figure_is_claimed_outside_a_table():
     claims = section((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), "What is claimed, and what is not")
     assert len(claims) > 100 and not re.findall(r"\d+\.\d+", claims)
@@ -71,9 +89,11 @@ def test_no_figure_is_claimed_outside_a_table():
 def test_the_checks_of_lessons_catch():
     part = "1. One?\n2. Two?\n\n<details>\n<summary>Answers</summary>\n\n1. Yes.\n\n</details>\n"
     assert questions_and_answers(part) == (2, 1)
+    assert stats_shown("```text stats\nrows  0 → 9\ncache.held  0 → 1\n```\nrows  0 → 9\n") == ["rows", "cache.held"]
     tables = "<!-- results:begin p01 -->\n| 64 | p01 | 5.4 |\n<!-- results:end -->\n"
     prose = "With 64 it gains 5.4 times, 2.1<!-- cpu/p01: a/b/c/d --> at most."
     assert unbacked(f"{prose}\n{tables}") == ["5.4"]
+    assert unbacked("With 64 rows it gains 2.1<!-- cpu/p01: a/64/c/d --> times, with 65 more.") == ["65"]
     wide = "| a | b | c | d | e | f |\n|---|---|---|---|---|---|\n| 1 | 2 | 3 | 4 | 5 | 6 |\n"
     assert len(wide_tables(wide)) == 1 and not wide_tables("| a | b |\n|---|---:|\n| 1 | 2 |\n")
 

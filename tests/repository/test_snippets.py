@@ -12,13 +12,14 @@ import pytest
 import typer
 
 from gradus import cli
+from gradus.course import printed
 from gradus.server.config import ServerConfig
 from gradus.server.schemas import GenerateRequest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "phases").rglob("*.md")])
 FENCED = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # language, marks, text
-BLOCKS = {"README.md": 1, "docs/parts.md": 12, "docs/serving.md": 1}  # those that run, on each page
+BLOCKS = {"README.md": 1, "docs/parts.md": 12, "docs/serving.md": 1}  # those that run, on each page but the lessons
 
 
 def blocks(text: str, *, tested: bool) -> list[str]:
@@ -35,20 +36,36 @@ TESTED = [page for page in PAGES if blocks(read(page), tested=True)]
 
 
 def run(page: Path, model: str | None) -> None:
-    """Run a page's blocks in one namespace; `model` stands in for the real default model."""
-    namespace: dict = {"__name__": page.stem}
+    """Run a page's blocks one after the other; `model` stands in for the real default model, whose output is another.
+
+    What a block prints must be what the page shows: `python -m gradus.course.printed` renews it.
+    """
+    running = printed.Page(page.stem)
     with mock.patch.dict(os.environ):
-        for code in blocks(read(page), tested=True):
-            if model is not None:
-                code = code.replace('"smollm2-135m"', f'"{model}"')
-            exec(compile(code, str(page), "exec"), namespace)
+        for block in printed.blocks(read(page)):
+            code = block.code if model is None else block.code.replace(DEFAULT, f'"{model}"')
+            out = running.run(code)
+            if block.printed is not None and code == block.code:
+                assert out == block.printed, f"{page}: python -m gradus.course.printed renews it"
 
 
 def test_every_block_of_every_page_is_found_whole():
-    assert {str(page.relative_to(ROOT)): len(blocks(read(page), tested=True)) for page in TESTED} == BLOCKS
+    pages = {str(page.relative_to(ROOT)): page for page in TESTED if "phases" not in page.parts}
+    assert {name: len(blocks(read(page), tested=True)) for name, page in pages.items()} == BLOCKS
     for page in TESTED:
-        assert read(page).count("```python tested\n") == BLOCKS[str(page.relative_to(ROOT))]
-        assert all("import" in code and "```" not in code for code in blocks(read(page), tested=True)), page
+        found = printed.blocks(read(page))
+        assert len(found) == len(blocks(read(page), tested=True)) == read(page).count("```python tested\n"), page
+        assert sum(block.printed is not None for block in found) == read(page).count("```text printed\n"), page
+        assert not any("```" in block.code for block in found), page
+
+
+DEFAULT = '"smollm2-135m"'
+
+
+def test_the_lessons_up_to_p06_show_what_their_code_prints():
+    pages = [page for page in PAGES if re.match(r"phases/p0[1-6]_\w+/README\.md", str(page.relative_to(ROOT)))]
+    shown = {page.parent.name: sum(b.printed is not None for b in printed.blocks(read(page))) for page in pages}
+    assert len(shown) == 6 and min(shown.values()) >= 3, shown
 
 
 PAGE = """# A page
@@ -75,6 +92,13 @@ def test_a_pages_blocks_run_in_order_and_only_those_that_are_marked(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(PAGE.format(expected=1))
     run(page, model=None)
+
+
+def test_output_that_is_not_what_the_code_prints_fails(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python tested\nprint(2)\n```\n\n```text printed\n3\n```\n")
+    with pytest.raises(AssertionError, match=r"gradus\.course\.printed renews it"):
+        run(page, model=None)
 
 
 def test_a_broken_block_fails(tmp_path):

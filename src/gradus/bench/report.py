@@ -5,6 +5,7 @@ says where a table belongs with a pair of comments, and what lies between them i
 
     <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
     <!-- results:begin p02/batch-size -->   one of them
+    <!-- results:begin p02/batch-size/chart -->  its chart alone, for each hardware
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
     <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
@@ -50,7 +51,7 @@ from gradus.errors import ConfigError
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
 OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
-INLINE = re.compile(r"\d[\d.,]*(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
+INLINE = re.compile(r"\d[\d.,]*(?: %)?(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
 BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
 
@@ -505,6 +506,7 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
 def block(wanted: str, root: Path, page: Path) -> str:
     """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
     name, _, only = wanted.partition("/")
+    only, chart = only.removesuffix("/chart"), only.endswith("/chart")
     if wanted in scripts.SCRIPTS:
         written = scripts.parts(wanted, root.parent / "benchmarks", page)
         return f"\n{render_parts(written)}\n" if written else NOT_YET.format(command=scripts.command(wanted))
@@ -521,7 +523,10 @@ def block(wanted: str, root: Path, page: Path) -> str:
     sections = beside.SECTIONS if name == beside.NAME else ()
     if only and only not in {*sections, *(table.name for table in benchmark.tables)}:
         raise ConfigError(f"{page}: results:begin {wanted}: {name} has no table {only!r}")
-    parts = [part for found in measured for part in _of_hardware(found, benchmark, only, root, page)]
+    if chart:
+        parts = [part for found in measured for part in _chart(found, benchmark.table(only), root, page)]
+    else:
+        parts = [part for found in measured for part in _of_hardware(found, benchmark, only, root, page)]
     if not parts:
         return NOT_YET.format(command=_beside_command(only) if sections else f"gradus bench {name}")
     return "\n" + "\n\n".join(parts) + "\n\n"
@@ -586,6 +591,17 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
         yield "*One decode step*"
         yield profile_table(run, short=short)
         yield from _beyond_the_step(run)
+
+
+def _chart(found: Results, table: Table, root: Path, page: Path) -> Iterator[str]:
+    """One table's chart of the first model, and the way to the report. Raises ConfigError if nothing is drawn of it."""
+    where, run = _folder(found, root, page), found.runs[0]
+    if not has_figure(run, table):
+        raise ConfigError(
+            f"{page}: {found.hardware}/{found.benchmark} has no chart of {table.name!r}: name another table"
+        )
+    yield f"![{table.title}]({where}/{figure_name(found, run, table.name)})"
+    yield f"{hardware_title(found.hardware)}, {run.title}: [all tables and how it was measured]({where}/report.md)."
 
 
 def is_short(page: Path, root: Path) -> bool:

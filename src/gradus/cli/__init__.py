@@ -6,7 +6,7 @@ Read in this order:
     layers.py      which options `--help` shows first
     terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
-    generate.py, chat.py, serve.py, models.py (models, pull)
+    generate.py, chat.py, serve.py, load.py, models.py (models, pull)
     exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo),
     museum.py (museum)
     course.py (phases)
@@ -25,7 +25,21 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import bench, chat, course, demo, exercises, generate, health, models, museum, serve, terminal, xray
+from gradus.cli import (
+    bench,
+    chat,
+    course,
+    demo,
+    exercises,
+    generate,
+    health,
+    load,
+    models,
+    museum,
+    serve,
+    terminal,
+    xray,
+)
 from gradus.cli.layers import layered
 from gradus.device.allocator import keep_freed_memory
 from gradus.device.characters import accept_every_character
@@ -54,6 +68,7 @@ for command, panel in (
     (generate.generate, "Use a model"),
     (chat.chat, "Use a model"),
     (serve.serve, "Use a model"),
+    (load.load, "Use a model"),
     (models.models, "Get a model"),
     (models.pull, "Get a model"),
     (models.quantize, "Get a model"),

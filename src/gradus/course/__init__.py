@@ -6,6 +6,7 @@ What an exercise is, and how a student's file takes the place of ours, gradus.ex
     progress.py     what a student has passed, and what comes next
     solved.py       a student's functions beside ours
     sentence.py     a text by p00's forward pass, beside the engine's
+    printed.py      what the lessons' code prints;  scene.py: the three people in it, and the steps of a phase
     probe.py        what tests and drawings may know of an engine
     xray/           a run recorded through the probe, as a page to step through
     museum.py       the bug museum: a small engine with a real fault, the student's repaired copy, and its tests

@@ -45,7 +45,7 @@ def kept() -> Drawing:
     drawing = Drawing(f"With a cache, {STEPS} steps compute {new} rows and read the keys and values of the others", 318)
     _staircase(drawing, old=KEPT)
     drawing.legend(272, [(NEW, "a row computed in this step"), (KEPT, "its key and value are kept, and read")])
-    drawing.words(0, 306, f"{new} rows in {STEPS} steps; {read} times a kept one is read instead.", bold=True)
+    drawing.words(0, 306, f"{new} rows in {STEPS} steps; the other {read} are read from the cache.", bold=True)
     return drawing
 
 
@@ -83,7 +83,7 @@ def contiguous() -> Drawing:
                 drawing.cell(left + position * size, y, size - 3, size, kind, word)
     drawing.words(left, 22, "position")
     drawing.words(28, 336, "…", bold=True, size=22)
-    drawing.words(0, 386, "A cell is one key: head_dim numbers. The values lie in a second tensor, in the same way.")
+    drawing.words(0, 386, "A cell is one key: Dh numbers. The values lie in a second tensor, in the same way.")
     drawing.bracket(left, left + length * size - 3, 330, "read in this step")
     drawing.bracket(left + length * size, left + capacity * size - 3, 330, "reserved for what may come")
     return drawing

@@ -169,8 +169,14 @@ def slower(name: str, tokens: int) -> float:
 
 
 def knee(name: str) -> int:
-    """The most tokens whose step takes at most a tenth longer than that of one."""
-    return max(tokens for tokens in range(1, 1024) if slower(name, tokens) <= 1.1)
+    """The most tokens whose arithmetic takes no longer than reading the weights does."""
+    config, machine, widths = CURVES[name]
+    costs = {tokens: step_cost(config, [SpanShape(0, tokens)], widths) for tokens in range(1, 1024)}
+    return max(
+        tokens
+        for tokens, cost in costs.items()
+        if cost.matrix_flops / machine.rate <= cost.weight_bytes / machine.bandwidth
+    )
 
 
 def budget() -> Drawing:
@@ -192,7 +198,7 @@ def budget() -> Drawing:
         drawing.rectangle(x - 6, y - 6, 12, 12, BOX, radius=6)
         drawing.words(*label, name, bold=True)
         drawing.words(label[0], label[1] + 22, f"{tokens} tokens")
-    drawing.legend(396, [(BOX, "the last step that takes at most a tenth longer than a step of one token")])
+    drawing.legend(396, [(BOX, "up to here, arithmetic takes no longer than reading the weights")])
     return drawing
 
 

@@ -84,7 +84,7 @@ def rotated() -> Drawing:
     drawing = Drawing(
         f"Each pair of numbers turns with the position: pair 0 by one radian per token, pair {PAIRS[-1]} by "
         f"{turns()[-1][1]:.2f}",
-        386,
+        414,
     )
     left, step = 140, 88
     drawing.words(0, 22, "position")
@@ -98,9 +98,10 @@ def rotated() -> Drawing:
             circle = [(x + RADIUS * math.cos(k * math.pi / 16), y + RADIUS * math.sin(k * math.pi / 16))
                       for k in range(33)]  # fmt: skip
             drawing.arrow(*circle, head=False)
-            tip = (x + (RADIUS - 5) * math.cos(angle), y - (RADIUS - 5) * math.sin(angle))
+            tip = (x + RADIUS * math.cos(angle), y - RADIUS * math.sin(angle))
             drawing.arrow((x, y), tip, color=NEW.fill)
-    drawing.words(0, 376, "A score compares two angles of one pair, so it depends on the distance of the two tokens.")
+    drawing.words(0, 376, f"A head of {CONFIG.head_dim} numbers (Dh) has {CONFIG.head_dim // 2} such pairs.")
+    drawing.words(0, 404, "A score compares two angles of one pair, so it depends on the distance of the two tokens.")
     return drawing
 
 

@@ -52,9 +52,9 @@ def memory() -> Drawing:
         y = 32 + row * (height + 3)
         drawing.rectangle(left, y, width, height, WASTE, radius=1)
         drawing.rectangle(left, y, width * length / CONTEXT, height, KEPT, radius=1)
-    drawing.words(left, 344, f"{in_slots:.0%} stores nothing; room for {PEOPLE}")
+    drawing.words(left, 344, f"{in_slots:.0%} of it is empty; room for {PEOPLE}")
     _pool(drawing, 352, usage.held, usage.pages)
-    drawing.words(352, 344, f"{usage.internal_fragmentation:.1%} of held pages stores nothing;")
+    drawing.words(352, 344, f"Only {usage.internal_fragmentation:.1%} of what they hold is empty;")
     drawing.words(352, 366, f"{usage.free} of {usage.pages:,} pages are free for others")
     drawing.legend(410, [(KEPT, "keys and values"), (WASTE, "reserved, stores nothing"), (FREE, "free pages")])
     return drawing
@@ -95,7 +95,7 @@ def block_table() -> Drawing:
     (table,) = cache.tables("a")
     owner = {page: name for name in "ab" for page in cache.tables(name)[0]}
     stored = cache.stored("a")
-    drawing.words(0, 20, f"Sequence a: {stored} positions, and its block table", bold=True)
+    drawing.words(0, 20, f"Sequence a: {stored} positions on pages of {SMALL}, and its block table", bold=True)
     entry, cell = 180, WIDTH / POOL
     for index, page in enumerate(table):
         x = index * (entry + 20)
@@ -212,7 +212,7 @@ def preemption() -> Drawing:
     title = (
         f"{len(REQUESTS)} requests on {PAGES} pages: when none is free, the last to come goes back and is recomputed"
     )
-    drawing = Drawing(title, 302)
+    drawing = Drawing(title, 332)
     left, height = 66, 40
     size = (WIDTH - left) / steps
     drawing.words(0, 18, f"Pages held in each of {steps} steps; {PAGES} are all there are", bold=True)
@@ -233,8 +233,11 @@ def preemption() -> Drawing:
         drawing.words(left + (step + 0.5) * size - 1, y + 20, str(free), anchor="middle", mono=True, size=16)
     drawing.legend(234, [(NEW, "its prompt"), (KEPT, "a decode"), (FREE, "it waits")])
     drawing.legend(262, [(WASTE, "prompt and answer so far, computed again after a preemption")])
+    drawing.words(
+        0, 298, f"c waits though {run.free[0]} pages are free: it needs one, and one for each of a and b to grow into."
+    )
     again = sum(rows for name in REQUESTS for rows in run.rows[name]) - sum(p + a - 1 for p, a in REQUESTS.values())
     drawing.words(
-        0, 296, f"{run.preemptions} preemption, {again} rows computed twice; every token as without it.", bold=True
+        0, 326, f"{run.preemptions} preemption, {again} rows computed twice; the output is unchanged.", bold=True
     )
     return drawing

@@ -122,5 +122,5 @@ def evicting() -> Drawing:
     assert story.cache.reserve("newcomer", needed * PAGE_SIZE)
     story.cache.check()
     show(200, f"A newcomer took {needed} pages: {free} that were free, and {story.cache.evictions} evicted ones")
-    drawing.legend(396, [(NEW, "held by b: never evicted"), (WASTE, "idle: kept until the room is needed")])
+    drawing.legend(396, [(NEW, "held by b: never evicted"), (WASTE, "idle, with its turn to be evicted")])
     return drawing
