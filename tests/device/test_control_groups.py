@@ -1,4 +1,4 @@
-"""What control groups allow."""
+"""Control groups limit cores and memory."""
 
 from pathlib import Path
 

@@ -243,7 +243,7 @@ def test_a_refusal_names_whose_memory_is_in_the_way(monkeypatch):
 
 
 def test_weights_that_are_loaded_are_in_nobodys_way(monkeypatch):
-    """What is free counts them in; so they are not what this process holds beside the engine."""
+    """They count as free, so this process does not hold them in the engine's way."""
     model = create_model(SHAPES["tiny-llama"])
     found = DeviceMemory(free=0, total=GB, own=weight_bytes(model) + 5)
     monkeypatch.setattr(DeviceMemory, "of", lambda device: found)

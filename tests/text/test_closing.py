@@ -23,7 +23,7 @@ def tiny(phase=None, **settings) -> LLM:
 
 
 def parts(llm) -> list[weakref.ref]:
-    """What takes memory."""
+    """The parts that take memory."""
     outer = llm.engine.runner
     runner = getattr(outer, "runner", outer)  # behind the one that speculates
     return [weakref.ref(each) for each in (llm.engine, outer, runner.model, runner.attention)]
@@ -101,7 +101,7 @@ def test_what_runs_is_dropped():
 
 
 def test_freed_memory_goes_back_to_the_system_after_the_engine(monkeypatch):
-    """In either way, and once: what the allocators keep is nobody's any more."""
+    """However it ends."""
     gone = []
     for end in (LLM.close, lambda llm: None):
         llm = tiny(max_sequences=1)

@@ -1,16 +1,16 @@
-"""What allocators keep of memory that was freed: more where that is faster, and nothing once an engine is gone.
+"""Decide what allocators keep of freed memory: more where that is faster, and nothing once an engine is gone.
 
 A product in torch takes memory for its result and frees what it has read. By default glibc gives blocks beyond some
 size back to the system at once, and the top of its heap whenever enough of it is free. The next product is then given
 the same pages as new ones, which the system fills with zeros first, 4 KiB at a time. That is much of a step that writes
-its weights anew (p07's), and some of every long prompt. So the command line, whose process is its own, tells the
-library to keep them.
+its weights anew (p07's), and some of every long prompt. So the command line, whose process is its own, has
+the library keep them.
 
 A program that uses `LLM` decides for itself; importing gradus changes nothing. For the same effect it is started with
 MALLOC_MMAP_THRESHOLD_=33554432 and MALLOC_TRIM_THRESHOLD_=268435456 in its environment.
 
-When an engine goes, hundreds of megabytes are kept that nobody may ask for again, by the C library and by torch's
-allocator on a GPU. A notebook's next engine, or another process, would not find them.
+After an engine, the C library and torch's GPU allocator keep hundreds of megabytes, and perhaps nobody asks for them
+again. A notebook's next engine, or another process, would not find them.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""What Linux' control groups, of which a container's are some, allow this process: cores' time, and memory.
+"""Read what Linux' control groups, such as a container's, allow this process: time on cores, and memory.
 
 Source: the kernel's Documentation/admin-guide/cgroup-v2.rst, "Controllers".
 """
@@ -18,8 +18,8 @@ def share_of_cores(groups: Path | None = None, own: Path | None = None) -> float
 def memory_left(groups: Path | None = None, own: Path | None = None) -> float:
     """Bytes that the process can still take within the limits of its group and those above it; else infinity.
 
-    What is cached of files that nobody uses counts as free: the kernel drops it first. Under version 1 nothing but the
-    limit of the topmost group is known, which is the container's own.
+    Cached files that nobody uses count as free: the kernel drops them first. Under version 1 only the limit of the
+    topmost group is known, which is the container's own.
     """
     top = groups or GROUPS
     left = [_bytes(group) for group in _own_groups(top, own or OWN)]
@@ -59,7 +59,7 @@ def _unused_files(group: Path) -> int:
 
 
 def _number(file: Path, otherwise: float = math.inf) -> float:
-    """What a file holds; `otherwise` where there is none, or no limit ("max")."""
+    """The number in a file; `otherwise` where there is no file, or no limit ("max")."""
     try:
         return int(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """Zeros that take memory as they are written to.
 
-On a GPU memory is taken when it is allocated. On a CPU the system gives out addresses, and a page of memory behind one
-when it is first written to, filled with zeros. `torch.zeros` writes to all of it at once: gigabytes of a laptop's
+A GPU's memory is taken when it is allocated. A CPU's system gives out addresses, and adds a page of memory, filled with
+zeros, when a program first writes there. `torch.zeros` writes to all of it at once: gigabytes of a laptop's
 memory, and seconds of a start, for a cache that may never be full.
 """
 

@@ -216,7 +216,7 @@ class _Parser:
             self.refuse(f"{what} is not UTF-8")
 
     def strings(self, count: int, what: str) -> list[str]:
-        """So many texts, in one loop: a vocabulary has hundreds of thousands."""
+        """Read `count` texts in one loop: a vocabulary has hundreds of thousands."""
         data, at, size_at, found = self.data, self.at, struct.Struct("<Q").unpack_from, []
         try:
             for _ in range(count):

@@ -166,7 +166,7 @@ def measure_cpu(config: ModelConfig) -> Precision:
 
 @cache
 def _measured(shape: tuple[int, int], count: int, threads: int) -> Precision:
-    """Race `count` matrices of that shape in either type, on so many threads."""
+    """Race `count` matrices of that shape in either type. threads: torch's, on which the answer depends."""
     # not zeros: untouched pages of zeros are all one page of memory, and would be read from the cache
     wide = [torch.full(shape, 0.01) for _ in range(count)]
     narrow = [weight.bfloat16() for weight in wide]

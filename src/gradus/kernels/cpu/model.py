@@ -119,7 +119,7 @@ class Stages:
 
 
 class Work:
-    """What the threads of a step hold: what it writes to, and addresses of weights and pages, which the model keeps."""
+    """All that the threads of a step hold: buffers that it writes to, and addresses of weights and pages."""
 
     def __init__(self, step: Step, workers: Sequence[Worker]) -> None:
         self.step, self.workers = step, workers
