@@ -109,8 +109,8 @@ class LLM:
     # -- an end -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back the memory of weights, cache and graphs and end the engine's threads, even if something still refers
-        to this object.
+        """Give back the memory of weights, cache and graphs, and end the engine's threads, even if something still
+        refers to this object.
 
         Requests that have not ended are dropped. Any later call that needs the engine raises ClosedEngine; another
         `close` does nothing. Without it, all of this happens when nothing refers to the object any more.
