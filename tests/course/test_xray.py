@@ -13,9 +13,9 @@ from gradus.bench.contenders import Workbench
 from gradus.cli.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.xray import runs
-from gradus.course.xray.events import walk
+from gradus.course.xray.reasons import Bounds, Reasons, walk
 from gradus.course.xray.page import page
-from gradus.course.xray.recording import Recording, record, request
+from gradus.course.xray.recording import Arrival, Recording, record, request
 from gradus.course.xray.scenes import SCENES
 from gradus.engine.request import ModelLimits
 from gradus.exercises.declaration import exercises_of, reference_of
@@ -57,6 +57,12 @@ def recording(name: str, scene: str | None = None) -> Recording:
 
 def events(recorded: Recording) -> list[tuple[str, str]]:
     return [(event["kind"], event["text"]) for frame in recorded.frames for event in frame["events"]]
+
+
+def why(name: str, step: int, kind: str, begins: str = "") -> str:
+    """The reason of a step's event of a kind, whose text begins so."""
+    told = [event for event in recording(name).frames[step]["events"] if event["kind"] == kind]
+    return next(event["why"] for event in told if event["text"].startswith(begins))
 
 
 # -- recordings --------------------------------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ def test_two_recordings_make_the_same_page():
 def test_padding_is_what_the_rows_hold_beside_the_tokens():
     first, *_ = recording("p02").frames
     assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 9 + 3 + 5
-    assert ("padding", "10 of 27 rows are padding, computed and thrown away") in events(recording("p02"))
+    assert ("padding", "10 of 27 rows are padding") in events(recording("p02"))
     assert not [kind for kind, _ in events(recording("p03")) if kind == "padding"]
 
 
@@ -119,9 +125,8 @@ def test_a_slot_is_taken_over_in_the_step_after_its_sequence_ended():
 
 def test_a_preempted_sequence_is_told_to_resume_with_what_it_had():
     told = events(recording("p04"))
-    assert ("preemption", "c is preempted: its pages are needed by sequences that came earlier") in told
-    resumed = next(text for _, text in told if text.startswith("c resumes"))
-    assert "prompt and output so far" in resumed
+    assert ("preemption", "c is preempted") in told and ("admission", "c resumes in slot 1") in told
+    assert "its prompt and output so far are its prompt now" in why("p04", 13, "admission", "c ")
     frames = recording("p04").frames
     before = sum(len(frame["outputs"].get("c", ())) for frame in frames[:7])
     again = next(span for frame in frames[7:] for span in frame["spans"] if span["id"] == "c")
@@ -137,7 +142,7 @@ def test_chunks_say_what_is_left_and_decodes_go_on_beside_them():
     for frame in chunked:
         assert {span["id"]: span["kind"] for span in frame["spans"]} == {"a": "decode", "b": "decode", "c": "chunk"}
         assert sum(len(span["tokens"]) for span in frame["spans"]) <= 8
-    assert ("chunk", "c: a chunk of 6 tokens; the last one, so it samples a token") in events(recording("p06"))
+    assert ("chunk", "c runs its last chunk, of 6 tokens") in events(recording("p06"))
     whole = max(len(span["tokens"]) for frame in recording("p05", "p06").frames for span in frame["spans"])
     assert whole == 36
 
@@ -185,6 +190,104 @@ def test_an_engine_that_fails_is_given_back_as_it_was():
     with pytest.raises(AttributeError):
         record(engine, asked.arrivals, limits)
     assert engine.scheduler is scheduler and engine.runner is runner and "schedule" not in vars(scheduler)
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "kind", "begins", "reason"),
+    [
+        ("p00", 0, "waiting", "b", "a runs, and one sequence runs at a time"),
+        ("p02", 2, "waiting", "d", "a and b of the batch before still run"),
+        ("p02", 0, "padding", "", "the longest span, of a, has 9 tokens; b has 3 and c has 5"),
+        ("p02", 4, "padding", "", "a and c have ended, and the batch keeps their rows"),
+        ("p03", 2, "admission", "d", "the slot is free since c left it in step 1"),
+        ("p03", 2, "waiting", "e", "a, b and d have all 3 slots"),
+        ("p04", 0, "waiting", "d", "it needs 3 pages beside 3 for the running sequences to grow into, and 3 are free"),
+        ("p04", 6, "preemption", "c", "b needs a page, none is left, and c came last"),
+        ("p04", 7, "waiting", "c", "it needs 3 pages, and 1 is free"),
+        ("p04", 7, "waiting", "d", "c came before it, and waits as well"),
+        ("p05", 4, "hit", "b", "pages 1 to 3 hold the same 12, computed for a"),
+        ("p05", 5, "split", "", "the text of b differs from there on: page 7 follows page 3, too"),
+        ("p05", 11, "eviction", "", "c takes 6 pages, and 5 are free; it was idle the longest, since step 5"),
+        ("p06", 4, "chunk", "c", "the step's budget of 8 has 6 left beside 2 decodes"),
+        ("p06", 8, "waiting", "d", "the step's budget of 8 tokens is used up"),
+        ("p10", 6, "vain", "c", "plan 5 was in flight when c ended in step 6"),
+        ("p10", 6, "ending", "c", "with 3 of 12 tokens"),
+        ("p03", 1, "ending", "c", "it asked for 2 tokens and has them"),
+    ],
+)
+def test_each_event_says_why_in_numbers_of_the_recording(name, step, kind, begins, reason):
+    assert why(name, step, kind, begins) == reason
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_no_event_of_ours_is_without_a_reason_and_every_waiting_sequence_has_one(name):
+    for frame in recording(name).frames:
+        assert all(event["why"] for event in frame["events"])
+        assert set(frame["waits"]) == set(frame["waiting"]) and all(frame["waits"].values())
+
+
+def test_a_reason_tells_what_an_engine_did_and_not_the_rule():
+    reasons = Reasons(Bounds(page_size=4), (Arrival("a", (1, 2, 3), 4), Arrival("b", (1, 2, 3, 4), 4)), str)
+    frame = {
+        "before": {"tables": {}, "pages": {"free": 0, "idle": 3}, "idle": [3, 2, 1]},
+        "tables": {"a": [[1]]},
+        "plan": 0,
+    }
+    assert reasons.eviction([1], frame) == (
+        "a takes 1 page, and none is free; it was idle, although pages 2 and 3 were idle for longer"
+    )
+    frame = {
+        "before": {"running": ["a", "b"], "tables": {"a": [[1]], "b": [[2]]}, "pages": {"free": 0, "idle": 0}},
+        "spans": [{"id": "b", "start": 4, "tokens": [7]}],
+        "preempted": ["a"],
+    }
+    assert reasons.preemption("a", frame) == "b needs a page, none is left, although b came later"
+
+
+def test_drafts_say_which_one_the_model_would_not_have_written():
+    told = [event for frame in recording("p08").frames for event in frame["events"] if event["kind"] == "drafts"]
+    assert told[0]["why"].startswith("the model samples the same, and “")
+    partly = next(event["why"] for event in told if "1 of 4 drafts" in event["text"])
+    assert re.match("draft 2 is “.*”, the model samples “.*”; the 2 drafts after it followed a wrong text", partly)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_an_event_leads_to_the_function_that_does_it(name):
+    recorded = recording(name)
+    assert set(recorded.code) == {kind for kind, _ in events(recorded)}
+    for place in recorded.code.values():
+        line = (ROOT / place["path"]).read_text(encoding="utf-8").splitlines()[place["line"] - 1]
+        assert f"def {place['name'].rpartition('.')[2]}(" in line
+
+
+def test_a_phase_leads_to_its_own_code_where_it_changed_it():
+    assert recording("p06").code["chunk"]["name"] == "ChunkedPrefill.end_of_span"
+    assert recording("p10").code["chunk"]["name"] == "PlanningAhead.end_of_span"
+    assert recording("p04").code["preemption"]["path"] == "phases/p04_paged_cache/scheduler.py"
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_a_question_has_different_answers_one_of_them_right(name):
+    asked = [frame["question"] for frame in recording(name).frames if frame["question"]]
+    assert asked
+    for question in asked:
+        assert len(set(question["answers"])) == len(question["answers"]) in (2, 3, 4)
+        assert 0 <= question["right"] < len(question["answers"]) and question["why"]
+
+
+def test_questions_ask_what_a_phase_decides():
+    def answered(name: str, step: int) -> tuple[str, str]:
+        question = recording(name).frames[step]["question"]
+        return question["ask"], question["answers"][question["right"]]
+
+    assert answered("p04", 6) == ("Pages run out. Which sequence is preempted?", "c")
+    assert answered("p05", 11) == ("Room is needed. Which page is evicted?", "6")
+    assert answered("p06", 4) == ("How many tokens of c's prompt does the step take?", "6")
+    assert answered("p03", 2) == ("d and e wait. Which of them starts?", "d")
+    assert answered("p05", 4)[1] == "12" and answered("p00", 3) == ("How many rows does the step compute?", "11")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 const recordings = JSON.parse(document.getElementById("recordings").textContent);
 const COLORS = ["#7cc4ef", "#f2b84b", "#6fc9a6", "#e3a3c8", "#f0e06a", "#a9b6f5", "#f29a76", "#c3cbd2"];
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
-  ["admission", "admission", "a"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
+  ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
   ["drafts", "drafts verified", "d"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
   ["padding", "padding", "g"], ["vain", "row in vain", "w"], ["ending", "ending", "e"],
   ["failure", "failure", "f"],

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from gradus.course.xray.events import count
+from gradus.course.xray.words import count
 
 DATA = "recordings"  # the id of the element that holds them
 

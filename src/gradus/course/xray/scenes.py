@@ -174,3 +174,14 @@ SCENES: dict[str, Scene] = {
         MappingProxyType({"max_sequences": 4, "page_size": 4, "cache_tokens": 88, "token_budget": 12}),
     ),
 }  # fmt: skip
+
+PANELS = {
+    **dict.fromkeys(("p00", "p01", "p02", "p03", "p06", "p07"), "batch"),
+    "p04": "pool",
+    "p05": "tree",
+    "p08": "plan",
+    "p09": "tables",
+    "p10": "plan",
+    FINAL: "tree",
+}
+"""The part of the page that shows a phase's idea: what the book's small page has beside the timeline and the events."""
