@@ -10,5 +10,5 @@ Read in this order:
     places.py      the code that does what an event tells of
     runs.py        a phase, the final engine or a student's files: built, and recorded
     words.py       numbers, pages and lists in sentences
-    page.py        recordings to a page;  page.html, page.css, page.js: its skeleton, its looks, its behavior
+    page.py        recordings to a page;  page.html, page.css: its skeleton and looks;  run.js draws, page.js steps
 """

@@ -1,7 +1,7 @@
-"""What happened in a step, in words, and why: the page lists it, and jumps from one event of a kind to the next.
+"""What happened in a step, and why: the page lists it, and jumps from one event of a kind to the next.
 
-Also says of each waiting sequence what it waits for, and marks each span with its kind, which says what its tokens are: "prefill", "chunk", "decode", "verify", "recompute".
-No torch here.
+Also says what each waiting sequence waits for, and marks each span with its kind, which says what its tokens are:
+"prefill", "chunk", "decode", "verify", "recompute". No torch here.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Teller:
         self.cut: set[str] = set()  # a chunk of its prompt ran, and not yet the last one
         self.seen: set[str] = set()  # has started before
         self.plans: dict[int, Ordered[dict[str, Any]]] = {}  # spans by plan, until they are committed
-        self.tree: dict[tuple[int, ...], bool] = {}  # the nodes of the frame before, by their pages
+        self.tree: list[tuple[int, ...]] = []  # the nodes of the frame before: their pages
         self.waits: dict[str, str] = {}  # what each sequence waits for, in a word
         self.ended: dict[str, int] = {}  # in which step
 
@@ -80,12 +80,11 @@ class Teller:
         if name in self.seen:
             starts, why = "resumes", f"{why}; its prompt and output so far are its prompt now"
         self.seen.add(name)
-        size = self.reasons.bounds.page_size
-        yield event("admission", f"{name} {starts} in slot {span['slot']}", why, span_pages(frame, span, 0, start, size))
+        pages = span_pages(frame, span, 0, start, self.reasons.bounds.page_size)
+        yield event("admission", f"{name} {starts} in slot {span['slot']}", why, pages)
         if start:
             left = len(self.reasons.texts[name]) - start
             rest = "the last one, which is never reused" if left == 1 else f"the other {left}"
-            pages = span_pages(frame, span, 0, start, size)
             said = f"{name} reuses {count(start, 'token')} and computes {rest}"
             yield event("hit", said, self.reasons.hit(span, frame), pages)
 
@@ -93,7 +92,11 @@ class Teller:
         name, took, end = span["id"], len(span["tokens"]), span["start"] + len(span["tokens"])
         (self.cut.add if span["logits"] == 0 else self.cut.discard)(name)
         left = len(self.reasons.texts[name]) - end
-        said = f"a chunk of {count(took, 'token')} and has {left} left" if left else f"its last chunk, of {count(took, 'token')}"
+        said = (
+            f"a chunk of {count(took, 'token')} and has {left} left"
+            if left
+            else f"its last chunk, of {count(took, 'token')}"
+        )
         pages = span_pages(frame, span, span["start"], end, self.reasons.bounds.page_size)
         return event("chunk", f"{name} runs {said}", self.reasons.chunk(span, frame), pages)
 
@@ -115,8 +118,8 @@ class Teller:
 
     # -- the tree ------------------------------------------------------------------------------------------------------
 
-    def _nodes(self, frame: Frame) -> dict[tuple[int, ...], bool]:
-        return {tuple(node["pages"]): True for node in walk(frame["tree"] or ())}
+    def _nodes(self, frame: Frame) -> list[tuple[int, ...]]:
+        return [tuple(node["pages"]) for node in walk(frame["tree"] or ())]
 
     def _evicted(self, frame: Frame) -> list[int]:
         """Pages that were in the tree and no longer are."""
@@ -135,7 +138,7 @@ class Teller:
             upper = next((new for new in nodes if len(new) < len(pages) and new == pages[: len(new)]), None)
             if upper and set(pages[len(upper) :]) & now:
                 lower = pages[len(upper) :]
-                said = f"a node splits: {pages_named(upper)} above, {pages_named(lower)} below"
+                said = f"a node splits into {pages_named(upper)} and, below, {pages_named(lower)}"
                 why = self.reasons.split(upper, lower, walk(frame["tree"] or ()), frame)
                 yield event("split", said, why, pages)
 
@@ -168,7 +171,7 @@ class Teller:
     def _drafts(self, span: dict[str, Any], new: Ordered[int]) -> Event:
         drafts, kept = len(span["tokens"]) - 1, max(0, len(new) - 1)
         span["accepted"] = kept
-        said = f"{span['id']}: {kept} of {count(drafts, 'draft')} accepted, {count(len(new), 'new token')}"
+        said = f"{span['id']} keeps {kept} of {count(drafts, 'draft')} and gets {count(len(new), 'new token')}"
         return event("drafts", said, self.reasons.drafts(span, new))
 
 

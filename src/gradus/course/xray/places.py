@@ -18,7 +18,7 @@ PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "hit": ((CACHE, "admit"),),
     "chunk": ((SCHEDULER, "end_of_span"), (SCHEDULER, "place")),
     "preemption": ((SCHEDULER, "make_room"),),
-    "drafts": ((SCHEDULER, "append"), (SCHEDULER, "reserve_drafts")),
+    "drafts": ((SCHEDULER, "record"), (SCHEDULER, "_commit_decodes")),
     "split": ((CACHE, "publish"),),
     "eviction": ((CACHE, "evict"), (CACHE, "_evict")),
     "padding": ((RUNNER, "prepare"),),

@@ -86,7 +86,12 @@ def _starts(frame: Frame, before: Frame) -> Iterator[Question]:
     whys = [event["why"] for event in frame["events"] if event["kind"] in ("admission", "waiting") and event["why"]]
     reasons = [f"{name} waits: {why}" for name, why in frame["waits"].items() if why][:1] or whys[-1:]
     wait = "waits" if len(queue) == 1 else "wait"
-    yield {"ask": f"{listed(queue)} {wait}. Which of them starts?", "answers": texts, "right": sets.index(started), "why": "; ".join(reasons)}
+    yield {
+        "ask": f"{listed(queue)} {wait}. Which of them starts?",
+        "answers": texts,
+        "right": sets.index(started),
+        "why": "; ".join(reasons),
+    }
 
 
 def asked(ask: str, answers: Iterable[object], right: object, why: str) -> Question:

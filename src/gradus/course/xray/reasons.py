@@ -252,14 +252,14 @@ class Reasons:
     def _idle(self, gone: Ordered[int], frame: Frame) -> str:
         since = sorted({self.held_in[page] for page in gone if page in self.held_in})
         when = f", since {'step' if len(since) == 1 else 'steps'} {listed(since)}" if since else ""
-        it = f"{'it' if len(gone) == 1 else 'they'} {was(len(gone))}"
+        it = f"{pages_named(gone) if len(gone) == 1 else 'they'} {was(len(gone))}"
         order = [page for page in frame["before"]["idle"] if page not in held(frame["tables"]) - set(gone)]
-        longer = [page for page in order[: max((order.index(page) for page in gone if page in order), default=0)]]
-        longer = [page for page in longer if page not in gone]
+        last = max((order.index(page) for page in gone if page in order), default=0)
+        longer = sorted(set(order[:last]) - set(gone))
         if not order:
             return f"{it} idle{when}"
         if longer:
-            return f"{it} idle{when}, although {pages_named(sorted(longer))} {was(len(longer))} idle for longer"
+            return f"{it} idle{when}, although {pages_named(longer)} {was(len(longer))} idle for longer"
         return f"{it} idle the longest{when}" if len(order) > len(gone) else f"no other page was idle{when}"
 
     def split(self, upper: Ordered[int], lower: Ordered[int], nodes: Iterable[Frame], frame: Frame) -> str:

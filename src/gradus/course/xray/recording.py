@@ -46,7 +46,7 @@ class Arrival:
 class Recording:
     """title: what ran. about: what to look at. settings: the engine's, by name. context: positions that a sequence
     may have. words: the text of each token id. cut: whether the run went on after its last frame. code: where
-    each kind of event is done. panel: what a small page shows. failed: the exception that ended it, in words; None if
+    each kind of event is done. panels: what a small page shows. failed: the exception that ended it, in words; None if
     none did.
     """
 
@@ -60,7 +60,7 @@ class Recording:
     words: Mapping[int, str]
     cut: bool
     code: Mapping[str, Mapping[str, Any]]
-    panel: str
+    panels: Sequence[str]
     failed: str | None = None
 
     def as_json(self) -> dict[str, Any]:

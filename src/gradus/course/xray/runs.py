@@ -110,7 +110,7 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         words=words_of(work, frames, tokenizer),
         cut=len(frames) == most and not (frames[-1]["plan"] is None and not frames[-1]["in_flight"]),
         code=places(engine, sorted({event["kind"] for frame in frames for event in frame["events"]})),
-        panel=PANELS.get(name, "tree"),
+        panels=PANELS[name if name in PANELS else phases.find(name).name],
         failed=frames[-1].get("failed"),
     )
 

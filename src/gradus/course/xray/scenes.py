@@ -175,13 +175,13 @@ SCENES: dict[str, Scene] = {
     ),
 }  # fmt: skip
 
-PANELS = {
-    **dict.fromkeys(("p00", "p01", "p02", "p03", "p06", "p07"), "batch"),
-    "p04": "pool",
-    "p05": "tree",
-    "p08": "plan",
-    "p09": "tables",
-    "p10": "plan",
-    FINAL: "tree",
+PANELS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("p00", "p01", "p02", "p06", "p07", "p09"), ("batch",)),
+    "p03": ("batch", "slots"),
+    "p04": ("pool", "tables"),
+    "p05": ("tree",),
+    "p08": ("plan",),
+    "p10": ("plan",),
+    FINAL: ("tree",),
 }
-"""The part of the page that shows a phase's idea: what the book's small page has beside the timeline and the events."""
+"""The parts of the page that show a phase's idea: what the book's small page has beside the timeline and the events."""

@@ -43,5 +43,7 @@ def none_or(number: int) -> str:
     return f"{number or 'none'} {are(number or 1)}"
 
 
-def quoted(text: str) -> str:
-    return f"“{text if len(text) <= 24 else text[:23] + '…'}”"
+def quoted(token: str) -> str:
+    """A token's text, with a space at its beginning made visible."""
+    shown = f"␣{token[1:]}" if token.startswith(" ") else token.replace("\n", "⏎")
+    return f"“{shown if len(shown) <= 24 else shown[:23] + '…'}”"
