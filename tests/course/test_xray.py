@@ -206,14 +206,14 @@ def test_an_engine_that_fails_is_given_back_as_it_was():
         ("p02", 4, "padding", "", "a and c have ended, and the batch keeps their rows"),
         ("p03", 2, "admission", "d", "the slot is free since c left it in step 1"),
         ("p03", 2, "waiting", "e", "a, b and d have all 3 slots"),
-        ("p04", 0, "waiting", "d", "it needs 3 pages beside 3 for the running sequences to grow into, and 3 are free"),
+        ("p04", 0, "waiting", "d", "it needs 3 pages plus 3 for the running sequences to grow into, and 3 are free"),
         ("p04", 6, "preemption", "c", "b needs a page, none is left, and c came last"),
         ("p04", 7, "waiting", "c", "it needs 3 pages, and 1 is free"),
         ("p04", 7, "waiting", "d", "c came before it, and waits as well"),
         ("p05", 4, "hit", "b", "pages 1 to 3 hold the same 12, computed for a"),
         ("p05", 5, "split", "", "the text of b differs from there on: page 7 follows page 3, too"),
         ("p05", 11, "eviction", "", "c takes 6 pages, and 5 are free; page 6 was idle the longest, since step 5"),
-        ("p06", 4, "chunk", "c", "the step's budget of 8 has 6 left beside 2 decodes"),
+        ("p06", 4, "chunk", "c", "the step's budget of 8 has 6 left after 2 decodes"),
         ("p06", 8, "waiting", "d", "the step's budget of 8 tokens is used up"),
         ("p10", 6, "vain", "c", "plan 5 was in flight when c ended in step 6"),
         ("p10", 6, "ending", "c", "with 3 of 12 tokens"),
@@ -247,6 +247,8 @@ def test_a_reason_tells_what_an_engine_did_and_not_the_rule():
         "preempted": ["a"],
     }
     assert reasons.preemption("a", frame) == "b needs a page, none is left, although b came later"
+    frame["before"]["pages"]["free"] = 1  # nobody lacked a page
+    assert reasons.preemption("a", frame) == "although b came later"
 
 
 def test_drafts_say_which_one_the_model_would_not_have_written():
@@ -587,6 +589,11 @@ def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F
     assert "your p03: mine.py" in done.err
     yours, ours = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
     assert (yours["title"], ours["title"]) == ("your p03: continuous batching", "p03: continuous batching")
+    assert yours["code"]["admission"] | {"line": 0} == {
+        "name": "ContinuousBatching.admit in mine.py",
+        "path": None,
+        "line": 0,
+    }
     slots = [{span["id"]: span["slot"] for span in one["frames"][0]["spans"]} for one in (yours, ours)]
     assert (slots[0]["a"], slots[1]["a"]) == (2, 0)
 

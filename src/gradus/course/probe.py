@@ -37,7 +37,7 @@ in front of the scheduler's own, and `stop` takes them away again; an engine tha
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -79,7 +79,7 @@ class SpanView:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What the engine holds when it begins to plan: what its choices depend on.
+    """The engine's memory at the start of a plan, on which its choices depend.
 
     idle: the idle pages, the next to be evicted first; () where the cache has no pool that knows their order.
     """
@@ -209,9 +209,10 @@ class EngineProbe:
         return self.cache.tree() if hasattr(self.cache, "tree") else None
 
     def holding(self) -> Holding:
-        running, pool = self.running(), getattr(self.cache, "pool", None)
+        """The state that the next plan will be made from."""
+        running, idle = self.running(), getattr(getattr(self.cache, "pool", None), "idle", ())
         tables = {id: self._tables(id) for id in running}
-        return Holding(running, tables, self.pages(), tuple(getattr(pool, "idle", ())))
+        return Holding(running, tables, self.pages(), tuple(idle) if isinstance(idle, Iterable) else ())
 
     def memory(self) -> tuple[Any, Any]:
         storage = self.engine.runner.attention.storage  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What happened in a step, and why: the page lists it, and jumps from one event of a kind to the next.
+"""The events of a step, each with its reason: the page lists them, and jumps from one of a kind to the next.
 
 Also says what each waiting sequence waits for, and marks each span with its kind, which says what its tokens are:
 "prefill", "chunk", "decode", "verify", "recompute". No torch here.

@@ -1,4 +1,4 @@
-"""Where the code is that does what an event tells of: the function that this engine's own parts run. No torch here."""
+"""Find the function behind each kind of event, in the parts that this engine runs. No torch here."""
 
 import inspect
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[tuple[str, str], ...]] = {
     "vain": ((SCHEDULER, "record"), (SCHEDULER, "commit_span")),
     "ending": ((SCHEDULER, "release"),),
 }
-"""By kind of event: a part of the engine and its method. The first one that the engine has is the place."""
+"""Candidates for each kind of event: a part of the engine, and its method. The first that exists is the place."""
 
 
 def places(engine: Engine, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""What a reader may predict of a step before seeing it: one question, its answers, and the reason. No torch here.
+"""Questions for a reader who predicts the next step: at most one per step, with answers and reason. No torch here.
 
 A question is asked only where there is something to choose: a page is evicted, a sequence loses its place, a prompt is
-cut, a newcomer starts or waits, a prefix is found, the number of rows changes.
+cut, a waiting sequence starts or does not, a prefix is found, the number of rows changes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ def _found(span: Frame, bounds: Bounds, why: str) -> Question:
 
 
 def _starts(frame: Frame, before: Frame) -> Iterator[Question]:
-    """Whether those that waited start, where a place had become free or somebody starts."""
+    """Whether those that waited start, after a sequence has ended, or where some do."""
     queue = [name for name in before["waiting"] if name not in frame["ended"]]
     if not queue or not (before["ended"] or frame["admitted"]):
         return

@@ -1,4 +1,4 @@
-"""Why a step did what it did: sentences made from what was recorded, or "" where that does not show the reason.
+"""The reason for each event: a sentence made from recorded facts, or "" where that does not show the reason.
 
 A sentence never repeats a rule on trust. "It came last" is said of a sequence that did come last, "idle the longest" of
 a page that was. A student's engine may choose otherwise, and then the sentence says what it chose. No torch here.
@@ -28,7 +28,7 @@ class Arrived(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an engine's plans must fit: None where it has no such bound. slots: sequences that run at once."""
+    """Limits on a plan; None where the engine has no such limit. slots: sequences that run at once."""
 
     slots: int | None = None
     page_size: int | None = None
@@ -94,7 +94,7 @@ class Reasons:
         return f"the slot is free since {who} left it in step {step}" if who else "the slot is free"
 
     def waiting(self, name: str, frame: Frame) -> tuple[str, str]:
-        """What the sequence waits for, in a word and in a sentence; ("", "") if the recording does not show it."""
+        """The reason to wait, as a word and as a sentence; ("", "") if the recording does not show it."""
         running, ahead = frame["running"], frame["waiting"][: frame["waiting"].index(name)]
         if frame["plan"] is None:
             return "", ""
@@ -111,7 +111,7 @@ class Reasons:
         return self._without_room(name, frame) or self._behind_a_batch(frame)
 
     def _without_room(self, name: str, frame: Frame) -> tuple[str, str] | None:
-        """The budget's tokens or the pages that a newcomer lacks."""
+        """Too few tokens left in the budget, or too few pages."""
         left, length = self.length_left(frame), len(self.texts[name])
         if left == 0:
             return "budget", f"the step's budget of {self.bounds.budget} tokens is used up"
@@ -128,7 +128,7 @@ class Reasons:
         if needed > room:
             return "pages", f"it needs {count(needed, 'page')}, and {none_or(room)} {kinds}"
         grow = f"{spare} for the running {'sequence' if spare == 1 else 'sequences'} to grow into"
-        return "pages", f"it needs {count(needed, 'page')} beside {grow}, and {none_or(room)} {kinds}"
+        return "pages", f"it needs {count(needed, 'page')} plus {grow}, and {none_or(room)} {kinds}"
 
     def _known_pages(self, name: str, frame: Frame) -> list[int]:
         """Pages of the tree that its prompt would find."""
@@ -178,10 +178,10 @@ class Reasons:
         beside += [f"{others} tokens of other prompts"] if others else []
         if not beside:
             return f"the step's budget is {self.bounds.budget} tokens"
-        return f"the step's budget of {self.bounds.budget} has {left} left beside {listed(beside)}"
+        return f"the step's budget of {self.bounds.budget} has {left} left after {listed(beside)}"
 
     def length_left(self, frame: Frame) -> int | None:
-        """Tokens of the budget that newcomers could have had: drafts come after them."""
+        """Tokens of the budget left for a sequence that waits. Drafts come after it, so they do not count."""
         if self.bounds.budget is None:
             return None
         took = sum(1 if span["kind"] == "verify" else len(span["tokens"]) for span in frame["spans"])
@@ -211,13 +211,13 @@ class Reasons:
         before = frame["before"]
         if before["pages"] is None:
             return ""
-        needing = self.needing(frame)
-        order = [other for other in before["running"] if other not in frame["preempted"]]
-        later = [other for other in order if other in before["running"][before["running"].index(name) + 1 :]]
-        came = f"although {listed(later)} came later" if later else "and it came last"
-        if needing == name:
-            return f"it needs a page, none is left, {came}"
-        return f"{needing} needs a page, none is left, {came.replace('it', name)}" if needing else came[4:]
+        needing, running = self.needing(frame), before["running"]
+        later = [other for other in running[running.index(name) + 1 :] if other not in frame["preempted"]]
+        need = {None: "", name: "it needs a page, none is left, "}.get(
+            needing, f"{needing} needs a page, none is left, "
+        )
+        link = "although" if later else "and" if need else ""
+        return f"{need}{link} {f'{listed(later)} came later' if later else f'{name} came last'}".strip()
 
     def needing(self, frame: Frame) -> str | None:
         """The first sequence, in the order of the plan, for whose next span the pages were not enough."""
@@ -240,7 +240,8 @@ class Reasons:
     def _taken(self, gone: Ordered[int], frame: Frame) -> str:
         before = frame["before"]
         known = held(before["tables"]) | set(before["idle"]) - set(gone)
-        takers = {name: new for name, tables in frame["tables"].items() if (new := pages_in(tables) - known)}
+        tables = sorted(frame["tables"].items())
+        takers = {name: new for name, held_by in tables if (new := pages_in(held_by) - known)}
         wanted, free = sum(map(len, takers.values())), before["pages"]["free"]
         if not takers:
             return "room is made ahead of need" if frame["plan"] is not None else ""

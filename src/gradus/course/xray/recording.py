@@ -108,14 +108,18 @@ def tell(frames: Sequence[Frame], teller: Teller, bounds: Bounds) -> None:
         frame["question"] = question(frame, before, bounds)
         before = frame
     for frame in frames:
-        del frame["before"]  # the page draws what came of it
+        del frame["before"]  # a part of every frame before it, and not drawn
 
 
 def bounds_of(engine: Engine) -> Bounds:
-    """What the engine's plans must fit, by the names that every phase's scheduler and cache have for it."""
+    """The limits on the engine's plans, by the names that every phase's scheduler and cache have for them.
+
+    A sequence takes pages in every layer group. Where there are several, the sentences do not count pages.
+    """
     scheduler: Any = engine.scheduler
-    cached = getattr(scheduler.cache, "page_size", None)
-    return Bounds(getattr(scheduler, "max_sequences", 1), cached, getattr(scheduler, "token_budget", None))
+    groups = len(getattr(scheduler.cache, "windows", (None,)))
+    size = getattr(scheduler.cache, "page_size", None) if groups == 1 else None
+    return Bounds(getattr(scheduler, "max_sequences", 1), size, getattr(scheduler, "token_budget", None))
 
 
 class _Run:
@@ -212,7 +216,7 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
 
 
 def _holding(before: Holding) -> Frame:
-    """What the plan was made from."""
+    """The state that a plan was made from, as plain data."""
     return {
         "running": list(map(name_of, before.running)),
         "tables": {name_of(id): list(map(list, table)) for id, table in before.tables.items()},

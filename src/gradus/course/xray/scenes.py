@@ -184,4 +184,4 @@ PANELS: dict[str, tuple[str, ...]] = {
     "p10": ("plan",),
     FINAL: ("tree",),
 }
-"""The parts of the page that show a phase's idea: what the book's small page has beside the timeline and the events."""
+"""The parts of the page that show a phase's idea: the book's small page has them, the timeline and the events."""
