@@ -36,7 +36,7 @@ class Bounds:
 
 
 class Reasons:
-    """Follows a run's frames: who computed a page, since when it is idle, who left a slot.
+    """Follows a run's frames: which sequence a page was computed for, since when it is idle, and so on.
 
     texts: the tokens known of each sequence, which the caller keeps up to date. word: how a token is written.
     """
@@ -48,7 +48,7 @@ class Reasons:
         self.wanted = {arrival.name: arrival.output for arrival in arrivals}
         self.computed_by: dict[int, str] = {}  # the sequence that a page was taken for
         self.held_in: dict[int, int] = {}  # the latest step in which a page was held
-        self.left: dict[int, tuple[str, int]] = {}  # by slot: who ended or was preempted there, and in which step
+        self.left: dict[int, tuple[str, int]] = {}  # by slot: the sequence that was there last, and until which step
         self.slots: dict[str, int] = {}  # of the sequences that run
         self.batch: dict[str, int] = {}  # the step in which a running sequence started
 
@@ -207,17 +207,16 @@ class Reasons:
     # -- pages that are given up ---------------------------------------------------------------------------------------
 
     def preemption(self, name: str, frame: Frame) -> str:
-        """Who needed a page that was not there, and whether the one that lost its pages came last."""
+        """The sequence that found no page, and whether the preempted one came last."""
         before = frame["before"]
         if before["pages"] is None:
             return ""
         needing, running = self.needing(frame), before["running"]
         later = [other for other in running[running.index(name) + 1 :] if other not in frame["preempted"]]
-        need = {None: "", name: "it needs a page, none is left, "}.get(
-            needing, f"{needing} needs a page, none is left, "
-        )
-        link = "although" if later else "and" if need else ""
-        return f"{need}{link} {f'{listed(later)} came later' if later else f'{name} came last'}".strip()
+        came = f"although {listed(later)} came later" if later else f"and {name} came last"
+        if needing is None:
+            return came.removeprefix("and ")
+        return f"{'it' if needing == name else needing} needs a page, none is left, {came}"
 
     def needing(self, frame: Frame) -> str | None:
         """The first sequence, in the order of the plan, for whose next span the pages were not enough."""
@@ -234,7 +233,7 @@ class Reasons:
         return None
 
     def eviction(self, gone: Ordered[int], frame: Frame) -> str:
-        """Who takes the room, and how long the pages were idle."""
+        """The sequences that take the room, and how long the pages were idle."""
         return "; ".join(filter(None, [self._taken(gone, frame), self._idle(gone, frame)]))
 
     def _taken(self, gone: Ordered[int], frame: Frame) -> str:
@@ -264,7 +263,7 @@ class Reasons:
         return f"{it} idle the longest{when}" if len(order) > len(gone) else f"no other page was idle{when}"
 
     def split(self, upper: Ordered[int], lower: Ordered[int], nodes: Iterable[Frame], frame: Frame) -> str:
-        """Whose path leaves the node's, and after how many tokens."""
+        """The sequence whose text leaves the node's path."""
         node = next((one for one in nodes if one["pages"] == list(upper)), None)
         if node is None or self.bounds.page_size is None:
             return ""
