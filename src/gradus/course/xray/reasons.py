@@ -36,7 +36,7 @@ class Bounds:
 
 
 class Reasons:
-    """Follows a run's frames: which sequence a page was computed for, since when it is idle, and so on.
+    """Follows a run's frames: for which sequence a page was computed, since when it is idle, when a slot became free.
 
     texts: the tokens known of each sequence, which the caller keeps up to date. word: how a token is written.
     """
