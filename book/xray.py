@@ -1,5 +1,10 @@
-"""A run of a phase, step by step, inside its lesson: the page that `gradus xray` writes, in a frame."""
+"""A run of a phase, step by step, inside its lesson: the page that `gradus xray` writes, in a frame.
 
+The frame shows the page's compact form. Its events lead to the book's own pages of the code.
+"""
+
+import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -8,6 +13,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
+from book import sources
 from book.contents import ROOT
 
 PHASES = ("p02", "p03", "p04", "p05", "p06", "p08", "p10")
@@ -16,18 +22,19 @@ SECTION = """
 ## Step through a run
 
 ```{{raw}} html
-<iframe class="xray" src="../../xray/{phase}.html" title="A run of {phase}, step by step" loading="lazy"></iframe>
-<p><a href="../../xray/{phase}.html">The run on a page of its own</a></p>
+<iframe class="xray" src="../../xray/{phase}.html?compact" title="A run of {phase}, by steps" loading="lazy"></iframe>
+<p><a href="../../xray/{phase}.html">The whole page: every sequence, plan, slot and page of this run</a></p>
 ```
 
-`gradus xray {phase}` makes this page, of your own prompts as well (`--prompts`).
+Press *Next*, or *Play*. *Predict* hides what comes next and asks you first. `gradus xray {phase}` makes this page, of
+your own prompts as well (`--prompts`).
 """
 
 
 def setup(app: Sphinx) -> None:
     if find_spec("gradus.cli.xray") is not None:
+        app.connect("builder-inited", write_runs)
         app.connect("source-read", add_section)
-        app.connect("build-finished", write_runs)
 
 
 def add_section(app: Sphinx, page: str, text: list[str]) -> None:
@@ -47,14 +54,29 @@ def phase_of(page: str) -> str | None:
     return phase if name == "README" and phase in PHASES else None
 
 
-def write_runs(app: Sphinx, error: Exception | None) -> None:
-    """Raises ExtensionError with what the command said, where it fails."""
-    if error is not None:
-        return
+def write_runs(app: Sphinx) -> None:
+    """Before the pages are read, so that the files which the runs lead to get pages, too.
+
+    Raises ExtensionError with what the command said, where it fails.
+    """
     for phase in PHASES:
         file = Path(app.outdir, "xray", f"{phase}.html")
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "gradus", "xray", phase, "--out", str(file)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
             raise ExtensionError(f"gradus xray {phase}: {done.stderr.strip()}")
+        text = file.read_text(encoding="utf-8")
+        sources.linked |= code_of(text)
+        file.write_text(CODE.sub(r'data-code="../source/{path}.html#L-{line}"', text), encoding="utf-8")
+
+
+CODE = re.compile(r'data-code="[^"]*"')
+DATA = re.compile(r'id="recordings"[^>]*>(.*?)</script>', re.DOTALL)
+
+
+def code_of(page: str) -> set[str]:
+    """The files that a run's events lead to."""
+    found = DATA.search(page)
+    assert found is not None, "a page of `gradus xray` has its recordings"
+    return {place["path"] for run in json.loads(found[1]) for place in run["code"].values() if place["path"]}

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+import subprocess
 from functools import cache
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -13,10 +15,10 @@ from gradus.bench.contenders import Workbench
 from gradus.cli.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.xray import runs
-from gradus.course.xray.events import walk
 from gradus.course.xray.page import page
-from gradus.course.xray.recording import Recording, record, request
-from gradus.course.xray.scenes import SCENES
+from gradus.course.xray.reasons import Bounds, Reasons, walk
+from gradus.course.xray.recording import Arrival, Recording, record, request
+from gradus.course.xray.scenes import PANELS, SCENES
 from gradus.engine.request import ModelLimits
 from gradus.exercises.declaration import exercises_of, reference_of
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
@@ -57,6 +59,12 @@ def recording(name: str, scene: str | None = None) -> Recording:
 
 def events(recorded: Recording) -> list[tuple[str, str]]:
     return [(event["kind"], event["text"]) for frame in recorded.frames for event in frame["events"]]
+
+
+def why(name: str, step: int, kind: str, begins: str = "") -> str:
+    """The reason of a step's event of a kind, whose text begins so."""
+    told = [event for event in recording(name).frames[step]["events"] if event["kind"] == kind]
+    return next(event["why"] for event in told if event["text"].startswith(begins))
 
 
 # -- recordings --------------------------------------------------------------------------------------------------------
@@ -104,7 +112,7 @@ def test_two_recordings_make_the_same_page():
 def test_padding_is_what_the_rows_hold_beside_the_tokens():
     first, *_ = recording("p02").frames
     assert first["rows"] == 3 * 9 and sum(len(span["tokens"]) for span in first["spans"]) == 9 + 3 + 5
-    assert ("padding", "10 of 27 rows are padding, computed and thrown away") in events(recording("p02"))
+    assert ("padding", "10 of 27 rows are padding") in events(recording("p02"))
     assert not [kind for kind, _ in events(recording("p03")) if kind == "padding"]
 
 
@@ -119,9 +127,8 @@ def test_a_slot_is_taken_over_in_the_step_after_its_sequence_ended():
 
 def test_a_preempted_sequence_is_told_to_resume_with_what_it_had():
     told = events(recording("p04"))
-    assert ("preemption", "c is preempted: its pages are needed by sequences that came earlier") in told
-    resumed = next(text for _, text in told if text.startswith("c resumes"))
-    assert "prompt and output so far" in resumed
+    assert ("preemption", "c is preempted") in told and ("admission", "c resumes in slot 1") in told
+    assert "its prompt and output so far are its prompt now" in why("p04", 13, "admission", "c ")
     frames = recording("p04").frames
     before = sum(len(frame["outputs"].get("c", ())) for frame in frames[:7])
     again = next(span for frame in frames[7:] for span in frame["spans"] if span["id"] == "c")
@@ -137,7 +144,7 @@ def test_chunks_say_what_is_left_and_decodes_go_on_beside_them():
     for frame in chunked:
         assert {span["id"]: span["kind"] for span in frame["spans"]} == {"a": "decode", "b": "decode", "c": "chunk"}
         assert sum(len(span["tokens"]) for span in frame["spans"]) <= 8
-    assert ("chunk", "c: a chunk of 6 tokens; the last one, so it samples a token") in events(recording("p06"))
+    assert ("chunk", "c runs its last chunk, of 6 tokens") in events(recording("p06"))
     whole = max(len(span["tokens"]) for frame in recording("p05", "p06").frames for span in frame["spans"])
     assert whole == 36
 
@@ -185,6 +192,106 @@ def test_an_engine_that_fails_is_given_back_as_it_was():
     with pytest.raises(AttributeError):
         record(engine, asked.arrivals, limits)
     assert engine.scheduler is scheduler and engine.runner is runner and "schedule" not in vars(scheduler)
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "kind", "begins", "reason"),
+    [
+        ("p00", 0, "waiting", "b", "a runs, and one sequence runs at a time"),
+        ("p02", 2, "waiting", "d", "a and b of the batch before still run"),
+        ("p02", 0, "padding", "", "the longest span, of a, has 9 tokens; b has 3 and c has 5"),
+        ("p02", 4, "padding", "", "a and c have ended, and the batch keeps their rows"),
+        ("p03", 2, "admission", "d", "the slot is free since c left it in step 1"),
+        ("p03", 2, "waiting", "e", "a, b and d have all 3 slots"),
+        ("p04", 0, "waiting", "d", "it needs 3 pages plus 3 for the running sequences to grow into, and 3 are free"),
+        ("p04", 6, "preemption", "c", "b needs a page, none is left, and c came last"),
+        ("p04", 7, "waiting", "c", "it needs 3 pages, and 1 is free"),
+        ("p04", 7, "waiting", "d", "c came before it, and waits as well"),
+        ("p05", 4, "hit", "b", "pages 1 to 3 hold the same 12, computed for a"),
+        ("p05", 5, "split", "", "the text of b differs from there on: page 7 follows page 3, too"),
+        ("p05", 11, "eviction", "", "c takes 6 pages, and 5 are free; page 6 was idle the longest, since step 5"),
+        ("p06", 4, "chunk", "c", "the step's budget of 8 has 6 left after 2 decodes"),
+        ("p06", 8, "waiting", "d", "the step's budget of 8 tokens is used up"),
+        ("p10", 6, "vain", "c", "plan 5 was in flight when c ended in step 6"),
+        ("p10", 6, "ending", "c", "with 3 of 12 tokens"),
+        ("p03", 1, "ending", "c", "it asked for 2 tokens and has them"),
+    ],
+)
+def test_each_event_says_why_in_numbers_of_the_recording(name, step, kind, begins, reason):
+    assert why(name, step, kind, begins) == reason
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_no_event_of_ours_is_without_a_reason_and_every_waiting_sequence_has_one(name):
+    for frame in recording(name).frames:
+        assert all(event["why"] for event in frame["events"])
+        assert set(frame["waits"]) == set(frame["waiting"]) and all(frame["waits"].values())
+
+
+def test_a_reason_tells_what_an_engine_did_and_not_the_rule():
+    reasons = Reasons(Bounds(page_size=4), (Arrival("a", (1, 2, 3), 4), Arrival("b", (1, 2, 3, 4), 4)), str)
+    frame = {
+        "before": {"tables": {}, "pages": {"free": 0, "idle": 3}, "idle": [3, 2, 1]},
+        "tables": {"a": [[1]]},
+        "plan": 0,
+    }
+    assert reasons.eviction([1], frame) == (
+        "a takes 1 page, and none is free; page 1 was idle, although pages 2 and 3 were idle for longer"
+    )
+    frame = {
+        "before": {"running": ["a", "b"], "tables": {"a": [[1]], "b": [[2]]}, "pages": {"free": 0, "idle": 0}},
+        "spans": [{"id": "b", "start": 4, "tokens": [7]}],
+        "preempted": ["a"],
+    }
+    assert reasons.preemption("a", frame) == "b needs a page, none is left, although b came later"
+    frame["before"]["pages"]["free"] = 1  # nobody lacked a page
+    assert reasons.preemption("a", frame) == "although b came later"
+
+
+def test_drafts_say_which_one_the_model_would_not_have_written():
+    told = [event for frame in recording("p08").frames for event in frame["events"] if event["kind"] == "drafts"]
+    assert told[0]["why"].startswith("the model samples the same, and “")
+    partly = next(event["why"] for event in told if "1 of 4 drafts" in event["text"])
+    assert re.match("draft 2 is “.*”, the model samples “.*”; the 2 drafts after it followed a wrong text", partly)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_an_event_leads_to_the_function_that_does_it(name):
+    recorded = recording(name)
+    assert set(recorded.code) == {kind for kind, _ in events(recorded)}
+    for place in recorded.code.values():
+        line = (ROOT / place["path"]).read_text(encoding="utf-8").splitlines()[place["line"] - 1]
+        assert f"def {place['name'].rpartition('.')[2]}(" in line
+
+
+def test_a_phase_leads_to_its_own_code_where_it_changed_it():
+    assert recording("p06").code["chunk"]["name"] == "ChunkedPrefill.end_of_span"
+    assert recording("p10").code["chunk"]["name"] == "PlanningAhead.end_of_span"
+    assert recording("p04").code["preemption"]["path"] == "phases/p04_paged_cache/scheduler.py"
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_a_question_has_different_answers_one_of_them_right(name):
+    asked = [frame["question"] for frame in recording(name).frames if frame["question"]]
+    assert asked
+    for question in asked:
+        assert len(set(question["answers"])) == len(question["answers"]) in (2, 3, 4)
+        assert 0 <= question["right"] < len(question["answers"]) and question["why"]
+
+
+def test_questions_ask_what_a_phase_decides():
+    def answered(name: str, step: int) -> tuple[str, str]:
+        question = recording(name).frames[step]["question"]
+        return question["ask"], question["answers"][question["right"]]
+
+    assert answered("p04", 6) == ("Pages run out. Which sequence is preempted?", "c")
+    assert answered("p05", 11) == ("Room is needed. Which page is evicted?", "6")
+    assert answered("p06", 4) == ("How many tokens of c's prompt does the step take?", "6")
+    assert answered("p03", 2) == ("d and e wait. Which of them starts?", "d")
+    assert answered("p05", 4)[1] == "12" and answered("p00", 3) == ("How many rows does the step compute?", "11")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -260,42 +367,174 @@ def test_text_of_a_model_cannot_end_the_page_s_data():
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+HELPERS = """
+const errors = [], report = [];
+window.addEventListener("error", (event) => errors.push(event.message));
+const key = (name, target = document.body, shift = false) =>
+  target.dispatchEvent(new KeyboardEvent("keydown", { key: name, shiftKey: shift, bubbles: true, cancelable: true }));
+const text = (selector) => document.querySelector(selector).innerText.replace(/\\s+/g, " ").trim();
+const shown = (selector) => [...document.querySelectorAll(selector)].filter((one) => one.offsetParent !== null);
+const where = () => text("#where");
+const note = (value) => report.push(value);
+const pages = (part) => shown(`[data-part=${part}] .lit`).map((one) => one.dataset.page);
+const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+const tell = () => {
+  const told = JSON.stringify({ errors, report });
+  document.body.replaceChildren(Object.assign(document.createElement("pre"), { id: "told", textContent: told }));
+};
+"""
+
+
 @pytest.fixture
-def browser():
-    """A page of headless Chromium, which collects the script's errors; skipped where there is none."""
-    playwright = pytest.importorskip("playwright.sync_api")
+def pressed(tmp_path):
+    """pressed(page, script, query) → what the script noted, in headless Chromium; skipped where there is none.
+
+    No time passes while nothing happens: a minute of playing takes a moment.
+    """
     if BROWSER is None:
         pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--no-zygote"], timeout=30_000)
-        shown = chromium.new_page()
-        shown.errors = []
-        shown.on("pageerror", lambda error: shown.errors.append(str(error)))
-        shown.on("console", lambda message: shown.errors.append(message.text))
-        yield shown
-        chromium.close()
+
+    def press(text: str, script: str, query: str = "", width: int = 1280) -> list:
+        file = tmp_path / "page.html"
+        hooks = f"<script>{HELPERS}</script>"
+        doing = f"<script>(async () => {{ {script} }})().catch((e) => errors.push(String(e))).finally(tell);</script>"
+        whole = text.replace("<body>", f"<body>{hooks}").replace("</body>", f"{doing}</body>")
+        file.write_text(whole, encoding="utf-8")
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+        flags += [f"--window-size={width},600", "--virtual-time-budget=300000", "--dump-dom"]
+        done = subprocess.run([BROWSER, *flags, file.as_uri() + query], capture_output=True, text=True, timeout=120)
+        told = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.DOTALL)
+        assert told, f"the script came to no end: {done.stderr[-1000:]}"
+        found = json.loads(unescape(told[1]))
+        assert found["errors"] == []
+        return found["report"]
+
+    return press
 
 
-def test_the_page_is_stepped_through_in_a_browser(browser, tmp_path):
-    file = tmp_path / "page.html"
-    file.write_text(page([recording("p04").as_json(), recording("p03", "p04").as_json()]), encoding="utf-8")
-    browser.goto(file.as_uri())
-    where, body = browser.locator("#where"), browser.locator("main")
+def test_the_page_is_stepped_through_in_a_browser(pressed):
+    both = page([recording("p04").as_json(), recording("p03", "p04").as_json()])
     longest = max(len(recording("p04").frames), len(recording("p03", "p04").frames)) - 1
-    assert where.inner_text() == f"step 0 of {longest}" and "a starts in slot 0" in body.inner_text()
-    browser.keyboard.press("p")
-    assert where.inner_text() == f"step 6 of {longest}" and "c is preempted" in body.inner_text()
-    browser.keyboard.press("ArrowLeft")
-    assert "c is preempted" not in body.inner_text()
-    browser.keyboard.press("Shift+A")
-    assert where.inner_text().startswith("step 0 ")
-    browser.get_by_role("button", name="preemption").click()
-    assert where.inner_text().startswith("step 6 ")
-    for step in range(longest + 1):  # every part of every step is drawn without an error
-        browser.locator("#slider").fill(str(step))
-        assert where.inner_text() == f"step {step} of {longest}"
-    assert "9 free" in body.inner_text() and browser.locator("#next").is_disabled()
-    assert browser.errors == []
+    script = """
+    note(where()); note(text("main").includes("a starts in slot 0"));
+    key("p"); note(where()); note(text("main").includes("c is preempted: b needs a page, none is left"));
+    key("ArrowLeft"); note(text("main").includes("c is preempted"));
+    key("A", document.body, true); note(where());
+    document.querySelector("[data-kind=preemption]").click(); note(where());
+    const slider = document.getElementById("slider");
+    for (let step = 0; step <= Number(slider.max); step += 1) {
+      slider.value = step;
+      slider.dispatchEvent(new Event("input"));
+      if (where() !== `step ${step} of ${slider.max}`) note(where());
+    }
+    note(text("main").includes("9 free")); note(document.getElementById("next").disabled);
+    """
+    told = pressed(both, script)
+    steps = [f"step {step} of {longest}" for step in (0, 6, 0, 6)]
+    assert told == [steps[0], True, steps[1], True, False, steps[2], steps[3], True, True]
+
+
+def test_pointing_at_a_page_lights_it_in_pool_tables_tree_and_plan(pressed):
+    script = """
+    go(4);
+    const point = () => new PointerEvent("pointerover", { bubbles: true });
+    const over = (selector) => document.querySelector(selector).dispatchEvent(point());
+    over("[data-part=pool] [data-page='2']");
+    note(["pool", "tables", "tree"].map(pages));
+    over("[data-part=plan] [data-page='7']");
+    note([pages("pool"), pages("plan").length, pages("batch").length]);
+    over("h1"); note(document.querySelectorAll(".lit").length);
+    over(".events li:last-child"); note(pages("pool"));
+    over("h1");
+    document.querySelector("[data-part=pool] [tabindex='0']").focus(); note(pages("tables"));
+    key("ArrowDown", document.activeElement); note([document.activeElement.dataset.page, pages("tree")]);
+    key("ArrowRight", document.activeElement); note([where(), document.activeElement.dataset.page, pages("pool")]);
+    """
+    table = recording("p05").frames[4]["tables"]["b"][0]
+    assert table[:5] == [1, 2, 3, table[3], table[4]]
+    script = script.replace("'7'", f"'{table[3]}'")
+    told = pressed(page([recording("p05").as_json()]), script)
+    last = len(recording("p05").frames) - 1
+    assert told[0] == [["2"], ["2", "2"], ["2"]]  # in the tables of a and b
+    assert told[1] == [[str(table[3])], 4, 4] and told[2] == 0
+    assert told[3] == ["1", "2", "3"]  # those that b reuses
+    assert told[4] == ["1", "1"] and told[5] == ["2", ["2"]]
+    assert told[6] == [f"step 5 of {last}", "2", ["2"]]
+
+
+def test_play_goes_on_at_a_pace_that_can_be_read_and_stops_at_the_end(pressed):
+    script = """
+    const start = performance.now();
+    key(" "); note(text("#play"));
+    await wait(500); note(where());
+    key(" "); note(text("#play"));
+    await wait(20000); note(where());
+    key(" ");
+    while (text("#play").includes("Pause")) await wait(100);
+    note(where()); note(performance.now() - start);
+    document.getElementById("play").click(); note(where());  // from the beginning again
+    """
+    told = pressed(page([recording("p04").as_json()]), script)
+    last = len(recording("p04").frames) - 1
+    assert [told[0], told[2]] == ["❚❚ Pause", "▶ Play"]
+    assert told[1] == told[3] == f"step 0 of {last}" and told[4] == f"step {last} of {last}"
+    letters = sum(len(event["text"] + event["why"]) for frame in recording("p04").frames for event in frame["events"])
+    assert told[5] - 20_500 > 25 * letters, "fewer than 40 letters per second"
+    assert told[6] == f"step 0 of {last}"
+
+
+def test_predicting_hides_the_next_step_asks_and_says_why(pressed):
+    script = """
+    const hidden = () => Number(document.querySelector(".cover").getAttribute("width")) > 0;
+    go(5); note(hidden());
+    document.getElementById("predict").click(); note(hidden());
+    key("ArrowRight"); note([where(), text("#question")]);
+    shown("#question button")[0].click(); note([where(), text("#question")]);
+    go(10); key("ArrowRight"); key("2"); note([where(), text("#question")]);
+    go(5); key(" "); await wait(5000); note([where(), text("#play")]);  // a question is waited for
+    key("ArrowRight"); note([where(), text("#question")]);  // or passed over
+    document.getElementById("predict").click(); note([hidden(), shown("#question").length]);
+    """
+    told = pressed(page([recording("p04").as_json()]), script)
+    last = len(recording("p04").frames) - 1
+    assert told[:2] == [False, True]
+    assert told[2] == [f"step 5 of {last}", "Step 6: Pages run out. Which sequence is preempted? 1 a 2 b 3 c"]
+    reason = "B needs a page, none is left, and c came last."
+    assert told[3] == [f"step 6 of {last}", f"Not a, but c. {reason} 0 of 1 right so far"]
+    assert told[4][1].startswith("Right: b. A needs a page, none is left, and b came last. 1 of 2 right")
+    assert told[5] == [f"step 5 of {last}", "▶ Play"] and told[6] == [f"step 6 of {last}", ""]
+    assert told[7] == [False, 0]
+
+
+@pytest.mark.parametrize("name", ["p02", "p03", "p04", "p05", "p06", "p08", "p10"])
+def test_the_small_page_changes_within_a_frame_of_the_book(name, pressed):
+    script = """
+    const place = (selector) => document.querySelector(selector).getBoundingClientRect();
+    note(shown("[data-part]").map((one) => one.dataset.part));
+    note(document.documentElement.scrollWidth <= window.innerWidth);
+    for (let step = 0; step < last; step += 1) {
+      const before = place(".now").left;
+      document.getElementById("next").click();
+      const mark = place(".now"), inside = mark.left >= 0 && mark.right <= 700 && mark.bottom <= 400;
+      const low = Math.max(...shown("[data-part]").map((one) => one.getBoundingClientRect().top));
+      const said = Math.max(0, ...shown(".events li").map((one) => one.getBoundingClientRect().bottom));
+      if (mark.left === before || !inside) note(`step ${now}: the mark is at ${mark.left}`);
+      if (said > 600 || low > 465) note(`step ${now}: a reader has to scroll, ${said}, ${low}`);
+    }
+    note(where());
+    """
+    told = pressed(page([recording(name).as_json()]), script, "?compact", width=700)
+    assert set(told[0]) == {"timeline", "events", *PANELS[name]}
+    last = len(recording(name).frames) - 1
+    assert told[1:] == [True, f"step {last} of {last}"]
+
+
+def test_events_link_to_the_code(pressed):
+    script = """key("p"); note(shown("a.code").map((one) => [one.innerText, one.getAttribute("href")]));"""
+    text = page([recording("p04").as_json()], "../../{path}#L{line}")
+    place = recording("p04").code["preemption"]
+    ((name, href), *_), *_ = pressed(text, script)
+    assert name == "PagedBatching.make_room" and href == f"../../{place['path']}#L{place['line']}"
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -309,6 +548,9 @@ def test_the_command_writes_one_page_for_two_runs(gradus, tmp_path):  # noqa: F8
     assert done.code == 0, done.err
     assert done.out.strip() == str(file)
     one, other = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
+    (way,) = re.findall(r'data-code="(.*?)"', file.read_text(encoding="utf-8"))
+    for place in one["code"].values():
+        assert (file.parent / way.partition("#")[0].format(path=place["path"])).is_file()
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
     assert "/xray-*.html" in ignored, "what the command writes by itself is no file of the repository"
     assert (one["title"], other["title"]) == ("p04: paged cache", "p03: continuous batching")
@@ -347,6 +589,11 @@ def test_a_student_s_phase_is_recorded_beside_ours(gradus, tmp_path):  # noqa: F
     assert "your p03: mine.py" in done.err
     yours, ours = json.loads(Skeleton(file.read_text(encoding="utf-8")).data)
     assert (yours["title"], ours["title"]) == ("your p03: continuous batching", "p03: continuous batching")
+    assert yours["code"]["admission"] | {"line": 0} == {
+        "name": "ContinuousBatching.admit in mine.py",
+        "path": None,
+        "line": 0,
+    }
     slots = [{span["id"]: span["slot"] for span in one["frames"][0]["spans"]} for one in (yours, ours)]
     assert (slots[0]["a"], slots[1]["a"]) == (2, 0)
 

@@ -1,13 +1,16 @@
 """`gradus xray`: a run of an engine as a page that is stepped through."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from gradus import phases
 from gradus.cli import options, terminal
 from gradus.course.xray.page import page
 from gradus.errors import ConfigError
+from gradus.exercises.declaration import repository
 
 if TYPE_CHECKING:
     from gradus.course.xray.recording import Recording
@@ -61,7 +64,7 @@ def xray(
     texts = None if prompts is None else _lines(prompts)
     file = out or Path(f"xray-{'-'.join(names)}.html")
     recordings = _recordings(names, impl, model, texts, max_tokens or MOST_TOKENS, settings)
-    terminal.write_file(file, page([recording.as_json() for recording in recordings]))
+    terminal.write_file(file, page([recording.as_json() for recording in recordings], _code(file)))
     print(file)
     for recording in recordings:
         if recording.failed:
@@ -105,6 +108,12 @@ def _recordings(
         work = runs.own_work(texts, tokenizer, output, shape)
     mine = [yours, *([None] * (len(names) - 1))]
     return [runs.run(name, bench, work, own) for name, own in zip(names, mine, strict=True)]
+
+
+def _code(file: Path) -> str:
+    """The way from a page to a line of the repository."""
+    root = repository(phases.find("p00"))
+    return f"{Path(os.path.relpath(root, file.resolve().parent)).as_posix()}/{{path}}#L{{line}}"
 
 
 def _refuse_unheeded(names: list[str], settings: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ any way, as long as its parts show what follows.
 
 `Tables`, `PageCounts` and `TreeNode` are in gradus/cache/inspection.py. A cache without pages (p00 to p03) has none of
 the three, one without a prefix index (p04) no `tree`. All three only read: calling them changes nothing. A page pool of
-`gradus.cache.pool` counts its own pages: `return self.pool.counts()`.
+`gradus.cache.pool` counts its own pages: `return self.pool.counts()`. Where a cache has such a `pool`, the probe reads
+from its `idle` which page would be evicted next.
 
 **A scheduler** has `running`, the sequences that have a place now, in the order they started; `cache`; and `check()`,
 which asserts its own and the cache's invariants. One that speculates (p08) also has `drafter`, and counts the drafts
@@ -36,7 +37,7 @@ in front of the scheduler's own, and `stop` takes them away again; an engine tha
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -76,6 +77,19 @@ class SpanView:
         return len(self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The engine's memory at the start of a plan, on which its choices depend.
+
+    idle: the idle pages, the next to be evicted first; () where the cache has no pool that knows their order.
+    """
+
+    running: tuple[Id, ...]
+    tables: dict[Id, Tables]
+    pages: PageCounts | None
+    idle: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Step:
     """One plan, and the state of the engine when it had been made.
@@ -86,6 +100,7 @@ class Step:
         cancelled before this plan was made. Complete once the step is committed.
     tables: of every running sequence. pages: None for a cache without pages. tree: None without a prefix index.
     committed: whether its result is known.
+    before: what the engine held when it began to make the plan.
     """
 
     number: int
@@ -96,6 +111,7 @@ class Step:
     tables: dict[Id, Tables]
     pages: PageCounts | None
     tree: tuple[TreeNode, ...] | None
+    before: Holding
     ended: dict[Id, str] = field(default_factory=dict)
     committed: bool = False
 
@@ -192,6 +208,12 @@ class EngineProbe:
     def tree(self) -> tuple[TreeNode, ...] | None:
         return self.cache.tree() if hasattr(self.cache, "tree") else None
 
+    def holding(self) -> Holding:
+        """The state that the next plan will be made from."""
+        running, idle = self.running(), getattr(getattr(self.cache, "pool", None), "idle", ())
+        tables = {id: self._tables(id) for id in running}
+        return Holding(running, tables, self.pages(), tuple(idle) if isinstance(idle, Iterable) else ())
+
     def memory(self) -> tuple[Any, Any]:
         storage = self.engine.runner.attention.storage  # type: ignore[attr-defined]
         return storage.keys, storage.values
@@ -230,15 +252,15 @@ class EngineProbe:
             vars(self.engine.scheduler).pop(name, None)
 
     def _watched_schedule(self) -> Plan | None:
-        before = list(self.engine.scheduler.running)
+        before, holding = list(self.engine.scheduler.running), self.holding()
         plan = self._schedule()
         if plan is not None:
-            step = self._step(plan, before)
+            step = self._step(plan, before, holding)
             self.steps.append(step)
             self._under_way.append((plan, step))
         return plan
 
-    def _step(self, plan: Plan, before: list[Sequence]) -> Step:
+    def _step(self, plan: Plan, before: list[Sequence], holding: Holding) -> Step:
         running = self.running()
         admitted = tuple((admission.request.id, admission.index) for admission in plan.admissions)
         kept = set(running) - set(admitted)
@@ -253,6 +275,7 @@ class EngineProbe:
             tables={id: self._tables(id) for id in running},
             pages=self.pages(),
             tree=self.tree(),
+            before=holding,
             ended=ended,
         )
 

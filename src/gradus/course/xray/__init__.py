@@ -5,6 +5,10 @@ Read in this order:
     scenes.py      the workload of each phase: small, and chosen so that its idea shows
     recording.py   an engine driven through a scene, and what the probe and the timeline saw, as plain dicts
     events.py      what happened in each step, in words
+    reasons.py     the reasons, as sentences from recorded facts
+    questions.py   what a reader may predict of a step
+    places.py      the function behind each kind of event
     runs.py        a phase, the final engine or a student's files: built, and recorded
-    page.py        recordings to a page;  page.html, page.css, page.js: its skeleton, its looks, its behavior
+    words.py       numbers, pages and lists in sentences
+    page.py        recordings to a page;  page.html, page.css: its skeleton and looks;  run.js draws, page.js steps
 """

@@ -1,74 +1,68 @@
-"""What happened in a step, in words: the page lists it, and jumps from one event of a kind to the next.
+"""The events of a step, each with its reason: the page lists them, and jumps from one of a kind to the next.
 
-Also marks each span with its kind, which says what its tokens are: "prefill", "chunk", "decode", "verify", "recompute".
-No torch here.
+Also says what each waiting sequence waits for, and marks each span with its kind, which says what its tokens are:
+"prefill", "chunk", "decode", "verify", "recompute". No torch here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
-from typing import Any, Protocol
+from typing import Any
 
-Frame = dict[str, Any]
-Event = dict[str, str]
+from gradus.course.xray.reasons import Arrived, Bounds, Frame, Reasons, span_pages, walk
+from gradus.course.xray.words import are, count, pages_named
 
-ENDINGS = {
-    "length": "has all the tokens it asked for",
-    "stop": "stopped: the model ended it",
-    "cancelled": "is cancelled",
-    "error": "failed",
-}
+Event = dict[str, Any]
+"""kind; text: what happened; why: the reason, "" if the recording does not show it; pages: those it is about."""
 
-
-class Arrived(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def prompt(self) -> tuple[int, ...]: ...
-    @property
-    def at(self) -> int: ...
+ENDINGS = {"length": "ends", "stop": "stops", "cancelled": "is cancelled", "error": "fails"}
 
 
 class Teller:
     """Tells frames in their order: what a step means depends on the ones before it."""
 
-    def __init__(self, arrivals: Ordered[Arrived]) -> None:
-        self.prompts = {arrival.name: len(arrival.prompt) for arrival in arrivals}
-        self.lengths = dict(self.prompts)  # tokens known of each sequence
+    def __init__(self, arrivals: Ordered[Arrived], bounds: Bounds, word: Callable[[int], str]) -> None:
+        self.reasons = Reasons(bounds, arrivals, word)
         self.cut: set[str] = set()  # a chunk of its prompt ran, and not yet the last one
         self.seen: set[str] = set()  # has started before
         self.plans: dict[int, Ordered[dict[str, Any]]] = {}  # spans by plan, until they are committed
-        self.tree: dict[tuple[int, ...], bool] = {}  # the nodes of the frame before, by their pages
-        self.preempted: set[str] = set()
+        self.tree: list[tuple[int, ...]] = []  # the nodes of the frame before: their pages
+        self.waits: dict[str, str] = {}  # what each sequence waits for, in a word
+        self.ended: dict[str, int] = {}  # in which step
 
     def of(self, frame: Frame) -> list[Event]:
-        """The frame's events, most telling first in time: plan, then result. Sets the kind of each of its spans."""
-        return [
+        """The frame's events, in their order: plan, then result. Sets the kind of each span, `evicted` and `waits`."""
+        for span in frame["spans"]:
+            span["kind"] = self._kind(span, frame)
+        frame["evicted"] = self._evicted(frame)
+        events = [
             *self._given_up(frame),
             *self._preemptions(frame),
-            *self._tree(frame),
+            *self._splits(frame),
+            *self._evictions(frame),
             *self._spans(frame),
+            *self._waiting(frame),
             *self._rows(frame),
             *self._results(frame),
             *([event("failure", frame["failed"])] if "failed" in frame else []),
         ]
+        self.tree = self._nodes(frame)
+        self.reasons.follow(frame)
+        return events
 
     # -- the plan ------------------------------------------------------------------------------------------------------
 
     def _preemptions(self, frame: Frame) -> Iterator[Event]:
         for name in frame["preempted"]:
-            self.preempted.add(name)
             self.cut.discard(name)
-            yield event("preemption", f"{name} is preempted: its pages are needed by sequences that came earlier")
+            pages = [page for table in frame["before"]["tables"].get(name, ()) for page in table if page]
+            yield event("preemption", f"{name} is preempted", self.reasons.preemption(name, frame), pages)
 
     def _spans(self, frame: Frame) -> Iterator[Event]:
-        if frame["plan"] is not None:
-            self.plans[frame["plan"]] = frame["spans"]
         for span in frame["spans"]:
-            span["kind"] = self._kind(span, frame)
             if span["id"] in frame["admitted"]:
                 yield from self._admission(span, frame)
             if span["kind"] == "chunk":
-                yield self._chunk(span)
+                yield self._chunk(span, frame)
 
     def _kind(self, span: dict[str, Any], frame: Frame) -> str:
         name, admitted = span["id"], span["id"] in frame["admitted"]
@@ -81,97 +75,105 @@ class Teller:
         return "decode" if len(span["tokens"]) == 1 else "recompute"
 
     def _admission(self, span: dict[str, Any], frame: Frame) -> Iterator[Event]:
-        name, start, place = span["id"], span["start"], f"slot {span['slot']}"
+        name, start = span["id"], span["start"]
+        starts, why = "starts", self.reasons.admission(span, frame)
         if name in self.seen:
-            yield event("admission", f"{name} resumes in {place}: prompt and output so far are its prompt now")
-        else:
-            yield event("admission", f"{name} starts in {place}")
+            starts, why = "resumes", f"{why}; its prompt and output so far are its prompt now"
         self.seen.add(name)
-        self.preempted.discard(name)
+        pages = span_pages(frame, span, 0, start, self.reasons.bounds.page_size)
+        yield event("admission", f"{name} {starts} in slot {span['slot']}", why, pages)
         if start:
-            left = self.lengths[name] - start
-            rest = "only the last token is" if left == 1 else f"{left} tokens are"
-            yield event("hit", f"{name} finds {count(start, 'token')} in the prefix tree; {rest} left to compute")
+            left = len(self.reasons.texts[name]) - start
+            rest = "the last one, which is never reused" if left == 1 else f"the other {left}"
+            said = f"{name} reuses {count(start, 'token')} and computes {rest}"
+            yield event("hit", said, self.reasons.hit(span, frame), pages)
 
-    def _chunk(self, span: dict[str, Any]) -> Event:
-        name, end = span["id"], span["start"] + len(span["tokens"])
-        left = self.lengths[name] - end
+    def _chunk(self, span: dict[str, Any], frame: Frame) -> Event:
+        name, took, end = span["id"], len(span["tokens"]), span["start"] + len(span["tokens"])
         (self.cut.add if span["logits"] == 0 else self.cut.discard)(name)
-        said = f"{count(left, 'token')} left" if left else "the last one, so it samples a token"
-        return event("chunk", f"{name}: a chunk of {count(len(span['tokens']), 'token')}; {said}")
+        left = len(self.reasons.texts[name]) - end
+        said = (
+            f"a chunk of {count(took, 'token')} and has {left} left"
+            if left
+            else f"its last chunk, of {count(took, 'token')}"
+        )
+        pages = span_pages(frame, span, span["start"], end, self.reasons.bounds.page_size)
+        return event("chunk", f"{name} runs {said}", self.reasons.chunk(span, frame), pages)
+
+    def _waiting(self, frame: Frame) -> Iterator[Event]:
+        """Why each waiting sequence waits: `waits` of the frame. An event where the reason is a new one."""
+        before, self.waits, frame["waits"] = self.waits, {}, {}
+        for name in frame["waiting"]:
+            self.waits[name], why = self.reasons.waiting(name, frame)
+            frame["waits"][name] = why
+            if why and self.waits[name] != before.get(name) and name not in frame["preempted"]:
+                yield event("waiting", f"{name} waits", why)
 
     def _rows(self, frame: Frame) -> Iterator[Event]:
         tokens = sum(len(span["tokens"]) for span in frame["spans"])
         if (frame["rows"] or 0) > tokens:
             padding = frame["rows"] - tokens
-            verb = "is" if padding == 1 else "are"
-            yield event(
-                "padding", f"{padding} of {count(frame['rows'], 'row')} {verb} padding, computed and thrown away"
-            )
+            said = f"{padding} of {count(frame['rows'], 'row')} {are(padding)} padding"
+            yield event("padding", said, self.reasons.padding(frame))
 
     # -- the tree ------------------------------------------------------------------------------------------------------
 
-    def _tree(self, frame: Frame) -> Iterator[Event]:
-        nodes = {tuple(node["pages"]): True for node in walk(frame["tree"] or ())}
-        before, self.tree = self.tree, nodes
+    def _nodes(self, frame: Frame) -> list[tuple[int, ...]]:
+        return [tuple(node["pages"]) for node in walk(frame["tree"] or ())]
+
+    def _evicted(self, frame: Frame) -> list[int]:
+        """Pages that were in the tree and no longer are."""
+        now = {page for pages in self._nodes(frame) for page in pages}
+        return sorted(page for pages in self.tree for page in pages if page not in now)
+
+    def _evictions(self, frame: Frame) -> Iterator[Event]:
+        if gone := frame["evicted"]:
+            why = self.reasons.eviction(gone, frame)
+            yield event("eviction", f"{pages_named(gone)} {are(len(gone))} evicted", why, gone)
+
+    def _splits(self, frame: Frame) -> Iterator[Event]:
+        nodes = self._nodes(frame)
         now = {page for pages in nodes for page in pages}
-        gone = sorted(page for pages in before for page in pages if page not in now)
-        if gone:
-            are = "is" if len(gone) == 1 else "are"
-            yield event("eviction", f"{pages_named(gone)} {are} evicted: idle the longest, and room is needed")
-        for pages in before:
+        for pages in self.tree:
             upper = next((new for new in nodes if len(new) < len(pages) and new == pages[: len(new)]), None)
             if upper and set(pages[len(upper) :]) & now:
                 lower = pages[len(upper) :]
-                yield event("split", f"a node splits: {pages_named(upper)} above, {pages_named(lower)} below")
+                said = f"a node splits into {pages_named(upper)} and, below, {pages_named(lower)}"
+                why = self.reasons.split(upper, lower, walk(frame["tree"] or ()), frame)
+                yield event("split", said, why, pages)
 
     # -- the result ----------------------------------------------------------------------------------------------------
 
     def _given_up(self, frame: Frame) -> Iterator[Event]:
         for name, reason in frame["ended"].items():
             if reason == "cancelled":
-                yield event("ending", f"{name} {ENDINGS[reason]}")
+                self.ended[name] = frame["number"]
+                yield event("ending", f"{name} {ENDINGS[reason]}", self.reasons.ending(name, reason))
 
     def _results(self, frame: Frame) -> Iterator[Event]:
-        for span in self.plans.pop(frame["committed"], ()):  # none where nothing was committed
+        if frame["plan"] is not None:
+            self.plans[frame["plan"]] = frame["spans"]
+        spans = self.plans.pop(frame["committed"], ())  # none where nothing was committed
+        for name, new in frame["outputs"].items():
+            self.reasons.texts[name] += new
+        for span in spans:
             name, new = span["id"], frame["outputs"].get(span["id"], ())
             if span["kind"] == "verify":
                 yield self._drafts(span, new)
             elif span["logits"] and not new:
-                yield event("vain", f"{name} had ended when its result came: that row was computed in vain")
-        for name, new in frame["outputs"].items():
-            self.lengths[name] += len(new)
+                why = self.reasons.vain(name, frame["committed"], self.ended)
+                yield event("vain", f"{name}'s row was computed in vain", why)
         for name, reason in frame["ended"].items():
             if reason != "cancelled":
-                yield event("ending", f"{name} {ENDINGS.get(reason, f'ends: {reason}')}")
+                self.ended[name] = frame["number"]
+                yield event("ending", f"{name} {ENDINGS.get(reason, 'ends')}", self.reasons.ending(name, reason))
 
     def _drafts(self, span: dict[str, Any], new: Ordered[int]) -> Event:
         drafts, kept = len(span["tokens"]) - 1, max(0, len(new) - 1)
         span["accepted"] = kept
-        return event(
-            "drafts", f"{span['id']}: {kept} of {count(drafts, 'draft')} accepted, {count(len(new), 'new token')}"
-        )
+        said = f"{span['id']} keeps {kept} of {count(drafts, 'draft')} and gets {count(len(new), 'new token')}"
+        return event("drafts", said, self.reasons.drafts(span, new))
 
 
-def walk(tree: Ordered[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for node in tree:
-        yield node
-        yield from walk(node["children"])
-
-
-def event(kind: str, text: str) -> Event:
-    return {"kind": kind, "text": text}
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(numbers: Ordered[int]) -> str:
-    """1, 2 and 5"""
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def pages_named(numbers: Ordered[int]) -> str:
-    return f"{'page' if len(numbers) == 1 else 'pages'} {listed(numbers)}"
+def event(kind: str, text: str, why: str = "", pages: Ordered[int] = ()) -> Event:
+    return {"kind": kind, "text": text, "why": why, "pages": list(pages)}

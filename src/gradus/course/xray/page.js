@@ -1,388 +1,12 @@
-"use strict";
-// Steps through the recordings: every part of the page is drawn again from the frame that is shown.
+// Steps through the recordings, plays them, asks before it shows, and lights up what is pointed at.
 
-const recordings = JSON.parse(document.getElementById("recordings").textContent);
-const COLORS = ["#7cc4ef", "#f2b84b", "#6fc9a6", "#e3a3c8", "#f0e06a", "#a9b6f5", "#f29a76", "#c3cbd2"];
-const KINDS = [ // of events, in the order of their buttons: kind, name, key
-  ["admission", "admission", "a"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
-  ["drafts", "drafts verified", "d"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
-  ["padding", "padding", "g"], ["vain", "row in vain", "w"], ["ending", "ending", "e"],
-  ["failure", "failure", "f"],
-];
-const NAMES = Object.fromEntries(KINDS);
-const SHOWN_TOKENS = 14; // of one span in the plan
-const LONGEST = Math.max(...recordings.map((recording) => recording.frames.length));
-let now = 0;
-
-// -- small helpers ----------------------------------------------------------------------------------------------------
-
-function make(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-function draw(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-function filled(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "of") element.style.setProperty("--of", value);
-    else if (name === "wide") element.style.width = value;
-    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value);
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
-  return element;
-}
-const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
-const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
-const tokensOf = (frame) => sum(frame.spans.map((span) => span.tokens.length));
-
-// -- one recording ----------------------------------------------------------------------------------------------------
-
-class Run {
-  constructor(recording) {
-    this.recording = recording;
-    this.frames = recording.frames;
-    this.color = Object.fromEntries(recording.sequences.map(({ id }, i) => [id, COLORS[i % COLORS.length]]));
-    this.follow();
-    this.bySlot = recordings.every(({ frames, settings }) => !frames[0].pages && settings.max_sequences > 1);
-    this.build();
-  }
-
-  // What each frame adds to what came before it: lengths, states, stored positions.
-  follow() {
-    const known = Object.fromEntries(this.recording.sequences.map(({ id, prompt }) => [id, [...prompt]]));
-    const ended = {}, stored = {}, started = new Set();
-    this.slotCount = this.recording.settings.max_sequences || 0;
-    this.states = this.frames.map((frame) => {
-      for (const span of frame.spans) {
-        stored[span.id] = span.start + span.tokens.length;
-        started.add(span.id);
-        this.slotCount = Math.max(this.slotCount, span.slot + 1);
-      }
-      for (const [id, tokens] of Object.entries(frame.outputs)) known[id] = [...known[id], ...tokens];
-      Object.assign(ended, frame.ended);
-      return { known: { ...known }, ended: { ...ended }, stored: { ...stored }, started: new Set(started) };
-    });
-    this.padded = this.frames.some((frame) => frame.rows > tokensOf(frame));
-    this.ahead = this.frames.some((frame) => frame.in_flight.length);
-    this.paged = this.frames.some((frame) => frame.pages);
-    this.indexed = this.frames.some((frame) => frame.tree);
-    this.forgets = this.frames.some((frame) => frame.spans.some((span) => span.kind === "recompute")); // no cache
-  }
-
-  build() {
-    const card = (title, ...children) => make("section", { class: "card" }, make("h3", {}, title), ...children);
-    const part = (tag, attributes) => make(tag, attributes);
-    this.parts = {
-      events: part("div", { "aria-live": "polite" }), sequences: part("div"), plan: part("div", { class: "scroll" }), batch: part("div", { class: "scroll" }),
-      slots: part("div", { class: this.paged || this.forgets ? "slots" : "slots metered" }), pool: part("div"), tables: part("div"), tree: part("div", { class: "scroll" }),
-      timeline: part("div", { class: "scroll" }),
-    };
-    const { parts } = this;
-    const toggle = make("button", { type: "button", "aria-pressed": String(this.bySlot), onclick: () => this.turn(toggle) }, "by slot");
-    const settings = Object.entries(this.recording.settings).map(([name, value]) => make("span", {}, `${name} ${value}`));
-    this.element = make("article", { class: "run" },
-      make("div", {},
-        make("h2", {}, this.recording.title),
-        make("div", { class: "facts" }, make("span", {}, `model ${this.recording.model}`), ...settings,
-          this.recording.cut ? make("span", {}, `the first ${plural(this.frames.length, "step")}; the run went on`) : null)),
-      make("section", { class: "card" },
-        make("div", { class: "row heading" }, make("h3", {}, "Timeline"), toggle), parts.timeline, this.legend()),
-      make("div", { class: "panels" },
-        make("div", {}, card("In this step", parts.events), card("Sequences", parts.sequences), card("Plan", parts.plan)),
-        make("div", {}, card("Rows of the batch", parts.batch), card("Slots", parts.slots),
-          this.paged ? card("Page pool", parts.pool) : null, this.paged ? card("Block tables", parts.tables) : null,
-          this.indexed ? card("Radix tree", parts.tree) : null)));
-    this.drawTimeline();
-  }
-
-  get most() { return Math.max(...this.frames.map((frame) => frame.spans.length)); }
-  get mostEvents() { return Math.max(...this.frames.map((frame) => frame.events.length)); }
-
-  word(token) {
-    if (token < 0) return "?";
-    const text = this.recording.words[token];
-    return text === undefined ? `#${token}` : text;
-  }
-  text(tokens) {
-    return tokens.map((token) => this.word(token)).join(this.hasWords ? "" : " ").replaceAll("\n", "⏎");
-  }
-  get hasWords() { return Object.keys(this.recording.words).length > 0; }
-  chip(id) { return make("span", { class: "chip", of: this.color[id] || "#ccc" }, id); }
-
-  token(token, extra = "") {
-    const shown = this.word(token).replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ /, "␣").replace(/ $/, "␣");
-    const title = token < 0 ? "only the device knows it yet" : `token ${token}`;
-    return make("span", { class: `token ${token < 0 ? "unknown" : ""} ${extra}`, title }, shown || "∅");
-  }
-
-  // -- showing a frame
-
-  show(step) {
-    const index = Math.min(step, this.frames.length - 1);
-    const frame = this.frames[index], state = this.states[index], before = this.frames[index - 1];
-    this.element.classList.toggle("over", step > index);
-    this.showEvents(frame);
-    this.showSequences(frame, state);
-    this.showPlan(frame);
-    this.showBatch(frame);
-    this.showSlots(frame, state);
-    if (this.paged) this.showPages(frame, before);
-    if (this.indexed) this.showTree(frame);
-    this.mark(index);
-  }
-
-  showEvents(frame) {
-    const items = frame.events.map(({ kind, text }) =>
-      make("li", {}, make("span", { class: "kind" }, NAMES[kind]), text));
-    while (items.length < this.mostEvents) items.push(make("li", { "aria-hidden": "true" }, "\u00a0"));
-    this.parts.events.replaceChildren(make("p", { class: "quiet" }, this.doing(frame)), make("ul", { class: "events" }, ...items));
-  }
-
-  doing(frame) {
-    if (frame.failed) return frame.plan === null ? "The engine broke before it had a plan. Its state is that of the step before." : `The engine broke in step ${frame.plan}.`;
-    if (frame.plan === null && frame.committed === null) return "All sequences have ended. This is what is left.";
-    if (!this.ahead) return `Step ${frame.plan}: planned, run, and recorded.`;
-    const made = frame.plan === null ? "There is nothing left to plan." : `Plan ${frame.plan} is made and launched.`;
-    const got = frame.committed === null ? "No result is recorded yet." : `Only then is the result of plan ${frame.committed} recorded.`;
-    const flying = frame.in_flight.length ? `Still in flight: plan ${frame.in_flight.join(", ")}.` : "Nothing is in flight.";
-    return `${made} ${got} ${flying}`;
-  }
-
-  showSequences(frame, state) {
-    const lines = this.recording.sequences.map(({ id, prompt, at }) => {
-      const fresh = (frame.outputs[id] || []).length, tokens = state.known[id];
-      const arrived = frame.running.includes(id) || frame.waiting.includes(id) || id in state.ended || state.started.has(id);
-      return make("div", { class: `sequence ${arrived ? "" : "later"}` }, this.chip(id),
-        make("span", { class: "badge" }, this.stateOf(id, frame, state, arrived, at)),
-        make("span", { class: "text" }, make("span", { class: "prompt" }, this.text(prompt)),
-          this.text(tokens.slice(prompt.length, tokens.length - fresh)),
-          fresh ? make("span", { class: "new" }, this.text(tokens.slice(-fresh))) : null));
-    });
-    this.parts.sequences.replaceChildren(...lines);
-  }
-
-  stateOf(id, frame, state, arrived, at) {
-    if (id in state.ended) return `ended: ${state.ended[id]}`;
-    if (frame.running.includes(id)) return "running";
-    if (frame.preempted.includes(id)) return "preempted";
-    if (frame.waiting.includes(id)) return state.started.has(id) ? "waiting again" : "waiting";
-    return arrived ? "running" : `arrives at step ${at}`;
-  }
-
-  showPlan(frame) {
-    const head = ["sequence", "slot", "kind", "start", "tokens", "", "logits"];
-    const numeric = new Set([1, 3, 4, 6]);
-    const row = (cells, tag = "td", extra = "") => make("tr", {}, ...cells.map((cell, i) =>
-      make(tag, { class: `${numeric.has(i) ? "number" : ""} ${extra}` }, cell)));
-    const rows = frame.spans.map((span) => row([
-      this.chip(span.id), String(span.slot), span.kind, String(span.start), String(span.tokens.length), this.spanTokens(span), String(span.logits)]));
-    while (rows.length < this.most) rows.push(row(Array(7).fill("\u00a0"), "td", "blank"));
-    this.parts.plan.replaceChildren(make("table", {}, make("thead", {}, row(head, "th")), make("tbody", {}, ...rows)));
-  }
-
-  spanTokens(span) {
-    const shown = span.tokens.slice(0, SHOWN_TOKENS).map((token, i) => this.token(token, this.fate(span, i)));
-    const left = span.tokens.length - shown.length;
-    return make("span", {}, ...shown, left > 0 ? make("span", { class: "quiet" }, ` and ${left} more`) : null);
-  }
-  fate(span, i) {
-    if (span.kind !== "verify" || i === 0 || span.accepted === undefined) return "";
-    return i <= span.accepted ? "kept" : "wrong";
-  }
-
-  showBatch(frame) {
-    const tokens = tokensOf(frame), padding = Math.max(0, (frame.rows || 0) - tokens);
-    const said = frame.rows === null ? (tokens ? `${plural(tokens, "token")}, without a result.` : "Nothing runs.") : `${plural(frame.rows, "row")}: ${plural(tokens, "token")}` +
-      (this.padded ? ` and ${padding} of padding` : "");
-    const lines = this.padded ? this.slotCount : Math.ceil(Math.max(...this.frames.map((one) => one.rows || 0)) / 20);
-    this.parts.batch.style.minHeight = `${lines * 23 + 30}px`; // so that what is below stays in its place
-    this.parts.batch.replaceChildren(...(this.padded ? this.rectangle(frame) : [this.strip(frame, padding)]),
-      make("p", { class: "quiet" }, said));
-  }
-  cell(span, i) {
-    const position = span.start + i;
-    return make("span", { class: "cell", of: this.color[span.id], title: `${span.id}, position ${position}: ${this.word(span.tokens[i])}` }, String(position));
-  }
-  pad() { return make("span", { class: "cell padding", title: "padding" }); }
-  strip(frame, padding) {
-    const cells = frame.spans.flatMap((span) => span.tokens.map((_, i) => this.cell(span, i)));
-    return make("div", { class: "cells" }, ...cells, ...Array.from({ length: padding }, () => this.pad()));
-  }
-  rectangle(frame) { // one line per slot, each as wide as the widest span
-    const width = Math.max(0, ...frame.spans.map((span) => span.tokens.length));
-    const lines = width ? frame.rows / width : 0;
-    if (!Number.isInteger(lines)) return [this.strip(frame, frame.rows - tokensOf(frame))];
-    return Array.from({ length: lines }, (_, slot) => {
-      const span = frame.spans.find((one) => one.slot === slot);
-      const cells = Array.from({ length: width }, (_, i) => (span && i < span.tokens.length ? this.cell(span, i) : this.pad()));
-      return make("div", { class: "line" }, make("span", { class: "name" }, `slot ${slot}`), ...cells);
-    });
-  }
-
-  showSlots(frame, state) {
-    const bySlot = this.slotsAt(frame), room = this.recording.context;
-    this.parts.slots.replaceChildren(...Array.from({ length: this.slotCount }, (_, slot) => {
-      const id = bySlot[slot], stored = id ? state.stored[id] : 0;
-      const share = this.paged || this.forgets ? null : make("i", { of: id ? this.color[id] : "none", wide: `${(100 * stored) / room}%` });
-      const meter = this.paged || this.forgets ? null : make("span", { class: "meter", title: `${stored} of ${room} positions` }, share);
-      const said = id ? (this.forgets ? "keeps nothing" : plural(stored, "position")) : "";
-      return make("div", { class: "slot" }, make("span", { class: "quiet" }, `slot ${slot}`),
-        id ? this.chip(id) : make("span", { class: "chip plain" }, "–"), meter, make("span", { class: "quiet" }, id ? said : "free"));
-    }));
-  }
-  slotsAt(frame) { // the latest slot of each running sequence, also of one that has no span in this step
-    const found = {};
-    for (const one of this.frames.slice(0, frame.number + 1))
-      for (const span of one.spans) if (frame.running.includes(span.id)) {
-        for (const slot of Object.keys(found)) if (found[slot] === span.id) delete found[slot];
-        found[span.slot] = span.id;
-      }
-    return found;
-  }
-
-  // -- pages
-
-  holders(frame) {
-    const held = {};
-    for (const [id, tables] of Object.entries(frame.tables))
-      for (const page of new Set(tables.flat())) if (page) (held[page] ||= []).push(id);
-    return held;
-  }
-  indexedPages(frame) {
-    const pages = new Set();
-    const walk = (nodes) => nodes.forEach((node) => { node.pages.forEach((page) => pages.add(page)); walk(node.children); });
-    walk(frame.tree || []);
-    return pages;
-  }
-  pageBox(page, held, indexed, taken, small = false) {
-    const owners = held[page] || [];
-    const kind = owners.length ? "held" : indexed.has(page) ? "idle" : "free";
-    const said = owners.length ? `held by ${owners.join(" and ")}` : kind === "idle" ? "idle: only the tree keeps it" : "free";
-    const stripes = owners.map((id, i) => `${this.color[id]} ${(100 * i) / owners.length}% ${(100 * (i + 1)) / owners.length}%`);
-    const of = owners.length ? `linear-gradient(90deg, ${stripes.join(", ")})` : "none";
-    return make("span", { class: `page ${kind} ${taken ? "taken" : ""}`, of, title: `page ${page}: ${said}` },
-      String(page), small || !owners.length ? null : make("small", {}, owners.join(" ")));
-  }
-  showPages(frame, before) {
-    const held = this.holders(frame), indexed = this.indexedPages(frame), earlier = before ? this.holders(before) : {};
-    const { total, held: count, idle, free } = frame.pages;
-    const boxes = Array.from({ length: total }, (_, i) =>
-      this.pageBox(i + 1, held, indexed, (held[i + 1] || []).some((id) => !(earlier[i + 1] || []).includes(id))));
-    const key = (kind, text) => make("span", {}, make("i", { class: kind }), text);
-    this.parts.pool.replaceChildren(make("div", { class: "pool" }, ...boxes), make("div", { class: "legend" },
-      make("span", {}, `${plural(total, "page")}: ${count} held`), this.indexed ? key("idle", `${idle} idle`) : null,
-      key("free", `${free} free`), key("taken", "new to a sequence in this step")));
-    const lines = frame.running.map((id) => make("div", { class: "line" }, this.chip(id),
-      ...(frame.tables[id] || []).flatMap((table) => table.map((page) => this.pageBox(page, held, indexed, false, true)))
-        .map((box) => { box.classList.add("number"); return box; })));
-    this.parts.tables.replaceChildren(...(lines.length ? lines : [make("p", { class: "quiet" }, "No sequence runs.")]));
-  }
-  showTree(frame) {
-    const held = this.holders(frame), indexed = this.indexedPages(frame);
-    const list = (nodes, top) => make("ul", top ? { class: "tree" } : {}, ...nodes.map((node) => make("li", {},
-      make("span", { class: "node" }, ...this.leaves(node, held, indexed)), node.children.length ? list(node.children) : null)));
-    const tree = frame.tree || [];
-    this.parts.tree.replaceChildren(tree.length ? list(tree, true) : make("p", { class: "quiet" }, "The tree is empty."));
-  }
-  leaves(node, held, indexed) { // each page of the node, with the text of its tokens
-    const size = node.tokens.length / node.pages.length;
-    return node.pages.map((page, i) => make("span", { class: "leaf" }, this.pageBox(page, held, indexed, false, true),
-      this.text(node.tokens.slice(i * size, (i + 1) * size))));
-  }
-
-  // -- the timeline
-
-  turn(button) {
-    this.bySlot = !this.bySlot;
-    button.setAttribute("aria-pressed", String(this.bySlot));
-    this.drawTimeline();
-    this.mark(Math.min(now, this.frames.length - 1));
-  }
-
-  drawTimeline() {
-    const H = 24, LEFT = 46, TOP = 18, BARS = 46;
-    const W = Math.max(22, Math.min(44, Math.floor((recordings.length > 1 ? 540 : 1180) / LONGEST))); // the same in both
-    const names = this.bySlot ? Array.from({ length: this.slotCount }, (_, i) => `slot ${i}`) : this.recording.sequences.map(({ id }) => id);
-    const low = TOP + names.length * H, height = low + 8 + BARS + 4, width = LEFT + this.frames.length * W + 4;
-    const x = (step) => LEFT + step * W;
-    this.nowBox = draw("rect", { class: "now", y: 1, width: W, height: height - 2, rx: 4 });
-    const shapes = [draw("defs", {}, draw("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, draw("path", { d: "M0,0 V5" }))), this.nowBox];
-    names.forEach((name, i) => shapes.push(draw("text", { x: 0, y: TOP + i * H + 16 }, name),
-      draw("line", { class: "grid", x1: LEFT, x2: width - 4, y1: TOP + (i + 1) * H, y2: TOP + (i + 1) * H })));
-    const most = Math.max(1, ...this.frames.map((frame) => frame.rows || 0));
-    shapes.push(draw("text", { x: 0, y: low + 20 }, "rows"));
-    this.frames.forEach((frame, step) => {
-      if (step % 5 === 0 || step === this.frames.length - 1 && step % 5 > 1) shapes.push(draw("text", { class: "tick", x: x(step) + W / 2, y: 13 }, String(step)));
-      shapes.push(...this.column(frame, x(step), TOP, W, H), ...this.bars(frame, x(step), low + 8, W, BARS, most));
-      shapes.push(draw("rect", { class: "hit", x: x(step), y: 0, width: W, height, onclick: () => go(step) }));
-    });
-    const label = `Timeline of ${plural(this.frames.length, "step")}: which sequences ran in which step, and the rows of each step`;
-    this.parts.timeline.replaceChildren(draw("svg", { width, height, role: "img", "aria-label": label }, ...shapes));
-    this.place = (step) => ({ left: x(step), width: W });
-  }
-
-  column(frame, x, top, W, H) {
-    const row = (id, slot) => top + H * (this.bySlot ? slot : this.recording.sequences.findIndex((one) => one.id === id));
-    const shapes = [];
-    const end = (y) => draw("rect", { class: "end", x: x + W - 5, y: y + 2, width: 4, height: H - 4 });
-    if (!this.bySlot) for (const id of Object.keys(frame.ended))
-      if (!frame.spans.some((span) => span.id === id)) shapes.push(end(row(id)));
-    if (!this.bySlot) for (const id of frame.waiting) {
-      const y = row(id) + H / 2;
-      shapes.push(draw("line", { class: "wait", x1: x + 2, x2: x + W - 2, y1: y, y2: y }));
-      if (frame.preempted.includes(id)) shapes.push(draw("path", { class: "out", d: `M${x + 7},${y - 5} l10,10 m0,-10 l-10,10` }));
-    }
-    if (this.bySlot && this.padded) for (const slot of this.idle(frame))
-      shapes.push(draw("rect", { class: "pad", x: x + 2, y: row("", slot) + 7, width: W - 4, height: H - 14, rx: 3 }, draw("title", {}, "an idle row: padding")));
-    for (const span of frame.spans) {
-      const y = row(span.id, span.slot), small = span.kind === "decode", inset = small ? 7 : 3;
-      shapes.push(draw("rect", { class: `span ${span.kind}`, x: x + 2, y: y + inset, width: W - 4, height: H - 2 * inset, rx: 3, fill: this.color[span.id] },
-        draw("title", {}, `step ${frame.number}, ${span.id}: ${span.kind}, ${plural(span.tokens.length, "token")} from position ${span.start}`)));
-      const said = this.bySlot ? span.id : small ? "" : String(span.tokens.length);
-      if (said) shapes.push(draw("text", { class: "inside", x: x + W / 2, y: y + H / 2 + 4 }, said));
-      if (span.id in frame.ended) shapes.push(end(y));
-    }
-    return shapes;
-  }
-
-  idle(frame) { // slots whose rows are padding alone
-    const width = Math.max(1, ...frame.spans.map((span) => span.tokens.length)), lines = (frame.rows || 0) / width;
-    return Array.from({ length: Number.isInteger(lines) ? lines : 0 }, (_, slot) => slot).filter((slot) => !frame.spans.some((span) => span.slot === slot));
-  }
-
-  bars(frame, x, top, W, height, most) {
-    if (!frame.rows) return [];
-    const tokens = Math.min(tokensOf(frame), frame.rows), scale = (height - 12) / most;
-    const real = Math.max(1, tokens * scale), pad = (frame.rows - tokens) * scale;
-    const bottom = top + height;
-    return [draw("rect", { class: "real", x: x + 4, y: bottom - real, width: W - 8, height: real }),
-      pad ? draw("rect", { class: "pad", x: x + 4, y: bottom - real - pad, width: W - 8, height: pad }) : null,
-      draw("text", { class: "tick", x: x + W / 2, y: bottom - real - pad - 2 }, String(frame.rows))].filter(Boolean);
-  }
-
-  legend() {
-    const used = new Set(this.frames.flatMap((frame) => frame.spans.map((span) => span.kind)));
-    const says = { prefill: "prefill", recompute: "recompute", chunk: "chunk", verify: "verify" };
-    const tall = Object.keys(says).filter((kind) => used.has(kind)).map((kind) => `${says[kind]}${kind === "chunk" ? " (dashed)" : ""}`);
-    const preempts = this.frames.some((frame) => frame.preempted.length);
-    return make("div", { class: "legend" },
-      make("span", {}, `Tall cells: ${tall.join(", ")}, with the number of tokens (by slot: with the sequence).${used.has("decode") ? " Low cells: decodes." : ""} Dotted: waiting. Black end: the sequence has ended.${preempts ? " ✕: preempted." : ""}${this.padded ? " Hatched: padding." : ""}`));
-  }
-
-  mark(step) {
-    const { left, width } = this.place(step);
-    this.nowBox.setAttribute("x", left);
-    const box = this.parts.timeline;
-    if (left < box.scrollLeft + 50 || left + width > box.scrollLeft + box.clientWidth) box.scrollLeft = left - box.clientWidth / 2;
-  }
-}
-
-// -- both together ----------------------------------------------------------------------------------------------------
-
+const SPEEDS = [["slow", 0.6], ["normal", 1], ["fast", 2.5]];
+const GLANCE = 900, PER_LETTER = 35; // milliseconds that a step is shown, and for each letter of what it says
 const runs = recordings.map((recording) => new Run(recording));
 const last = LONGEST - 1;
 const byId = (id) => document.getElementById(id);
+
+// -- stepping ---------------------------------------------------------------------------------------------------------
 
 function go(step) {
   now = Math.max(0, Math.min(last, step));
@@ -393,6 +17,17 @@ function go(step) {
   for (const [kind, , key] of KINDS) if (byId(`jump-${key}`)) byId(`jump-${key}`).disabled = found(kind, 1) === null;
   history.replaceState(null, "", `#${now}`);
 }
+function leave(step) { // by hand: nothing plays on, no question stays open
+  pause();
+  dismiss();
+  go(step);
+}
+function next() { // one step on; by way of a question, if there is one
+  const question = predicting && asking === null && questionOf(now + 1);
+  if (question) return ask(question);
+  dismiss();
+  go(now + 1);
+}
 
 function found(kind, direction) { // the nearest step with such an event, in any of the runs
   for (let step = now + direction; step >= 0 && step <= last; step += direction)
@@ -401,9 +36,93 @@ function found(kind, direction) { // the nearest step with such an event, in any
 }
 function jump(kind, direction) {
   const step = found(kind, direction);
-  if (step !== null) go(step);
+  if (step !== null) leave(step);
 }
 
+// -- playing ----------------------------------------------------------------------------------------------------------
+
+let timer = null;
+
+function play() {
+  if (now === last) go(0);
+  byId("play").textContent = "❚❚ Pause";
+  byId("play").setAttribute("aria-pressed", "true");
+  tick();
+}
+function tick() { // a step stays as long as its sentences take to read
+  timer = setTimeout(() => {
+    next();
+    if (asking !== null || now === last) pause();
+    else tick();
+  }, (GLANCE + PER_LETTER * letters()) / Number(byId("speed").value));
+}
+function letters() {
+  const events = runs.flatMap((run) => (run.frames[now] ? run.frames[now].events : []));
+  return sum(events.map(({ text, why }) => text.length + why.length));
+}
+function pause() {
+  clearTimeout(timer);
+  timer = null;
+  byId("play").textContent = "▶ Play";
+  byId("play").setAttribute("aria-pressed", "false");
+}
+const toggle = () => (timer === null ? play() : pause());
+
+// -- predicting -------------------------------------------------------------------------------------------------------
+
+let asking = null; // the question that waits for an answer, about the step after the one shown
+const score = { right: 0, asked: 0 };
+
+function questionOf(step) { // the first run's
+  const frame = runs[0].frames[step];
+  return frame ? frame.question : null;
+}
+function predict() {
+  predicting = !predicting;
+  byId("predict").setAttribute("aria-pressed", String(predicting));
+  pause();
+  say(predicting ? "What comes next is hidden. Press Next: before a step that decides something, there is a question." : "");
+  asking = null;
+  go(now);
+}
+function ask(question) {
+  asking = question;
+  const answers = question.answers.map((text, i) => make("button", { type: "button", class: "answer", onclick: () => answer(i) }, make("kbd", {}, i + 1), ` ${text}`));
+  say(make("span", {}, make("strong", {}, `Step ${now + 1}: `), question.ask), ...answers);
+}
+function answer(chosen) {
+  const { answers, right, why } = asking;
+  score.asked += 1;
+  score.right += chosen === right;
+  asking = null;
+  go(now + 1);
+  const verdict = chosen === right ? `Right: ${answers[right]}` : `Not ${answers[chosen]}, but ${answers[right]}`;
+  say(make("span", {}, make("strong", { class: chosen === right ? "right" : "not" }, verdict), why ? `. ${why[0].toUpperCase()}${why.slice(1)}.` : ""),
+    make("span", { class: "quiet" }, `${score.right} of ${score.asked} right so far`));
+}
+function dismiss() {
+  asking = null;
+  say();
+}
+function say(...parts) { // in predict mode the line keeps its place
+  byId("question").hidden = !predicting;
+  byId("question").replaceChildren(...parts);
+}
+
+// -- pointing at pages ------------------------------------------------------------------------------------------------
+
+function pointed(target) { // lights the pages that the target, or else what has the focus, is about
+  const about = [target, document.activeElement].map((each) => each && each.closest && each.closest("[data-page], [data-pages]")).find(Boolean);
+  const pages = about ? (about.dataset.page || about.dataset.pages).split(" ").filter(Boolean) : [];
+  for (const run of runs) run.light(new Set(about && run.element.contains(about) ? pages : []));
+}
+document.addEventListener("pointerover", (event) => pointed(event.target));
+document.addEventListener("focusin", (event) => pointed(event.target));
+document.addEventListener("focusout", () => pointed(null));
+
+// -- the page ---------------------------------------------------------------------------------------------------------
+
+document.body.classList.toggle("compact", COMPACT);
 byId("about").textContent = recordings[0].about;
 byId("runs").append(...runs.map((run) => run.element));
 byId("runs").classList.toggle("pair", runs.length > 1);
@@ -412,18 +131,33 @@ const kinds = new Set(runs.flatMap((run) => run.frames.flatMap((frame) => frame.
 byId("jumps").append(make("span", { class: "quiet" }, "Jump to the next:"), ...KINDS.filter(([kind]) => kinds.has(kind)).map(([kind, name, key]) =>
   make("button", { type: "button", id: `jump-${key}`, "data-kind": kind, title: `Next ${name} (${key.toUpperCase()}); with Shift the one before`,
     onclick: (event) => jump(kind, event.shiftKey ? -1 : 1) }, `${name} `, make("kbd", {}, key.toUpperCase()))));
+byId("speed").append(...SPEEDS.map(([name, speed]) => make("option", { value: speed }, name)));
+byId("speed").value = "1";
 
-byId("first").addEventListener("click", () => go(0));
-byId("previous").addEventListener("click", () => go(now - 1));
-byId("next").addEventListener("click", () => go(now + 1));
-byId("last").addEventListener("click", () => go(last));
-byId("slider").addEventListener("input", (event) => go(Number(event.target.value)));
+byId("first").addEventListener("click", () => leave(0));
+byId("previous").addEventListener("click", () => leave(now - 1));
+byId("next").addEventListener("click", () => { pause(); next(); });
+byId("last").addEventListener("click", () => leave(last));
+byId("play").addEventListener("click", toggle);
+byId("predict").addEventListener("click", predict);
+byId("slider").addEventListener("input", (event) => leave(Number(event.target.value)));
+
+const MOVES = {
+  ArrowLeft: () => leave(now - 1), ArrowRight: () => { pause(); next(); }, Home: () => leave(0), End: () => leave(last), "?": predict,
+};
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const slides = event.target === byId("slider"); // it has these keys itself
-  const moves = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last };
-  if (event.key in moves && !slides) { event.preventDefault(); go(moves[event.key]); return; }
-  const kind = KINDS.find(([, , key]) => key === event.key.toLowerCase());
-  if (kind && event.key.length === 1) jump(kind[0], event.shiftKey ? -1 : 1);
+  const { key, target } = event, owner = target.closest("button, input, select, a"); // it has keys of its own
+  const run = runs.find((one) => one.parts.pool.contains(target));
+  if (run && (key === "ArrowUp" || key === "ArrowDown")) { event.preventDefault(); run.point(key === "ArrowUp" ? -1 : 1); return; }
+  if (key === " " && !owner) { event.preventDefault(); toggle(); return; }
+  if (key in MOVES && target !== byId("slider") && target !== byId("speed")) { event.preventDefault(); MOVES[key](); return; }
+  if (asking !== null && asking.answers[Number(key) - 1] !== undefined) { answer(Number(key) - 1); return; }
+  const kind = KINDS.find(([, , letter]) => letter === key.toLowerCase());
+  if (kind && key.length === 1 && target !== byId("speed")) jump(kind[0], event.shiftKey ? -1 : 1);
 });
-go(Number.parseInt(location.hash.slice(1), 10) || 0);
+const settle = () => { runs.forEach((run) => run.settle()); go(now); };
+let settling = null;
+window.addEventListener("resize", () => { clearTimeout(settling); settling = setTimeout(settle, 100); });
+now = Math.max(0, Math.min(last, Number.parseInt(location.hash.slice(1), 10) || 0));
+settle();

@@ -10,18 +10,22 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from gradus.course.xray.events import count
+from gradus.course.xray.words import count
 
 DATA = "recordings"  # the id of the element that holds them
 
 
-def page(recordings: Sequence[dict[str, Any]]) -> str:
-    """One or two recordings, as `Recording.as_json` gives them, as a page."""
+def page(recordings: Sequence[dict[str, Any]], code: str = "{path}#L{line}") -> str:
+    """One or two recordings, as `Recording.as_json` gives them, as a page.
+
+    code: the way from the page to a line of the repository.
+    """
     title = " beside ".join(recording["title"] for recording in recordings)
     parts = {
         "title": escape(f"X-ray of {title}"),
         "css": resource("page.css"),
-        "js": resource("page.js"),
+        "js": resource("run.js") + "\n" + resource("page.js"),
+        "code": escape(code),
         "data": embedded(recordings),
         "nojs": escape(f"This page needs JavaScript to step through {count(len(recordings), 'recording')}."),
     }

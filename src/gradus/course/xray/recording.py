@@ -5,15 +5,17 @@ one unless the engine plans ahead. The state (tables, pages, tree) is the probe'
 rows come from the timeline. The same run gives the same frames, byte for byte: no clock is in them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from gradus.cache.inspection import TreeNode
-from gradus.course.probe import EngineProbe, Id, SpanView, Step
+from gradus.course.probe import EngineProbe, Holding, Id, SpanView, Step
 from gradus.course.xray.events import Teller
+from gradus.course.xray.questions import question
+from gradus.course.xray.reasons import Bounds
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.timeline import Timeline
@@ -43,8 +45,9 @@ class Arrival:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """title: what ran. about: what to look at. settings: the engine's, by name. context: positions that a sequence
-    may have. words: the text of each token id. cut: whether the run went on after its last frame. failed: the exception
-    that ended it, in words; None if none did.
+    may have. words: the text of each token id. cut: whether the run went on after its last frame. code: where
+    each kind of event is done. panels: what a small page shows. failed: the exception that ended it, in words; None if
+    none did.
     """
 
     title: str
@@ -56,6 +59,8 @@ class Recording:
     frames: Sequence[Frame]
     words: Mapping[int, str]
     cut: bool
+    code: Mapping[str, Mapping[str, Any]]
+    panels: Sequence[str]
     failed: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -63,10 +68,17 @@ class Recording:
 
 
 def record(
-    engine: Engine, arrivals: Sequence[Arrival], limits: ModelLimits, most: int = MOST_STEPS, *, tolerant: bool = False
+    engine: Engine,
+    arrivals: Sequence[Arrival],
+    limits: ModelLimits,
+    most: int = MOST_STEPS,
+    *,
+    tolerant: bool = False,
+    word: Callable[[int], str] = "token {}".format,
 ) -> list[Frame]:
     """Run the requests to their ends, or for `most` steps.
 
+    word: how the sentences write a token.
     tolerant: an exception ends the recording, and the last frame has it as "failed": a student wants to see what led
     to it. Otherwise it is raised.
     """
@@ -84,10 +96,30 @@ def record(
         frame["rows"] = rows.get(frame["plan"])
     if len(frames) < most and "failed" not in frames[-1]:
         frames.append(_after(probe, len(frames)))
-    told = Teller(arrivals)
-    for frame in frames:
-        frame["events"] = told.of(frame)
+    tell(frames, Teller(arrivals, bounds_of(engine), word), bounds_of(engine))
     return frames
+
+
+def tell(frames: Sequence[Frame], teller: Teller, bounds: Bounds) -> None:
+    """Add to each frame what happened and why, and what a reader may predict of it."""
+    before: Frame | None = None
+    for frame in frames:
+        frame["events"] = teller.of(frame)
+        frame["question"] = question(frame, before, bounds)
+        before = frame
+    for frame in frames:
+        del frame["before"]  # a part of every frame before it, and not drawn
+
+
+def bounds_of(engine: Engine) -> Bounds:
+    """The limits on the engine's plans, by the names that every phase's scheduler and cache have for them.
+
+    A sequence takes pages in every layer group. Where there are several, the sentences do not count pages.
+    """
+    scheduler: Any = engine.scheduler
+    groups = len(getattr(scheduler.cache, "windows", (None,)))
+    size = getattr(scheduler.cache, "page_size", None) if groups == 1 else None
+    return Bounds(getattr(scheduler, "max_sequences", 1), size, getattr(scheduler, "token_budget", None))
 
 
 class _Run:
@@ -128,6 +160,7 @@ class _Run:
         else:
             kept = ("running", "tables", "pages", "tree")
             state = {name: frames[-1][name] for name in kept} if frames else _nothing()
+            state["before"] = _holding(self.probe.holding())
             state |= {"plan": None, "spans": [], "admitted": [], "preempted": []}
         waiting = [name for name in self.queue if name not in state["running"]]
         said = blamed(error) or f"{type(error).__name__}: {error}"
@@ -178,6 +211,17 @@ def _state(probe: EngineProbe, step: Step | None) -> Frame:
         "tables": {name_of(id): list(map(list, table)) for id, table in tables.items()},
         "pages": None if pages is None else pages._asdict(),
         "tree": None if tree is None else list(map(_node, tree)),
+        "before": _holding(probe.holding() if step is None else step.before),
+    }
+
+
+def _holding(before: Holding) -> Frame:
+    """The state that a plan was made from, as plain data."""
+    return {
+        "running": list(map(name_of, before.running)),
+        "tables": {name_of(id): list(map(list, table)) for id, table in before.tables.items()},
+        "pages": None if before.pages is None else before.pages._asdict(),
+        "idle": list(before.idle),
     }
 
 

@@ -1,6 +1,6 @@
 """What is recorded: a phase or the final engine, over a scene or a reader's own prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -10,8 +10,9 @@ from gradus.assembly import final
 from gradus.bench.contenders import Workbench
 from gradus.config.options import FINAL, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
+from gradus.course.xray.places import places
 from gradus.course.xray.recording import MOST_STEPS, Arrival, Recording, record
-from gradus.course.xray.scenes import SCENES, Scene, prompt_ids
+from gradus.course.xray.scenes import PANELS, SCENES, Scene, prompt_ids
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
@@ -93,7 +94,8 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
     limits = ModelLimits(config.vocab_size, work.longest + 1, tuple(eos))
     options = options_of(name, limits, work.settings)
     engine = build(name, bench, options) if yours is None else yours.build(bench.model, options)
-    frames = record(engine, work.arrivals, limits, most, tolerant=yours is not None)
+    word = word_of(tokenizer)
+    frames = record(engine, work.arrivals, limits, most, tolerant=yours is not None, word=word)
     return Recording(
         title=("" if yours is None else "your ") + title_of(name),
         about=work.about,
@@ -107,6 +109,8 @@ def run(name: str, bench: Workbench, work: Work, yours: Solution | None = None, 
         frames=frames,
         words=words_of(work, frames, tokenizer),
         cut=len(frames) == most and not (frames[-1]["plan"] is None and not frames[-1]["in_flight"]),
+        code=places(engine, sorted({event["kind"] for frame in frames for event in frame["events"]})),
+        panels=PANELS[name if name in PANELS else phases.find(name).name],
         failed=frames[-1].get("failed"),
     )
 
@@ -164,7 +168,12 @@ def words_of(work: Work, frames: Sequence[dict[str, Any]], tokenizer: Tokenizer 
     for frame in frames:
         ids |= {token for tokens in frame["outputs"].values() for token in tokens}
         ids |= {token for span in frame["spans"] for token in span["tokens"] if token >= 0}
-    return {token: tokenizer.decode([token], skip_special=False) for token in sorted(ids)}
+    return {token: word_of(tokenizer)(token) for token in sorted(ids)}
+
+
+def word_of(tokenizer: Tokenizer | None) -> Callable[[int], str]:
+    """How the page writes a token: by its number where there is no tokenizer."""
+    return "#{}".format if tokenizer is None else lambda token: tokenizer.decode([token], skip_special=False)
 
 
 def _letter(index: int) -> str:

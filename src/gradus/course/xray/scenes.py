@@ -174,3 +174,14 @@ SCENES: dict[str, Scene] = {
         MappingProxyType({"max_sequences": 4, "page_size": 4, "cache_tokens": 88, "token_budget": 12}),
     ),
 }  # fmt: skip
+
+PANELS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("p00", "p01", "p02", "p06", "p07", "p09"), ("batch",)),
+    "p03": ("batch", "slots"),
+    "p04": ("pool", "tables"),
+    "p05": ("tree",),
+    "p08": ("plan",),
+    "p10": ("plan",),
+    FINAL: ("tree",),
+}
+"""The parts of the page that show a phase's idea: the book's small page has them, the timeline and the events."""
