@@ -82,7 +82,7 @@ def contiguous() -> Drawing:
                 drawing.cell(left + position * size, y, size - 3, size, kind, word)
     drawing.words(left, 22, "position")
     drawing.words(28, 336, "…", bold=True, size=22)
-    drawing.words(0, 386, "A cell is one key: head_dim numbers. The values lie in a second tensor, in the same way.")
+    drawing.words(0, 386, "A cell is one key: Dh numbers. The values lie in a second tensor, in the same way.")
     drawing.bracket(left, left + length * size - 3, 330, "read in this step")
     drawing.bracket(left + length * size, left + capacity * size - 3, 330, "reserved for what may come")
     return drawing

@@ -1,4 +1,4 @@
-"""Output on the lessons' pages: each `python tested` block is run, and a `text printed` block behind it shows its output.
+"""Output on the lessons' pages: each `python tested` block runs, and the `text printed` block behind it is its output.
 
     python -m gradus.course.printed            # run all pages that show output, and rewrite what is stale
     python -m gradus.course.printed PAGE …     # these pages
