@@ -13,7 +13,8 @@ from gradus.models.shapes import SHAPES
 from phases.p08_speculation import payoff, rules
 from tests.course.conftest import ROOT
 
-LESSON = " ".join((ROOT / "phases/p08_speculation/README.md").read_text(encoding="utf-8").split())
+PAGES = sorted((ROOT / "phases/p08_speculation").glob("*.md"))
+LESSON = " ".join(word for page in PAGES for word in page.read_text(encoding="utf-8").split())
 LLAMA, SMOL = SHAPES["llama-3.2-1b"], SHAPES["smollm2-135m"]
 
 

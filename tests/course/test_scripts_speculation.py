@@ -9,7 +9,7 @@ import pytest
 
 from tests.course.conftest import ROOT
 
-LESSON = (ROOT / "phases/p08_speculation/README.md").read_text(encoding="utf-8")
+LESSON = "\n".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "phases/p08_speculation").glob("*.md")))
 COMMANDS = re.findall(r"^python -m (phases\.p08_speculation\.\w+)(.*)$", LESSON, flags=re.MULTILINE)
 TINY = ["--model", "random:tiny-llama", "--prompt", "40", "--tokens", "24"]
 

@@ -17,7 +17,9 @@ from gradus.server.measures import cache_stats
 ROOT = Path(__file__).parents[2]
 LESSONS = {phase.name: ROOT / "phases" / phase.folder / "README.md" for phase in phases.available()}
 LESSONS |= {"p00, part 1": ROOT / "phases" / "p00_baseline" / "forward_pass.md"}
+PARTS = {f"{page.parent.name}/{page.stem}": page for page in (ROOT / "phases").glob("*/*.md") if page.stem != "README"}
 MOST_COLUMNS = 5
+MOST_RESULTS = 0.1  # of a lesson's lines
 QUESTIONS = 4
 MOST_CHANGED = 500  # lines that `gradus diff` shows
 STATS = re.compile(r"^```text stats\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -59,6 +61,33 @@ def test_every_question_has_a_folded_answer(lesson):
     assert questions_and_answers(section(text, "Check yourself")) == (QUESTIONS, QUESTIONS)
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_every_question_of_a_further_page_has_a_folded_answer(part):
+    text = PARTS[part].read_text(encoding="utf-8")
+    for heading in ("Predict", "Check yourself"):
+        asked, answered = questions_and_answers(section(text, heading))
+        assert asked == answered
+
+
+def silent_steps(text: str) -> list[str]:
+    """The steps of "Build it" that show no output."""
+    steps = re.split(r"^### (.*)$", section(text, "Build it"), flags=re.MULTILINE)
+    return [name for name, step in zip(steps[1::2], steps[2::2], strict=True) if "```text printed\n" not in step]
+
+
+@pytest.mark.parametrize("lesson", [phase.name for phase in phases.available()])
+def test_every_step_of_a_lesson_shows_what_it_prints(lesson):
+    text = LESSONS[lesson].read_text(encoding="utf-8")
+    assert "```text printed\n" in section(text, "Build it") and not silent_steps(text)
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_results_take_a_small_part_of_a_lesson(lesson):
+    text = LESSONS[lesson].read_text(encoding="utf-8")
+    results = sum(found[0].count("\n") for found in BLOCK.finditer(text))
+    assert results <= MOST_RESULTS * text.count("\n")
+
+
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_tables_fit_a_page(lesson):
     assert not wide_tables(LESSONS[lesson].read_text(encoding="utf-8"))
@@ -74,7 +103,7 @@ def stats_shown(text: str) -> list[str]:
     return re.findall(r"^([a-z_.]+) +\S+ → ", "".join(STATS.findall(text)), re.MULTILINE)
 
 
-@pytest.mark.parametrize("lesson", [name for name in LESSONS if "p01" <= name <= "p06"])
+@pytest.mark.parametrize("lesson", [f"p0{number}" for number in range(7)])
 def test_the_stats_that_a_lesson_shows_exist(lesson):
     server, cache = EngineClient(ServerConfig()).stats(), cache_stats(CacheUsage(1, 1, 0, 0, 1, 0, 1))
     shown = stats_shown(LESSONS[lesson].read_text(encoding="utf-8"))
@@ -89,6 +118,8 @@ def test_no_figure_is_claimed_outside_a_table():
 def test_the_checks_of_lessons_catch():
     part = "1. One?\n2. Two?\n\n<details>\n<summary>Answers</summary>\n\n1. Yes.\n\n</details>\n"
     assert questions_and_answers(part) == (2, 1)
+    shown = "## Build it\n\n### one\n\n```text printed\n1\n```\n\n### two\n\n```text\n2\n```\n\n## Read\n\n### three\n"
+    assert silent_steps(shown) == ["two"]
     assert stats_shown("```text stats\nrows  0 → 9\ncache.held  0 → 1\n```\nrows  0 → 9\n") == ["rows", "cache.held"]
     tables = "<!-- results:begin p01 -->\n| 64 | p01 | 5.4 |\n<!-- results:end -->\n"
     prose = "With 64 it gains 5.4 times, 2.1<!-- cpu/p01: a/b/c/d --> at most."

@@ -121,7 +121,7 @@ def _measured(where: str, field: str, root: Path, page: Path) -> str:
 
 def pages(repository: Path) -> list[Path]:
     """The README, the lessons and the documentation."""
-    return sorted([repository / "README.md", *repository.glob("docs/**/*.md"), *repository.glob("phases/*/README.md")])
+    return sorted([repository / "README.md", *repository.glob("docs/**/*.md"), *repository.glob("phases/*/*.md")])
 
 
 def update(stale: Outdated) -> None:
