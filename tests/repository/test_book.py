@@ -73,6 +73,13 @@ def test_a_chapter_is_followed_by_its_further_pages(tmp_path):
     assert contents.below("phases/p00_first/more", tmp_path) == ()
 
 
+def test_no_two_pages_of_a_part_have_the_same_title_apart_from_the_phase():
+    for part in contents.parts():
+        titles = [(ROOT / f"{page}.md").read_text(encoding="utf-8").splitlines()[0] for page in part.pages]
+        assert all(title.startswith("# ") for title in titles)
+        assert len({re.sub(r"^# (p\d\d: )?", "", title) for title in titles}) == len(titles)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_anchors_lead_somewhere(page):
     assert not broken(page)
