@@ -80,6 +80,12 @@ def test_no_two_pages_of_a_part_have_the_same_title_apart_from_the_phase():
         assert len({re.sub(r"^# (p\d\d: )?", "", title) for title in titles}) == len(titles)
 
 
+def test_the_cover_leads_to_pages_that_exist():
+    named = re.findall(r"pathto\('([^'_]+)'\)", (ROOT / "book/templates/cover.html").read_text(encoding="utf-8"))
+    assert {"docs/serving", "docs/architecture", "docs/measuring"} <= set(named)
+    assert {contents.START, *named} <= set(contents.pages())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_anchors_lead_somewhere(page):
     assert not broken(page)
