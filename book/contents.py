@@ -28,7 +28,7 @@ class Part:
 
 
 def parts(root: Path = ROOT) -> tuple[Part, ...]:
-    """All pages but those below a chapter."""
+    """All pages but those below a chapter. Search ranks pages in this order as well."""
     phases = _found(root, "docs/design/p??.md")
     others = tuple(page for page in _found(root, "docs/design/*.md") if page not in phases)
     return (
