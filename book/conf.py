@@ -4,7 +4,6 @@ Strict: `make book` turns every warning into an error, so a broken link or ancho
 the build or by the pages: fonts are the reader's own, search runs in the browser, formulas are MathML.
 """
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,11 +12,11 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]
 
-from book import contents, sources, words, xray  # noqa: E402  (the path comes first)
+from book import contents, cover, search, sources, words, xray  # noqa: E402  (the path comes first)
 
 project = "Gradus"
 author = "The Gradus authors"
-root_doc = contents.HOME
+root_doc = contents.ABOUT  # holds the navigation
 include_patterns = [f"{page}.md" for page in contents.pages()]
 exclude_patterns = [".venv", "build", "src", "tests"]
 extensions = ["myst_parser"]
@@ -34,6 +33,7 @@ pygments_dark_style = "github-dark"
 html_theme = "furo"
 html_title = "Gradus"
 html_static_path = ["static"]
+templates_path = ["templates"]
 html_css_files = ["book.css"]
 html_copy_source = False
 html_show_copyright = False
@@ -43,14 +43,13 @@ html_theme_options = {"navigation_with_keys": True, "footer_icons": []}
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
-    app.connect("build-finished", open_at_home)
-    for module in (sources, words, xray):
+    for module in (cover, search, sources, words, xray):
         module.setup(app)
 
 
 def add_navigation(app: Sphinx, page: str, text: list[str]) -> None:
-    """The home page leads to every part, a chapter to the pages below it."""
-    if page == contents.HOME:
+    """One page holds the whole navigation; a chapter leads to the pages below it."""
+    if page == contents.ABOUT:
         text[0] += "".join(_toctree(page, part.pages, part.caption) for part in contents.parts())
     elif further := contents.below(page):
         text[0] += _toctree(page, further, "")
@@ -58,11 +57,5 @@ def add_navigation(app: Sphinx, page: str, text: list[str]) -> None:
 
 def _toctree(page: str, entries: tuple[str, ...], caption: str) -> str:
     options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
-    return f"\n\n```{{toctree}}\n{options}\n" + "\n".join(f"/{entry}" for entry in entries) + "\n```\n"
-
-
-def open_at_home(app: Sphinx, error: Exception | None) -> None:
-    """A server shows index.html where only the folder is named."""
-    if error is None:
-        home = Path(app.outdir, f"{contents.HOME}.html")
-        shutil.copyfile(home, home.with_name("index.html"))
+    lines = ("About <self>" if entry == page else f"/{entry}" for entry in entries)
+    return f"\n\n```{{toctree}}\n{options}\n" + "\n".join(lines) + "\n```\n"

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HOME = "README"
+ABOUT = "README"
+START = "phases/p00_baseline/forward_pass"
+"""Where the cover sends a reader who is new."""
 
 DOCS = (
     *("install", "commands", "serving", "architecture", "parts"),
@@ -26,12 +28,14 @@ class Part:
 
 
 def parts(root: Path = ROOT) -> tuple[Part, ...]:
-    """Everything but the home page and what stands below a chapter."""
+    """All pages but those below a chapter. Search ranks pages in this order as well."""
+    phases = _found(root, "docs/design/p??.md")
+    others = tuple(page for page in _found(root, "docs/design/*.md") if page not in phases)
     return (
         Part("The course", (*_found(root, "phases/p*/README.md"), "phases/museum/README")),
         Part("The engine", tuple(f"docs/{name}" for name in DOCS)),
-        Part("Why it is built so", _found(root, "docs/design/*.md")),
-        Part("The project", ("reports/README", *PROJECT)),
+        Part("Why it is built so", phases + others),
+        Part("The project", (ABOUT, "reports/README", *PROJECT)),
     )
 
 
@@ -46,9 +50,13 @@ def below(page: str, root: Path = ROOT) -> tuple[str, ...]:
 
 
 def pages(root: Path = ROOT) -> tuple[str, ...]:
-    """All pages in the order of the navigation, the home page first."""
-    listed = [page for part in parts(root) for page in part.pages]
-    return (HOME, *(page for chapter in listed for page in (chapter, *below(chapter, root))))
+    """All pages in the order of the navigation."""
+    return tuple(page for part in parts(root) for page in pages_of(part, root))
+
+
+def pages_of(part: Part, root: Path = ROOT) -> tuple[str, ...]:
+    """A part's pages, each followed by those below it."""
+    return tuple(page for chapter in part.pages for page in (chapter, *below(chapter, root)))
 
 
 def _found(root: Path, pattern: str) -> tuple[str, ...]:

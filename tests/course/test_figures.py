@@ -37,6 +37,8 @@ def test_a_figure_is_well_formed_says_what_it_shows_and_keeps_within_its_frame(f
     for shape in root.iter("{http://www.w3.org/2000/svg}rect"):
         right, bottom = (float(shape.get(a)) + float(shape.get(b)) for a, b in (("x", "width"), ("y", "height")))
         assert right <= WIDTH + MARGIN and bottom <= drawing.height + MARGIN
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):  # a quarter of its size is below its line
+        assert float(text.get("y")) + float(text.get("font-size")) / 4 <= drawing.height + MARGIN
 
 
 def test_words_too_small_for_half_size_are_refused():

@@ -3,12 +3,15 @@
 `make book` checks the same as Sphinx sees it; here it costs no installation.
 """
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from book import contents
+from book import contents, search
 from gradus import phases
 
 ROOT = contents.ROOT
@@ -23,15 +26,8 @@ def prose(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """What can be linked to in a page: its headings, as GitHub names them, a repeated one with a number."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    found: dict[str, int] = {}
-    names = set()
-    for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
-        name = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-        names.add(f"{name}-{found[name]}" if name in found else name)
-        found[name] = found.get(name, 0) + 1
-    return names
+    """List the headings of a page, which links can name."""
+    return {section.anchor for section in search.sections(page.read_text(encoding="utf-8"))}
 
 
 def broken(page: Path) -> list[str]:
@@ -74,6 +70,19 @@ def test_a_chapter_is_followed_by_its_further_pages(tmp_path):
     assert contents.below("phases/p00_first/more", tmp_path) == ()
 
 
+def test_no_two_pages_of_a_part_have_the_same_title_apart_from_the_phase():
+    for part in contents.parts():
+        titles = [(ROOT / f"{page}.md").read_text(encoding="utf-8").splitlines()[0] for page in part.pages]
+        assert all(title.startswith("# ") for title in titles)
+        assert len({re.sub(r"^# (p\d\d: )?", "", title) for title in titles}) == len(titles)
+
+
+def test_the_cover_leads_to_pages_that_exist():
+    named = re.findall(r"pathto\('([^'_]+)'\)", (ROOT / "book/templates/cover.html").read_text(encoding="utf-8"))
+    assert {"docs/serving", "docs/architecture", "docs/measuring"} <= set(named)
+    assert {contents.START, *named} <= set(contents.pages())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_anchors_lead_somewhere(page):
     assert not broken(page)
@@ -88,3 +97,79 @@ def test_the_check_for_links_catches(tmp_path):
         "```text\n[j](gone.md)\n# gone\n```\n"
     )
     assert broken(page) == ["gone.md", "other.md#gone", "#gone", "other.md#a-title-2"]
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def found(query: str, known: list[search.Page] | None = None) -> list[dict[str, str]]:
+    """Search the book, or the pages given, with static/search.js. Best first."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("runs the search's script, which takes node")
+    ask = f"""const results = find(PAGES, {json.dumps(query)}).map(({{ page, title, section, words }}) =>
+        ({{ link: page.link, title, heading: section.heading, excerpt: excerpt(section.text, words).join("") }}));
+        console.log(JSON.stringify(results));"""
+    known = search.pages() if known is None else known
+    text = search.script(known) + (ROOT / "book/static/search.js").read_text(encoding="utf-8") + ask
+    return json.loads(subprocess.run([node], input=text, capture_output=True, text=True, check=True).stdout)
+
+
+def shelved(shelf: int, title: str, text: str) -> search.Page:
+    return search.Page(f"{title}.html", shelf, "a part", search.sections(f"# {title}\n\n{text}\n"))
+
+
+@pytest.mark.parametrize(
+    ("query", "title"),
+    [
+        ("preemption", "p04: the paged cache"),
+        ("radix tree", "p05: prefix cache"),
+        ("SERVING", "Serving"),
+    ],
+)
+def test_the_book_is_searched_lessons_first_unless_a_page_is_named_so(query, title):
+    assert found(query)[0]["title"] == title
+
+
+def test_search_goes_by_part_then_by_how_often_and_a_title_counts_more():
+    pages = [
+        shelved(0, "rare lesson", "evict"),
+        shelved(0, "lesson", "evict, evicted and evicting"),
+        shelved(0, "other lesson", "the word is not here: revictual"),
+        shelved(1, "document", "evict " * 50),
+        shelved(1, "what is evicted", ""),
+        shelved(2, "why evict", ""),
+        shelved(3, "report on what was evicted", ""),
+    ]
+    assert [result["title"] for result in found("eviction", pages)] == [
+        "what is evicted", "lesson", "rare lesson", "why evict", "document", "report on what was evicted",
+    ]  # fmt: skip
+
+
+def test_search_wants_all_words_and_shows_the_section_that_has_most_of_them():
+    text = "a page\n\n## First\n\na page, a page, a page\n\n## Second\n\n" + "word " * 99 + "one (page) of a *pool*\n"
+    (result,) = found("Pool (pages)", [shelved(0, "title", text), shelved(0, "half", "a pool")])
+    assert (result["title"], result["heading"]) == ("title", "Second")
+    assert result["excerpt"].startswith("… word") and result["excerpt"].endswith("one (page) of a pool")
+    assert found(" ( ", [shelved(0, "title", text)]) == []
+
+
+def test_text_to_search_has_no_markup_and_headings_in_code_are_code():
+    markdown = """# A `title`
+
+> **See** [a lesson](other.md#part), *twice*.<!-- cpu/p01: x -->
+
+| name | meaning |
+|---|---|
+| `a` | 2 * 3 |
+
+```console
+# no heading
+```
+"""
+    text = "See a lesson, twice. name · meaning. a · 2 * 3. # no heading"
+    assert search.sections(markdown) == [search.Section("a-title", "A title", text)]
+
+
+def test_the_text_to_search_stays_under_a_megabyte():
+    assert len(search.script(search.pages()).encode()) < 1_000_000

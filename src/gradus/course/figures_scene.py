@@ -13,7 +13,7 @@ ENGINE, MODEL, ANSWER = 286, 416, 566  # left edges
 
 def three_chats() -> Drawing:
     """Show requests on the left, one step of all three in the middle, and the answers on the right."""
-    drawing = Drawing("Three people chat with one model: the engine runs all three in each step", 330)
+    drawing = Drawing("Three people chat with one model: the engine runs all three in each step", 336)
     drawing.words(0, 16, "what they ask", bold=True)
     drawing.words(ENGINE, 16, "the engine, one step", bold=True)
     drawing.words(ANSWER, 16, "their answers so far", bold=True)
