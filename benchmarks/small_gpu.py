@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from gradus import LLM, Completion, GradusError, SamplingParams
@@ -227,15 +228,13 @@ def in_a_row(device: torch.device) -> dict[str, Any]:
 
 
 def in_use(device: torch.device) -> dict[str, int]:
-    """Linux alone lists a process's threads and descriptors."""
-    own = Path("/proc/self")
+    """Ask the driver for the GPU's memory, and psutil for this process's threads and descriptors."""
     memory = 0
     if device.type == "cuda":
-        free = free_memory(device)
-        memory = torch.cuda.mem_get_info(device)[1] - free
-    counts = {name: len(list((own / folder).iterdir())) if own.exists() else 0
-              for name, folder in (("threads", "task"), ("descriptors", "fd"))}  # fmt: skip
-    return {"gpu_bytes": memory, **counts}
+        free, total = torch.cuda.mem_get_info(device)  # as other processes find it: torch's cache counts as used
+        memory = total - free
+    process = psutil.Process()
+    return {"gpu_bytes": memory, "threads": process.num_threads(), "descriptors": process.num_fds()}
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ def test_the_peer_computes_with_the_checkpoints_weights(shape):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("process")  # transformers asks psutil for memory
 @pytest.mark.parametrize("name", ["transformers", "transformers-batch"])
 def test_a_peer_does_the_same_work_and_every_token_is_timed(bench, name):
     work = burst(2, (4, 8), (3, 5))

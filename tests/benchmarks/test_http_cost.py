@@ -99,7 +99,7 @@ def test_the_table_has_both_sides_and_what_is_left_over_http():
 
 
 @pytest.mark.slow
-def test_both_sides_are_measured_on_a_real_server():
+def test_both_sides_are_measured_on_a_real_server(process):
     options = argparse.Namespace(
         model="random:tiny-llama", phase=None, device="cpu", dtype="float32", streams=[1, 3], repeats=1, quick=True,
         commit="none",

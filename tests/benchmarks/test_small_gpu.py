@@ -27,7 +27,7 @@ def nothing_held(monkeypatch):
 
 
 @pytest.mark.usefixtures("nothing_held")
-def test_every_case_has_a_row_and_engines_leave_nothing(tmp_path, monkeypatch, capsys):
+def test_every_case_has_a_row_and_engines_leave_nothing(tmp_path, monkeypatch, capsys, process):
     out = tmp_path / "small_gpu.json"
     monkeypatch.setattr(small_gpu, "CASES", (Case("random:tiny-llama", 1), Case("random:tiny-qwen3", 1, "int8")))
     monkeypatch.setattr("sys.argv", ["small_gpu.py", "--device", "cpu", "--commit", "0123", "--out", str(out)])

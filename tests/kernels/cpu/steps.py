@@ -154,7 +154,7 @@ def poison(decode: DecodeModel) -> None:
     for name, array in decode.step._asdict().items():
         if name not in told:
             array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
-    for worker in decode.workers:
+    for worker in decode.work.workers:
         for array in (*worker.rows, *worker.scratch, worker.products):
             array.fill(np.nan if array.dtype.kind == "f" else 77)
 

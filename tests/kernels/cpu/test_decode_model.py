@@ -38,7 +38,7 @@ def test_a_few_rows_more_than_eight_are_not_filled_up_to_sixteen(rows, multiplie
     decode = Pages(model, slots=MANY).decode_model(model)
     poison(decode)
     Step(model, (MIXED * 4)[:rows]).compiled(decode)
-    filled = [(~np.isnan(worker.rows.x[:, 0])).tolist() for worker in decode.workers]
+    filled = [(~np.isnan(worker.rows.x[:, 0])).tolist() for worker in decode.work.workers]
     worked = [rows for rows in filled if any(rows)]  # a thread that came late has multiplied nothing
     assert worked and worked == [[row < multiplied for row in range(MOST_ROWS)]] * len(worked)
 
