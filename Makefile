@@ -14,8 +14,9 @@ RANGE   := $(lastword $(PYTHONS)) to $(NEWEST)
 
 VENV   := .venv
 IN     := $(VENV)/bin/python -m
-# Whole files to a process: what a file sets up is set up once.
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+# Whole files to a process: what a file sets up is set up once. In their order: files of a single test, last by default,
+# are the longest, and at the end all other processes would wait for one of them.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 GRADUS := $(IN) gradus
 
 # What each stamp stands for is reinstalled when the list of dependencies changes.

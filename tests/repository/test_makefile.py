@@ -208,7 +208,7 @@ def test_test_lints_and_tests_and_sets_up_once(folder):
     _, asked = make(folder, "test", "ARGS=-x")
     assert asked[1] == f"{PIP} --editable .[cpu,dev]"
     checks = ["python -m ruff check .", "python -m ruff format --check .", "python -m mypy"]
-    tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=15"
+    tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=15"
     assert asked[2:] == [*checks, f"{tests} -x"]
     assert make(folder, "test")[1] == [*checks, tests]
     assert "pip install" not in " ".join(make(folder, "serve")[1]), "what tests need includes what serving needs"
