@@ -15,11 +15,11 @@ def three_chats() -> Drawing:
     """Show requests on the left, one step of all three in the middle, and the answers on the right."""
     drawing = Drawing("Three people chat with one model: the engine runs all three in each step", 336)
     drawing.words(0, 16, "what they ask", bold=True)
-    drawing.words(ENGINE, 16, "the engine, one step", bold=True)
+    drawing.words(ENGINE, 16, "the engine: one step", bold=True)
     drawing.words(ANSWER, 16, "their answers so far", bold=True)
     bottom = TOP + 2 * PITCH + HEIGHT
     drawing.rectangle(ENGINE, TOP - 12, 240, bottom - TOP + 24, FREE, radius=10)
-    _box(drawing, MODEL, TOP, 94, bottom - TOP, BOX, ("the model", "read once"))
+    _box(drawing, MODEL, TOP, 94, bottom - TOP, BOX, ("weights,", "read once", "for all"))
     for row, (name, asks, said) in enumerate(PEOPLE):
         y = TOP + row * PITCH
         _bubble(drawing, y, name, asks)
@@ -28,9 +28,9 @@ def three_chats() -> Drawing:
         drawing.arrow((ENGINE + 94, y + HEIGHT / 2), (MODEL - 4, y + HEIGHT / 2))
         drawing.arrow((MODEL + 98, y + HEIGHT / 2), (ANSWER - 6, y + HEIGHT / 2))
         _answer(drawing, y, said)
-    drawing.legend(bottom + 44, [(KEPT, "kept: keys and values"), (NEW, "a token made in this step")])
+    drawing.legend(bottom + 44, [(KEPT, "kept from earlier steps, for each chat"), (NEW, "a token made in this step")])
     drawing.words(
-        0, bottom + 74, "Each step gives everyone one more token, and reads the model once for all.", bold=True
+        0, bottom + 74, "Ann began first, Cy has just joined. Each step gives everyone one more token.", bold=True
     )
     return drawing
 
@@ -52,4 +52,4 @@ def _answer(drawing: Drawing, y: float, said: tuple[str, ...]) -> None:
 def _box(drawing: Drawing, x: float, y: float, width: float, height: float, kind: Kind, lines: tuple[str, ...]) -> None:
     drawing.rectangle(x, y, width, height, kind, radius=8)
     for number, line in enumerate(lines):
-        drawing.words(x + width / 2, y + height / 2 + 22 * number - 4, line, anchor="middle", color=kind.ink)
+        drawing.words(x + width / 2, y + height / 2 + 22 * number - 15, line, anchor="middle", color=kind.ink)
