@@ -8,8 +8,8 @@ PROMPTS = (64, 256, 512)
 
 
 def _answer(output: int) -> Row:
-    """Start from a short prompt, so that 1,000 tokens still fit GPT-2's context. A CPU's baseline would take far too long for
-    so many: there it ends at half."""
+    """Start from a short prompt, so that 1,000 tokens still fit GPT-2's context. A CPU's baseline would take far too
+    long for that: there it ends at half."""
     workload = single_stream(16, output)
     return Row(str(output), output, {"cuda": workload, **({"cpu": workload} if output <= 500 else {})})
 
