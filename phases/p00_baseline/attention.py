@@ -1,4 +1,4 @@
-"""Attention of one head: each token takes a weighted mean of what it and the tokens before it offer."""
+"""Attention of one head: each token takes a weighted mean of the values that it and the tokens before it offer."""
 
 import torch
 from torch import Tensor

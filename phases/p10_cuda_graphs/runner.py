@@ -1,4 +1,4 @@
-"""Keep the next step's first tokens on the device, so the host need not wait to see them."""
+"""Keep the tokens that the next step starts from on the device, so the host need not wait to see them."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """Planning one step ahead: a plan needs lengths, pages and slots, and none of them depends on which token is sampled.
 
-So the next step is planned while the one before still runs. Its decodes begin with a token that only the device knows:
+The next step is planned while the one before still runs. Its decodes begin with a token that only the device knows:
 `UNKNOWN` takes its place. The outcome of a step is known one plan too late, and `record` sets that right: a
 sequence may have stopped, been cancelled or been preempted since the step was planned.
 """
