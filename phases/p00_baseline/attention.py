@@ -1,11 +1,11 @@
-"""Attention of one head: each token takes a weighted mean of what it and the tokens before it offer."""
+"""Attention of one head: each token takes a weighted mean of the values that it and the tokens before it offer."""
 
 import torch
 from torch import Tensor
 
 
 def causal_mask(length: int) -> Tensor:
-    """[T, T] of bool: row i, column j is True where token i may see token j. It sees itself and what came before."""
+    """[T, T] of bool: row i, column j is True where token i may see token j. It sees itself and all before it."""
     places = torch.arange(length)  # [T]: 0, 1, …
     return places[None, :] <= places[:, None]  # [1, T] with [T, 1] → [T, T]: column j ≤ row i
 

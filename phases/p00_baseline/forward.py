@@ -15,7 +15,7 @@ from phases.p00_baseline.weights import Layer, Weights
 
 
 def attention(x: Tensor, layer: Layer, turns: Tensor, head_dim: int) -> Tensor:
-    """What each token gathers from itself and the tokens before it. x: [T, D], turns: [T, Dh/2] → [T, D]."""
+    """Let each token gather from itself and the tokens before it. x: [T, D], turns: [T, Dh/2] → [T, D]."""
     q = rotate(split(x @ layer.query, head_dim), turns)  # [T, D] @ [D, Hq Dh] → [T, Hq Dh] → [T, Hq, Dh]
     k = rotate(split(x @ layer.key, head_dim), turns)  # [T, D] @ [D, Hkv Dh] → [T, Hkv Dh] → [T, Hkv, Dh]
     v = split(x @ layer.value, head_dim)  # [T, Hkv, Dh]: values have no position

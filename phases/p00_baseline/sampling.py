@@ -1,4 +1,4 @@
-"""From the logits of one row to a token: the likeliest one, or one drawn at random."""
+"""Pick a token from the logits of one row: the likeliest one, or one drawn at random."""
 
 import torch
 from torch import Tensor
@@ -24,5 +24,5 @@ def sample(logits: Tensor, temperature: float, top_k: int, draw: float) -> int:
     """
     logits = keep_top(logits, top_k).double() / temperature  # [V]: float64, since many small numbers are added below
     probabilities = softmax(logits)  # [V]
-    ends = probabilities.cumsum(dim=0)  # [V]: where each token's piece ends; the last ends at 1, but for rounding
+    ends = probabilities.cumsum(dim=0)  # [V]: where each token's piece ends; the last ends at 1, up to rounding
     return int((ends <= draw * ends[-1]).sum())  # as many pieces end before the draw: the number of the next one

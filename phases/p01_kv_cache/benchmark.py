@@ -1,4 +1,4 @@
-"""What does keeping keys and values bring, for which lengths, and what is left of a decode step?"""
+"""How much does keeping keys and values gain, for which lengths, and how long does a decode step still take?"""
 
 from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.prediction import cached
@@ -8,8 +8,8 @@ PROMPTS = (64, 256, 512)
 
 
 def _answer(output: int) -> Row:
-    """From a short prompt, so that 1,000 tokens still fit GPT-2's context. A CPU's baseline would take far too long for
-    so many: there it ends at half."""
+    """Start from a short prompt, so that 1,000 tokens still fit GPT-2's context. A CPU's baseline would take far too
+    long for that: there it ends at half."""
     workload = single_stream(16, output)
     return Row(str(output), output, {"cuda": workload, **({"cpu": workload} if output <= 500 else {})})
 

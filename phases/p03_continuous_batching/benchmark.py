@@ -1,4 +1,4 @@
-"""What is gained when no sequence waits for the longest answer of its batch?"""
+"""How much is gained when no sequence waits for the longest answer of its batch?"""
 
 from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import continuous

@@ -9,7 +9,7 @@ from phases.p00_baseline.scheduler import Scheduler
 class ContinuousBatching(Scheduler):
     """Up to `max_sequences` run. One that ends leaves its slot in that very step, and the next step gives it away.
 
-    A newcomer's prompt and the others' decodes are spans of one plan: they share the forward pass.
+    A new sequence's prompt and the others' decodes are spans of one plan: they share the forward pass.
     """
 
     def __init__(self, cache: CacheManager, max_sequences: int) -> None:

@@ -11,7 +11,7 @@ GATHERED = {"cuda": (1, 8, 32, 128), "cpu": (1, 4, 16, 32)}
 
 
 def _lengths(device: str, count: int) -> Workload:
-    """As people's conversations have them; a CPU gets a quarter of the length."""
+    """Draw lengths as in people's conversations; a CPU gets a quarter of the length."""
     return conversational(count) if device == "cuda" else conversational(count, prompt=50, output=45, longest=256)
 
 

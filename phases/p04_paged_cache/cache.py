@@ -52,7 +52,7 @@ class PagedCache:
         return -(-length // self.page_size)  # rounded up: a page that is begun is a page
 
     def take(self, count: int) -> list[int]:
-        """Free pages, `has_room` having said that there are that many."""
+        """Hand out `count` free pages; `has_room` has checked that the pool has them."""
         return self.pool.take(count)
 
     def release(self, id: Hashable) -> None:

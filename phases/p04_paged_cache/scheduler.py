@@ -13,9 +13,9 @@ from phases.p04_paged_cache.cache import PagedCache
 
 
 class PagedBatching(ContinuousBatching):
-    """As many sequences run as there are slots and pages for.
+    """Run as many sequences as the slots and pages allow.
 
-    The first of those that run is never preempted, and can have the pages of all others. `add` has refused it unless
+    The first running sequence is never preempted, and can have the pages of all others. `add` has refused it unless
     an empty pool holds it. So it ends, then another one is the first: every sequence gets its turn.
     """
 
@@ -42,7 +42,7 @@ class PagedBatching(ContinuousBatching):
             plan.spans.append(self.span(self.running[-1]))
 
     def may_start(self, sequence: Sequence) -> bool:
-        """Whether there are pages for the first span, and beside them one for each running sequence to grow into."""
+        """Whether the pool has pages for the first span, plus one for each running sequence to grow into."""
         return self.cache.has_room(sequence.id, self.end_of_span(sequence), spare=len(self.running))
 
     def end_of_span(self, sequence: Sequence) -> int:
@@ -59,7 +59,7 @@ class PagedBatching(ContinuousBatching):
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue. Its prompt and its output so far are its next prompt: same keys, same tokens.
+        """Return it to the head of the queue. Its next prompt is its prompt and its output: same keys, same tokens.
 
         All that waits came later, so the order of arrival holds.
         """

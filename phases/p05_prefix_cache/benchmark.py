@@ -1,4 +1,4 @@
-"""What is gained when a prefix that was computed once is not computed again, and what does looking for it cost?"""
+"""How much is gained when a prefix is not computed a second time, and what does looking for it cost?"""
 
 import math
 

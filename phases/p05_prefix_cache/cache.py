@@ -17,7 +17,7 @@ from phases.p05_prefix_cache.radix import PrefixIndex, page_keys, view
 
 
 class PrefixCache(PagedCache):
-    """Begins a sequence with the pages that are known (`admit`), and makes what it has computed known (`publish`)."""
+    """Begins a sequence with the pages that are known (`admit`), and makes its computed pages known (`publish`)."""
 
     def __init__(self, pages: int, page_size: int) -> None:
         super().__init__(pages, page_size)
@@ -85,7 +85,7 @@ class PrefixCache(PagedCache):
         )
 
     def check(self) -> None:
-        """As in p04; and the index knows where its pages are, and could evict the idle ones in their order."""
+        """Check as p04 does; the index also knows where its pages are, and could evict the idle ones in their order."""
         super().check()
         self.index.check()
         turns = {page: turn for turn, page in enumerate(self.pool.idle)}

@@ -12,7 +12,7 @@ class PrefixBatching(PagedBatching):
     cache: PrefixCache
 
     def may_start(self, sequence: Sequence) -> bool:
-        """As in p04, for what remains. The pages found are held from here on, or given back if it cannot start."""
+        """Decide as p04 does, for the remaining tokens. Hold the pages found, or give them back on a refusal."""
         found = self.cache.admit(sequence.id, sequence.tokens, sequence.request.scheduling.cache_salt)
         if not super().may_start(sequence):
             self.cache.release(sequence.id)

@@ -1,4 +1,4 @@
-"""p06: p05 with a budget of tokens per step. A long prompt comes in chunks, beside the others' decodes."""
+"""p06: p05 with a budget of tokens per step. A long prompt runs in chunks, together with the others' decodes."""
 
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine

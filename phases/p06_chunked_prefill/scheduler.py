@@ -44,7 +44,7 @@ class ChunkedPrefill(PrefixBatching):
         return Span(sequence, sequence.slot, start, sequence.tokens[start:end], logits, pages)
 
     def may_start(self, sequence: Sequence) -> bool:
-        """As in p05, if the step has tokens left."""
+        """Decide as p05 does, if the step has tokens left."""
         return self.left > 0 and super().may_start(sequence)
 
     def record(self, span: Span, sampled: SpanResult) -> list[Output]:

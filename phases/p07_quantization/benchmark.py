@@ -13,7 +13,7 @@ BYTES = {"int8": 1.0, "int4": 4.5 / 8}
 
 
 def bytes_per_weight(config: ModelConfig, layers: float, rest: float) -> float:
-    """On average over all that a step reads: `layers` for each weight of the layers' matrices, `rest` for the others.
+    """Average over all that a step reads: `layers` for each weight of the layers' matrices, `rest` for the others.
 
     Most of the rest is the head, which stays as it was.
     """

@@ -1,6 +1,6 @@
 """GPTQ: round one column after the other, and let the columns that are still to come make up for each error.
 
-What counts is the layer's output, so errors of two weights may cancel each other where their inputs move together. How
+The layer's output is what counts, so errors of two weights may cancel each other where their inputs move together. How
 inputs move together is in H = 2 Xᵀ X / T. Once column k is rounded, with an error e, the best change of the later
 weights is - e · U[k, later] / U[k, k], where Uᵀ U = H⁻¹ (upper Cholesky factor). The derivation is in calibration.md.
 (Frantar et al. 2022, "GPTQ: accurate post-training quantization for generative pre-trained transformers".)

@@ -20,7 +20,7 @@ from phases.p07_quantization.rounding import GROUP, dequantize_groups, dequantiz
 
 
 class QuantizedLinear(Linear):
-    """What the two have in common: weights are rounded as they come in, and widened for each product. Biases stay."""
+    """Round weights as they come in, and widen them for each product. Biases stay. Both schemes share this."""
 
     def assign(self, name: str, start: int, value: Tensor) -> None:
         if name == "weight":
@@ -33,7 +33,7 @@ class QuantizedLinear(Linear):
         raise NotImplementedError
 
     def dequantized(self) -> Tensor:
-        """[N, K] float32: the matrix that this one stands for."""
+        """[N, K] float32: the matrix that this one represents."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,13 +84,13 @@ def with_layers_of(linear: LinearFactory, model: Model) -> Model:
     kept = [model.config, *model.parameters(), *(part for name, part in model.named_children() if name != "layers")]
     instead: dict[int, object] = {id(each): each for each in kept}
     instead |= {id(matrix): remade(matrix, linear, model.dtype) for matrix in matrices(model)}
-    made = copy.deepcopy(model, instead)  # of what is in `instead`, it takes the entry and copies nothing
+    made = copy.deepcopy(model, instead)  # a part listed in `instead` is replaced, not copied
     shorten_lookups(made)
     return made
 
 
 def matrices(model: Model) -> list[Linear]:
-    """Those of the layers."""
+    """List the matrices of the layers."""
     return [part for part in model.layers.modules() if isinstance(part, Linear)]
 
 

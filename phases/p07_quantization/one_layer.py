@@ -30,7 +30,7 @@ def layer() -> tuple[Tensor, Tensor]:
 
 
 Way = Callable[[Tensor, Tensor, int], Tensor]
-"""From inputs [T, K] and weights [N, K] to the weights that take their place, with so many bits each."""
+"""Maps inputs [T, K], weights [N, K] and a number of bits to the weights that take their place."""
 
 WAYS: dict[str, Way] = {
     "a scale per row": lambda x, w, bits: dequantize_rows(*quantize_rows(w, bits)),

@@ -1,4 +1,4 @@
-"""What a bit costs: a real model whose layers' weights were rounded, against the same model as it was.
+"""Measure the cost of a bit: a real model whose layers' weights were rounded, against the model as it was.
 
     python -m phases.p07_quantization.quality --model smollm2-135m --bits 4
 
@@ -37,7 +37,7 @@ def log_probabilities(model: Model, tokens: list[int]) -> Tensor:
 
 
 def inputs_of(model: Model, tokens: list[int]) -> dict[Place, Tensor]:
-    """What reaches each matrix of the layers when the model reads these tokens: [T, K]."""
+    """Collect the inputs [T, K] of each of the layers' matrices while the model reads these tokens."""
     watched = with_layers_of(Watched, model)
     log_probabilities(watched, tokens)
     return {part.place: part.seen.float() for part in matrices(watched) if isinstance(part, Watched)}
@@ -52,8 +52,8 @@ def rounded(model: Model, inputs: dict[Place, Tensor], way: Way, bits: int) -> M
 
 
 def judge(wanted: Tensor, found: Tensor, tokens: list[int]) -> tuple[float, float, float]:
-    """Of two opinions [T, V] on the same tokens: KL divergence in nats, the share of positions where both like the same
-    token best, and the perplexity of the second."""
+    """Compare two opinions [T, V] on the same tokens: KL divergence in nats, the share of positions where both like the
+    same token best, and the perplexity of the second."""
     divergence = (wanted.exp() * (wanted - found)).sum(dim=-1).mean()
     same = (wanted.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
     surprise = -found[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).mean()

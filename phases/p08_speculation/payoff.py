@@ -3,7 +3,7 @@
     python -m phases.p08_speculation.payoff --model llama-3.2-1b --bandwidth 4.3e12 --rate 780e12
 
 prints the speed-up that is possible at best, by batch size and acceptance rate. It is a floor against a floor, so it
-leaves out whatever both engines spend beside bytes and arithmetic.
+leaves out whatever both engines spend on anything but bytes and arithmetic.
 """
 
 import argparse

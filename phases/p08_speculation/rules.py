@@ -59,11 +59,11 @@ RULES = {
     "the drafter's likeliest token": by_likeliest,
     "noise of its own": by_independent_noise,
 }
-"""From p and q, [V] each, to the probability that a draft is accepted."""
+"""Maps p and q, [V] each, to the probability that a draft is accepted."""
 
 
 def acceptance(temperature: float) -> dict[str, float]:
-    """Of each rule, averaged over made-up contexts. The same in every run."""
+    """Average each rule's acceptance over made-up contexts, the same in every run."""
     random = torch.Generator().manual_seed(8)
     logits, error = torch.randn(2, CONTEXTS, VOCABULARY, generator=random, dtype=torch.float64)
     target = SPREAD * logits

@@ -1,6 +1,6 @@
 """Drafts join the decodes of a step that is planned already, and leave it again when it is recorded.
 
-They come last: what is left of the step's budget and of the pool's pages, when prompts and decodes have theirs, goes to
+They come last: when prompts and decodes have theirs, the rest of the step's budget and of the pool's pages goes to
 guesses. So no guess ever takes the place of a token that is certain.
 """
 
@@ -66,7 +66,7 @@ class Speculative(ChunkedPrefill):
         return super().record(span, sampled)
 
     def stored_by(self, sequence: Sequence, span: Span) -> list[int]:
-        """With the accepted drafts, which the sequence itself knows only after this."""
+        """Include the accepted drafts, which the sequence itself knows only after this."""
         return [*sequence.tokens[: span.start], *span.tokens]
 
 

@@ -1,4 +1,4 @@
-"""Verify drafts by sampling: draw a token in every row as if no draft stood behind it, and compare.
+"""Verify drafts by sampling: draw a token in every row as if no draft followed it, and compare.
 
 Row i of a verification has seen the drafts before it, d1 … di. If these are what the model samples, the row has seen
 what it would see without speculation, so its logits are the same. So is its noise, which is that of its position. It

@@ -1,1 +1,1 @@
-"""p09, Triton attention: read the pages inside the kernel, and fuse what stands around it."""
+"""p09, Triton attention: read the pages inside the kernel, and fuse the operations around it."""

@@ -1,10 +1,10 @@
-"""What does attention cost that reads the pages itself, and what is left of a step when that costs little?"""
+"""How much does attention cost if it reads the pages itself, and where does a step's time go then?"""
 
 from gradus.bench.declaration import Account, Benchmark, Row, Table
 from gradus.bench.prediction import reusing
 from gradus.bench.workloads import burst, single_stream
 
-# On a CPU the phase is p06: there is nothing to measure.
+# The phase on a CPU is p06: there is nothing to measure.
 
 # The final engine with this phase's idea and the fused kernels around it, and without what p10 adds
 FUSED = "final-graphs-overlap"

@@ -1,10 +1,10 @@
-"""What is left of a step when its kernels are not launched one by one, and the host does not wait for its tokens?"""
+"""How long is a step when its kernels are not launched one by one, and the host does not wait for its tokens?"""
 
 from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
 from gradus.bench.prediction import reusing
 from gradus.bench.workloads import burst, poisson, single_stream
 
-# On a CPU the phase is p06, one step ahead: there is no device to overlap with, and nothing to measure.
+# The phase on a CPU is p06, one step ahead: there is no device to overlap with, and nothing to measure.
 GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05)}
 COLUMNS = ("output_tok_s", "ttft_ms", "itl_ms_p99", "host_us", "peak_mb")
 CONTENDERS = ("p09", "p10", "final")

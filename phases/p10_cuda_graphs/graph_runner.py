@@ -66,7 +66,7 @@ class GraphRunner(AheadRunner):
         self, model: Model, attention: GraphAttention, sampler: Sampler, slots: int, pages: int, record: Recorder
     ) -> None:
         super().__init__(model, attention, sampler, slots)
-        # What a graph reads: rows behind the batch's are padding. Length 0 sees nothing, and page 0 is no sequence's.
+        # A graph reads these: rows behind the batch's are padding. Length 0 sees nothing, and page 0 is no sequence's.
         self.token_ids = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=model.device)
         self.tables = torch.zeros(slots, pages, dtype=torch.int64, device=model.device)

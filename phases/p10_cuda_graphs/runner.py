@@ -1,4 +1,4 @@
-"""What the next step starts from stays on the device, so the host need not wait to see it."""
+"""Keep the tokens that the next step starts from on the device, so the host need not wait to see them."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from gradus.sampling.sampler import Sampler
 
 
 class NewestTokens:
-    """What was sampled last in each slot: where a plan says UNKNOWN, the token is here. tokens: int64 [slots]."""
+    """The last sampled token of each slot: where a plan says UNKNOWN, it is here. tokens: int64 [slots]."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
@@ -58,6 +58,6 @@ class AheadRunner(ModelRunner):
         return StepResult(plan, len(hidden), drawn, self.model.device)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Hidden states, [rows, D], of which the batch's are the first."""
+        """Hidden states, [rows, D]: the batch's come first."""
         self.attention.prepare(batch)
         return self.model(batch.token_ids, batch.positions, self.attention)

@@ -1,7 +1,7 @@
 """Planning one step ahead: a plan needs lengths, pages and slots, and none of them depends on which token is sampled.
 
-So the next step is planned while the one before still runs. Its decodes begin with a token that only the device knows:
-`UNKNOWN` stands in its place. What a step turned out to do is known one plan too late, and `record` sets that right: a
+The next step is planned while the one before still runs. Its decodes begin with a token that only the device knows:
+`UNKNOWN` takes its place. The outcome of a step is known one plan too late, and `record` sets that right: a
 sequence may have stopped, been cancelled or been preempted since the step was planned.
 """
 
@@ -27,16 +27,16 @@ class PlanningAhead(ChunkedPrefill):
         return len(sequence.tokens) + self.unknown[sequence]
 
     def advance(self, sequence: Sequence, plan: Plan) -> None:
-        """As in p04, except that a sequence whose last token is planned needs no further step."""
+        """Advance as p04 does, except that a sequence whose last token is planned needs no further step."""
         if self.length(sequence) < sequence.longest:
             super().advance(sequence, plan)
 
     def end_of_span(self, sequence: Sequence) -> int:
-        """As in p06, with the tokens counted that are under way."""
+        """End as p06 does, with the tokens under way counted."""
         return min(self.length(sequence), self.cache.stored(sequence.id) + self.left)
 
     def span(self, sequence: Sequence) -> Span:
-        """As in p06. A span that begins behind the known tokens is a decode of one that only the device knows."""
+        """Plan as p06 does. A span that begins behind the known tokens decodes one that only the device knows."""
         span = super().span(sequence)
         if not span.tokens:
             span.tokens, span.logits = (UNKNOWN,), 1
@@ -44,13 +44,13 @@ class PlanningAhead(ChunkedPrefill):
         return span
 
     def may_start(self, sequence: Sequence) -> bool:
-        """As in p06. A preempted sequence waits until all of its tokens are known: they are its next prompt."""
+        """Decide as p06 does. A preempted sequence waits until all its tokens are known: they are its next prompt."""
         return self.length(sequence) == len(sequence.tokens) and super().may_start(sequence)
 
     # -- after a step ------------------------------------------------------------------------------------------------
 
     def record(self, span: Span, sampled: SpanResult) -> list[Output]:
-        """As in p06, unless the sequence ended or was preempted while its step was under way."""
+        """Record as p06 does, unless the sequence ended or was preempted while its step was under way."""
         sequence = span.sequence
         assert sequence is not None
         self.unknown[sequence] -= span.logits
