@@ -104,7 +104,7 @@ $(BOOK_READY): pyproject.toml constraints.txt setup.py $(TORCH_READY)
 # CPUs: it knows where PyTorch keeps that. Whoever has told pip of further places for packages has chosen already.
 $(TORCH_READY): constraints.txt | $(VENV)/bin/pip
 	@if [ "$$(uname -sm)" = 'Linux x86_64' ] && [ '$(CPU)' = 1 -o -z '$(CPU)' -a -z "$$(command -v nvidia-smi)" ] \
-	    && ! $(IN) pip config list | grep -qE '(find-links|index-url)='; then \
+	    && ! $(IN) pip config list | grep -E '(find-links|index-url)=' > /dev/null; then \
 	  echo 'No NVIDIA GPU, or CPU=1: installing PyTorch for CPUs (200 MB) …'; \
 	  $(INSTALL) --quiet uv && $(IN) uv pip install --python $(VENV)/bin/python --torch-backend cpu \
 	    --constraint constraints.txt torch \
