@@ -99,7 +99,7 @@ def test_what_a_lesson_measured_is_renewed_with_its_results(lesson):
 
 
 def stats_shown(text: str) -> list[str]:
-    """The names in a page's excerpts of what `gradus load` says has changed in /stats."""
+    """Names of /stats in a page's excerpts from `gradus load`."""
     return re.findall(r"^([a-z_.]+) +\S+ → ", "".join(STATS.findall(text)), re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""A million requests in virtual time: what a step costs and what is kept do not grow with what has been."""
+"""Run a million requests in virtual time: neither the cost of a step nor the memory grows with their number."""
 
 import gc
 import itertools

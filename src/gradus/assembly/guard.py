@@ -7,7 +7,7 @@ import torch
 
 from gradus import garbage
 from gradus.config.options import EngineConfig, EngineOptions
-from gradus.device.allocator import GivesBack, give_back
+from gradus.device.allocator import GivesBack
 from gradus.engine.core import Core
 from gradus.engine.metrics import Metrics
 from gradus.engine.request import ModelLimits, Request
@@ -37,7 +37,7 @@ class GuardedCore(Generic[C]):
         self.options = options
         self._broken: GradusError | None = None
         self._core: C | None = core
-        self._gives_back = GivesBack(device, core)  # after the core
+        self._gives_back: GivesBack | None = GivesBack(device, core)  # after the core
 
     @property
     def core(self) -> C:
@@ -48,9 +48,10 @@ class GuardedCore(Generic[C]):
 
     def close(self) -> None:
         """Give back the memory of weights, cache and graphs, and end the threads. What runs ends with it, unsaid."""
-        self._core = None
-        garbage.see_all()
-        give_back(self.device)
+        if self._core is not None:
+            self._core = None
+            garbage.see_all()
+            self._gives_back = None
 
     @property
     def limits(self) -> ModelLimits:

@@ -201,9 +201,9 @@ def read(file: Path) -> str:
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[object]) -> str:
     """a, b and c"""
-    *most, last = names
+    *most, last = map(str, names)
     return f"{', '.join(most)} and {last}" if most else last
 
 

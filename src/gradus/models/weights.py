@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to a model's: checked first, all of them, then copied.
+"""Copy a checkpoint's tensors into a model, once all of them have been checked.
 
 Nothing is written before every name and shape has been seen to fit. A few threads read a module's tensors each, so
 loading needs little more memory than the model itself. Which tensor belongs where, each model file says (source.py).

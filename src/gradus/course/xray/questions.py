@@ -9,7 +9,8 @@ from collections.abc import Sequence as Ordered
 from typing import Any
 
 from gradus.course.xray.reasons import Bounds, Frame, held, walk
-from gradus.course.xray.words import count, listed
+from gradus.course.xray.words import count
+from gradus.exercises.solution import listed
 
 Question = dict[str, Any]
 """ask: the question; answers: to choose from, as text; right: the index of the one that holds; why: the reason."""

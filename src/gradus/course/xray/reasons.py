@@ -9,7 +9,8 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gradus.course.xray.words import count, listed, none_or, pages_named, quoted, was
+from gradus.course.xray.words import count, none_or, pages_named, quoted, was
+from gradus.exercises.solution import listed
 
 Frame = dict[str, Any]
 Span = dict[str, Any]

@@ -1,17 +1,12 @@
 """Numbers, pages and lists in words. No torch here."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
+
+from gradus.exercises.solution import listed
 
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(names: Iterable[object]) -> str:
-    """1, 2 and 5"""
-    *most, last = map(str, names)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def runs_of(numbers: Ordered[int]) -> str:
