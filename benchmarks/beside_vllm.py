@@ -1,4 +1,4 @@
-"""Gradus, vLLM and Gradus again, on one GPU: the comparison that src/gradus/bench/beside.py declares.
+"""Gradus, vLLM and Gradus again, on one GPU: the comparison that src/gradus/bench/studies/beside.py declares.
 
     PYTHONPATH=src:. python3 benchmarks/beside_vllm.py --vllm DIR --model qwen3-0.6b --out "$OUT" --commit "$COMMIT"
 
@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.bench import beside, results
-from gradus.bench.beside import OUR_BLOCKS, THEIR_BLOCK, THEIRS, Case, Group
-from gradus.bench.block_process import run_block, run_vllm
-from gradus.bench.results import Cell, Entry, Run
-from gradus.bench.suites import cache_for
+from gradus.bench.declare.suites import cache_for
+from gradus.bench.record import results
+from gradus.bench.record.results import Cell, Entry, Run
+from gradus.bench.run.block_process import run_block, run_vllm
+from gradus.bench.studies import beside
+from gradus.bench.studies.beside import OUR_BLOCKS, THEIR_BLOCK, THEIRS, Case, Group
 from gradus.bench.workloads import SEED, Workload
 from gradus.cache.groups import layer_groups
 from gradus.config.options import DEFAULT_PAGE_SIZE
@@ -43,7 +44,7 @@ VLLM_BLOCK = Path(__file__).with_name("vllm_block.py")
 class Comparison:
     """One model's cases. vllm: where it was unpacked. out: the folder of all reports. vllm_block: what runs it.
 
-    group: of the cases; see `gradus.bench.beside`.
+    group: of the cases; see `gradus.bench.studies.beside`.
     """
 
     shape: str
@@ -151,7 +152,7 @@ class Comparison:
     # -- the blocks ----------------------------------------------------------------------------------------------------
 
     def _ours(self, block: str, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:
-        command = [sys.executable, "-m", "gradus.bench.block"]
+        command = [sys.executable, "-m", "gradus.bench.run.block"]
         return self._told(block, *run_block(block, command, asked, work, self._log(block), {}, BLOCK_SECONDS))
 
     def _theirs(self, asked: dict[str, Any], work: Path) -> tuple[dict[str, Any], str | None]:

@@ -163,7 +163,7 @@ def main() -> None:
         work(options.worker, options.model, options.tokens)
         return
     from gradus import doctor
-    from gradus.bench.fingerprint import commit, versions
+    from gradus.bench.measure.fingerprint import commit, versions
 
     cores = confine(options.cores)
     settings = [(TORCH, {}), (GRADUS, BRIEFLY), *parse(options.also)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradus.bench.fingerprint import commit, fingerprint
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.models.precision import resolve_device
 
 Rows = list[dict[str, Any]]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gradus.attention.batch import Batch
-from gradus.bench.fingerprint import commit, fingerprint
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.statistics import median, significant
 from gradus.execution.compiled import CompiledRunner, alone
 from gradus.execution.runner import ModelRunner

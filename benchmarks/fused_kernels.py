@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.bench.gpu import graph_microseconds
+from gradus.bench.measure.gpu import graph_microseconds
 from gradus.device.capability import SHARED_MEMORY
 from gradus.kernels import activation, norm, rope_store, sampling
 from gradus.kernels.few_rows_launch import DEPTH, FewRowsLaunch

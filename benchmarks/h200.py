@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 from beside_vllm import Comparison, is_measured  # beside this file
 
-from gradus.bench import beside, results, sampling_cost, sampling_report
 from gradus.bench.command import watcher
-from gradus.bench.contenders import Workbench
-from gradus.bench.suite import Settings, Suite
-from gradus.bench.suites import ABLATION, LADDER, MATRIX
+from gradus.bench.contenders.workbench import Workbench
+from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX
+from gradus.bench.record import results
+from gradus.bench.run.suite import Settings, Suite
+from gradus.bench.studies import beside, sampling_cost, sampling_report
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from gradus.bench.metrics import METRICS, shown, spread
+from gradus.bench.record.metrics import METRICS, shown, spread
 from gradus.bench.workloads import Arrival, burst
 
 if TYPE_CHECKING:  # the clients import this file: without torch they are there at once
@@ -73,7 +73,7 @@ class Sample:
 
     def summary(self, load: Load) -> dict[str, Any]:
         """As `gradus.bench` keeps a run. Raises ContenderFailed where a request did not get its tokens."""
-        from gradus.bench.measure import Run
+        from gradus.bench.measure.drive import Run
 
         start = min(sent for sent, _ in self.asked)
         arrivals = [Arrival(sent - start, (0,) * load.prompt, load.output) for sent, _ in self.asked]
@@ -280,7 +280,7 @@ def compare(options: argparse.Namespace, llm: "LLM", loads: Sequence[Load], sett
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All of it, as JSON."""
-    from gradus.bench.fingerprint import commit, fingerprint
+    from gradus.bench.measure.fingerprint import commit, fingerprint
     from gradus.models.precision import resolve_device
     from gradus.text.llm import LLM
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradus.bench.fingerprint import commit, fingerprint
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.kernels.hopper_launch import HopperLaunch
 
 # rows of the matrix, columns, and whether the product is added to the residual stream

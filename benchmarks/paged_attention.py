@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.runtime.errors import OutOfResources
 
 from gradus.attention.triton_paged import TURNING_WIDTH
-from gradus.bench.gpu import graph_microseconds
+from gradus.bench.measure.gpu import graph_microseconds
 from gradus.kernels.attention_launch import Launch, launches
 from gradus.kernels.attention_work import Work
 from gradus.kernels.new_token import Turning

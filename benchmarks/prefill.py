@@ -22,9 +22,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gradus import LLM, SamplingParams
-from gradus.bench.fingerprint import commit, fingerprint
-from gradus.bench.measure import synchronize
-from gradus.bench.profiler import without_markers
+from gradus.bench.measure.drive import synchronize
+from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.profiler import without_markers
 from gradus.models.precision import resolve_device
 
 PLAIN = "bfloat16"

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from benchmarks.paged_attention import Shape, Step, operations
-from gradus.bench.fingerprint import commit, fingerprint
-from gradus.bench.gpu import graph_microseconds
+from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.measure.gpu import graph_microseconds
 from gradus.kernels.attention_launch import HOPPER, fills_hopper, launches
 from gradus.kernels.hopper_attention import HopperPrompts
 from gradus.kernels.paged_attention import paged_attention

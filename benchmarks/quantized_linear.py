@@ -35,7 +35,7 @@ import triton
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.bench.gpu import graph_microseconds
+from gradus.bench.measure.gpu import graph_microseconds
 from gradus.device.capability import capability
 from gradus.kernels.activation import gated_activation
 from gradus.kernels.compiling import compiled_together

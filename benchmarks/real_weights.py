@@ -23,7 +23,7 @@ from torch import Tensor
 from gradus import phases
 from gradus.assembly.final import EngineConfig, build
 from gradus.attention.reference import attend_causal
-from gradus.bench.fingerprint import commit, hardware_name
+from gradus.bench.measure.fingerprint import commit, hardware_name
 from gradus.bench.statistics import significant
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine

@@ -31,7 +31,7 @@ import psutil
 import torch
 
 from gradus import LLM, Completion, GradusError, SamplingParams
-from gradus.bench.fingerprint import commit, fingerprint
+from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.execution.memory import free_memory
 from gradus.models.precision import resolve_device
 

@@ -32,16 +32,16 @@ from typing import Any
 
 import torch
 
-from gradus.bench import results
-from gradus.bench.beside import vllm_config
-from gradus.bench.block_process import run_vllm
 from gradus.bench.command import report
-from gradus.bench.fingerprint import commit as current_commit
-from gradus.bench.fingerprint import fingerprint, hardware_name
-from gradus.bench.peers import build_model
-from gradus.bench.results import Cell, Entry, Run
-from gradus.bench.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM, draft_model
+from gradus.bench.contenders.transformers import build_model
+from gradus.bench.measure.fingerprint import commit as current_commit
+from gradus.bench.measure.fingerprint import fingerprint, hardware_name
+from gradus.bench.record import results
+from gradus.bench.record.results import Cell, Entry, Run
+from gradus.bench.run.block_process import run_vllm
 from gradus.bench.statistics import distribution, significant
+from gradus.bench.studies.beside import vllm_config
+from gradus.bench.studies.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM, draft_model
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError, GradusError

@@ -45,7 +45,7 @@ def main() -> None:
         return
     served = [over_http(asked.serve, asked.device, asked.streams)] if asked.serve else []
     rows = [row for model in asked.model or MODELS for row in both(model, asked.device, asked.requests)]
-    from gradus.bench.fingerprint import commit, fingerprint  # here: children import what they measure
+    from gradus.bench.measure.fingerprint import commit, fingerprint  # here: children import what they measure
     from gradus.models.precision import resolve_device
 
     machine = fingerprint(resolve_device(asked.device), quick=True)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gradus.bench.contenders import Room, Workbench
-from gradus.bench.fingerprint import commit as current_commit
-from gradus.bench.fingerprint import fingerprint
-from gradus.bench.measure import synchronize
-from gradus.bench.memory import release
-from gradus.bench.profiler import without_markers
+from gradus.bench.contenders.workbench import Room, Workbench
+from gradus.bench.measure.drive import synchronize
+from gradus.bench.measure.fingerprint import commit as current_commit
+from gradus.bench.measure.fingerprint import fingerprint
+from gradus.bench.measure.memory import release
+from gradus.bench.run.profiler import without_markers
 from gradus.bench.statistics import significant
 from gradus.bench.workloads import burst
 from gradus.engine.engine import Engine

@@ -1,6 +1,6 @@
 """vLLM's block of a comparison, in a process of its own: `python vllm_block.py ASKED.json FOUND.json`.
 
-ASKED is what beside_vllm.py writes (`gradus.bench.block` says what is in it), or speculation.py. More is said to vLLM:
+beside_vllm.py or speculation.py writes ASKED; `gradus.bench.run.block` describes it. vLLM reads more of it:
 
     config         the folder of config.json, and of weights where load_format is "auto"; "dummy" makes random ones
     memory_share   of the GPU's memory
@@ -59,7 +59,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
 
 
 def _round(case: dict[str, Any], number: int) -> dict[str, Any]:
-    """The case, with prompts that no other round begins alike where it asks for that (see `gradus.bench.block`)."""
+    """The case, with prompts that no other round begins alike where it asks for that (see `gradus.bench.run.block`)."""
     if not case.get("new_prompts"):
         return case
     return case | {"prompts": [[number + 1, *prompt[1:]] for prompt in case["prompts"]]}

@@ -33,9 +33,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gradus import LLM, SamplingParams
-from gradus.bench.block_process import run_vllm
-from gradus.bench.fingerprint import commit, hardware_name, versions
-from gradus.bench.memory import release
+from gradus.bench.measure.fingerprint import commit, hardware_name, versions
+from gradus.bench.measure.memory import release
+from gradus.bench.run.block_process import run_vllm
 from gradus.bench.statistics import significant
 from gradus.calibration.files import words
 from gradus.calibration.quantize import Recipe, quantize

@@ -1,7 +1,7 @@
 """How slow is the slowest correct engine, and what is its time made of?"""
 
-from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.prediction import recompute
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import recompute
 from gradus.bench.workloads import single_stream
 
 OUTPUTS = {"cpu": (25, 50, 100), "cuda": (50, 100, 200, 400)}

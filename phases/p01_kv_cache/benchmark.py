@@ -1,7 +1,7 @@
 """How much does keeping keys and values gain, for which lengths, and how long does a decode step still take?"""
 
-from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.prediction import cached
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import cached
 from gradus.bench.workloads import single_stream
 
 PROMPTS = (64, 256, 512)

@@ -1,7 +1,7 @@
 """Up to which batch is another sequence almost free?"""
 
-from gradus.bench.declaration import FIRST_ROW, Account, Benchmark, Row, Table
-from gradus.bench.prediction import static
+from gradus.bench.declare.declaration import FIRST_ROW, Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import static
 from gradus.bench.workloads import burst
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -1,7 +1,7 @@
 """How much is gained when no sequence waits for the longest answer of its batch?"""
 
-from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
-from gradus.bench.prediction import continuous
+from gradus.bench.declare.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.predict.prediction import continuous
 from gradus.bench.workloads import PUBLISHED, burst, poisson
 
 COLUMNS = ("ttft_ms", "ttft_ms_p99", "itl_ms", "itl_ms_p95", "itl_ms_p99", "e2e_ms_p99", "padding")

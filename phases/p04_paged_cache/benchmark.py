@@ -1,7 +1,7 @@
 """How many sequences does the same memory hold when they take it page by page, and what does the detour cost?"""
 
-from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.prediction import continuous
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import continuous
 from gradus.bench.workloads import Workload, burst, conversational
 
 CONTEXT = 1024  # what a server promises, whatever is really asked of it

@@ -2,8 +2,8 @@
 
 import math
 
-from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.prediction import reusing
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, conversations, few_shot, shared_prefix
 
 PREFIXES = {"cuda": (512, 2048), "cpu": (256, 1024)}

@@ -1,7 +1,7 @@
 """How long do decodes wait for their next token when a long prompt arrives, and what does it cost to protect them?"""
 
-from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
-from gradus.bench.prediction import reusing
+from gradus.bench.declare.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, long_prompts, poisson
 
 GOALS = {"cuda": Goal(ttft=1.0, tpot=0.05), "cpu": Goal(ttft=10.0, tpot=0.5)}

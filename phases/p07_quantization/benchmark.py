@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.prediction import Clock, reusing
-from gradus.bench.roofline import Widths, layer_matrix_parameters, streamed_parameters
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import Clock, reusing
+from gradus.bench.predict.roofline import Widths, layer_matrix_parameters, streamed_parameters
 from gradus.bench.workloads import Job, Workload, burst, single_stream
 from gradus.models.config import ModelConfig
 

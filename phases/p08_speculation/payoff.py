@@ -8,7 +8,7 @@ leaves out whatever both engines spend on anything but bytes and arithmetic.
 
 import argparse
 
-from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
+from gradus.bench.predict.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 

@@ -1,7 +1,7 @@
 """How much does attention cost if it reads the pages itself, and where does a step's time go then?"""
 
-from gradus.bench.declaration import Account, Benchmark, Row, Table
-from gradus.bench.prediction import reusing
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, single_stream
 
 # The phase on a CPU is p06: there is nothing to measure.

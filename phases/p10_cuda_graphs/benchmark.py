@@ -1,7 +1,7 @@
 """How long is a step when its kernels are not launched one by one, and the host does not wait for its tokens?"""
 
-from gradus.bench.declaration import Account, Benchmark, Goal, Row, Table
-from gradus.bench.prediction import reusing
+from gradus.bench.declare.declaration import Account, Benchmark, Goal, Row, Table
+from gradus.bench.predict.prediction import reusing
 from gradus.bench.workloads import burst, poisson, single_stream
 
 # The phase on a CPU is p06, one step ahead: there is no device to overlap with, and nothing to measure.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders.workbench import Workbench
 
 
 @pytest.fixture(scope="session")

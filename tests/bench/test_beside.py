@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import beside, command, registry, report, results
-from gradus.bench.beside import (
+from gradus.bench import command, registry, report
+from gradus.bench.measure.drive import ContenderFailed, check_completions
+from gradus.bench.record import results
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.run.block_process import run_block
+from gradus.bench.studies import beside
+from gradus.bench.studies.beside import (
     DECODE,
     IN,
     OURS,
@@ -25,9 +30,6 @@ from gradus.bench.beside import (
     reached,
     vllm_config,
 )
-from gradus.bench.block_process import run_block
-from gradus.bench.measure import ContenderFailed, check_completions
-from gradus.bench.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import burst, single_stream
 from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams

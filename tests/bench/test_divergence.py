@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from gradus.bench import divergence
-from gradus.bench.divergence import Scores, compare, compare_hidden, resampled_means, summarize
+from gradus.bench.studies import divergence
+from gradus.bench.studies.divergence import Scores, compare, compare_hidden, resampled_means, summarize
 
 
 def logits(*rows: tuple[float, ...]) -> torch.Tensor:

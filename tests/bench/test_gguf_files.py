@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradus.bench.gguf_files import GGUFFiles, OwnTensors, format_of, widths, write
-from gradus.bench.measure import ContenderFailed
-from gradus.bench.roofline import streamed_parameters
+from gradus.bench.contenders.gguf_files import GGUFFiles, OwnTensors, format_of, widths, write
+from gradus.bench.measure.drive import ContenderFailed
+from gradus.bench.predict.roofline import streamed_parameters
 from gradus.loading import Checkpoint, open_checkpoint
 from gradus.loading.gguf import GGUFFile
 from gradus.loading.gguf_model import GGUFTensors, hugging_face_config

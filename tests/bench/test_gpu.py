@@ -2,11 +2,11 @@
 
 import pytest
 
-from gradus.bench import fingerprint
-from gradus.bench.contenders import Room, Workbench
-from gradus.bench.idle import idle_watch
-from gradus.bench.measure import drive
-from gradus.bench.profiler import profile_steps
+from gradus.bench.contenders.workbench import Room, Workbench
+from gradus.bench.measure import fingerprint
+from gradus.bench.measure.drive import drive
+from gradus.bench.measure.idle import idle_watch
+from gradus.bench.run.profiler import profile_steps
 from gradus.bench.workloads import burst
 from gradus.models.precision import resolve_device
 

@@ -11,12 +11,14 @@ from itertools import pairwise
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import fingerprint, registry, report, results
-from gradus.bench.contenders import Room, Workbench
-from gradus.bench.prose import FIELD
-from gradus.bench.results import Results
+from gradus.bench import registry, report
+from gradus.bench.contenders.workbench import Room, Workbench
+from gradus.bench.declare.suites import LADDER, MATRIX
+from gradus.bench.measure import fingerprint
+from gradus.bench.record import results
+from gradus.bench.record.prose import FIELD
+from gradus.bench.record.results import Results
 from gradus.bench.statistics import median
-from gradus.bench.suites import LADDER, MATRIX
 from gradus.bench.workloads import Arrival, chat_traffic, ladder, sixteen
 from gradus.engine.engine import Engine
 from gradus.engine.request import Request, SamplingParams

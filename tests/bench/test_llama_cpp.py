@@ -9,15 +9,18 @@ import pytest
 import torch
 
 from gradus.bench import __main__ as plain
-from gradus.bench import fingerprint, llama_cpp, registry, results
-from gradus.bench.contenders import Room
-from gradus.bench.declaration import GGUF_FORMATS, LLAMA_CPP, in_scheme, quantized
-from gradus.bench.gguf_files import GGUFFiles
-from gradus.bench.llama_cpp import Decoder, LlamaCpp, _Sequence
-from gradus.bench.measure import ContenderFailed
-from gradus.bench.prose import speedup
-from gradus.bench.results import Cell, Entry
-from gradus.bench.suites import CPU_DECODE
+from gradus.bench import registry
+from gradus.bench.contenders import llama_cpp
+from gradus.bench.contenders.gguf_files import GGUFFiles
+from gradus.bench.contenders.llama_cpp import Decoder, LlamaCpp, _Sequence
+from gradus.bench.contenders.workbench import Room
+from gradus.bench.declare.declaration import GGUF_FORMATS, LLAMA_CPP, in_scheme, quantized
+from gradus.bench.declare.suites import CPU_DECODE
+from gradus.bench.measure import fingerprint
+from gradus.bench.measure.drive import ContenderFailed
+from gradus.bench.record import results
+from gradus.bench.record.prose import speedup
+from gradus.bench.record.results import Cell, Entry
 from gradus.bench.workloads import Arrival, burst, conversations
 from gradus.device.threads import use
 from gradus.loading import Checkpoint

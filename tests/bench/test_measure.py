@@ -5,13 +5,13 @@ import time
 import pytest
 import torch
 
-from gradus.bench import measure
-from gradus.bench.contenders import Room
-from gradus.bench.declaration import Goal
-from gradus.bench.idle import IdleWatch, Step
-from gradus.bench.measure import ContenderFailed, Repeats, Run, compare, drive
-from gradus.bench.memory import tensor_bytes
-from gradus.bench.metrics import METRICS
+from gradus.bench.contenders.workbench import Room
+from gradus.bench.declare.declaration import Goal
+from gradus.bench.measure import drive as driver
+from gradus.bench.measure.drive import ContenderFailed, Repeats, Run, compare, drive
+from gradus.bench.measure.idle import IdleWatch, Step
+from gradus.bench.measure.memory import tensor_bytes
+from gradus.bench.record.metrics import METRICS
 from gradus.bench.workloads import Arrival, burst, conversations, poisson, shared_prefix
 from tests.bench.virtual import VirtualTime
 
@@ -110,7 +110,7 @@ class Scripted:
         self.log.append(f"warm {self.name}" if watch_memory else self.name)
         if self.runs == self.fails_at:
             raise RuntimeError("out of\nmemory")
-        measure.time.sleep(self.takes)  # the driver's, which may be virtual
+        driver.time.sleep(self.takes)  # the driver's, which may be virtual
         return Run(arrivals, [[0.1] * arrival.max_tokens for arrival in arrivals], peak_bytes=100)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ WORK = arrivals((0, 3, 2))
 
 @pytest.fixture
 def only_contenders_take_time(monkeypatch):
-    monkeypatch.setattr(measure, "time", VirtualTime())
+    monkeypatch.setattr(driver, "time", VirtualTime())
 
 
 def test_contenders_are_built_once_and_take_turns():

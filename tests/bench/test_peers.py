@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gradus.bench.contenders import Room
-from gradus.bench.hugging_face import hugging_face_config
-from gradus.bench.peers import build_model
+from gradus.bench.contenders.hugging_face import hugging_face_config
+from gradus.bench.contenders.transformers import build_model
+from gradus.bench.contenders.workbench import Room
 from gradus.bench.workloads import burst
 from gradus.loading import Checkpoint
 from gradus.models import SHAPES, ModelConfig, create_model, load_weights

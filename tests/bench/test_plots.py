@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gradus.bench.plots import Picture, Series, draw
+from gradus.bench.record.plots import Picture, Series, draw
 
 
 @pytest.mark.parametrize(

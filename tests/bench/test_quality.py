@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, fingerprint, plots, quality, quality_report, quality_text, report, results
-from gradus.bench.quality import Contender
-from gradus.bench.quality_text import CONTEXT, WINDOW, Text, Window
-from gradus.bench.results import Cell, Entry, Results, Run
-from gradus.bench.suite import Settings
+from gradus.bench import command, report
+from gradus.bench.measure import fingerprint
+from gradus.bench.record import plots, results
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.run.suite import Settings
+from gradus.bench.studies import quality, quality_report, quality_text
+from gradus.bench.studies.quality import Contender
+from gradus.bench.studies.quality_text import CONTEXT, WINDOW, Text, Window
 from gradus.calibration.methods import break_grid
 from gradus.errors import ConfigError
 from gradus.loading import Tokenizer, load_model, open_checkpoint

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from gradus.bench import registry
-from gradus.bench.contenders import EngineContender, Room, Workbench
-from gradus.bench.declaration import FIRST_ROW, Row, Table
-from gradus.bench.metrics import METRICS
-from gradus.bench.prediction import predict
-from gradus.bench.roofline import Machine
-from gradus.bench.suite import CPU_BATCH_WARM_UP, QUICK_OUTPUT, QUICK_PROMPT, Suite, _cut
+from gradus.bench.contenders.workbench import EngineContender, Room, Workbench
+from gradus.bench.declare.declaration import FIRST_ROW, Row, Table
+from gradus.bench.predict.prediction import predict
+from gradus.bench.predict.roofline import Machine
+from gradus.bench.record.metrics import METRICS
+from gradus.bench.run.suite import CPU_BATCH_WARM_UP, QUICK_OUTPUT, QUICK_PROMPT, Suite, _cut
 from gradus.bench.workloads import single_stream
 from tests.bench.virtual import virtual  # noqa: F401  # the clock, as a fixture
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gradus.bench import command, plots, registry, report, results
-from gradus.bench.declaration import FIRST_ROW, Benchmark, Row, Table
-from gradus.bench.metrics import shown, spread
-from gradus.bench.prediction import cached
-from gradus.bench.prose import fill, loose_numbers
-from gradus.bench.results import Cell, Entry, Results, Run
+from gradus.bench import command, registry, report
+from gradus.bench.declare.declaration import FIRST_ROW, Benchmark, Row, Table
+from gradus.bench.predict.prediction import cached
+from gradus.bench.record import plots, results
+from gradus.bench.record.metrics import shown, spread
+from gradus.bench.record.prose import fill, loose_numbers
+from gradus.bench.record.results import Cell, Entry, Results, Run
 from gradus.bench.workloads import single_stream
 from gradus.errors import ConfigError
 

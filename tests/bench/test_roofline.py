@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradus.bench.prediction import cached, continuous, predict, recompute, static
-from gradus.bench.roofline import (
+from gradus.bench.predict.prediction import cached, continuous, predict, recompute, static
+from gradus.bench.predict.roofline import (
     Cost,
     Machine,
     SpanShape,

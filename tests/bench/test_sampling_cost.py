@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, fingerprint, plots, report, results, sampling_cost, sampling_report
-from gradus.bench.measure import ContenderFailed, check_completions
-from gradus.bench.results import Cell, Entry, Results, Run
-from gradus.bench.sampling_cost import Size
-from gradus.bench.sampling_report import EVERYTHING, PLAIN, TABLES, more_us, ratios
+from gradus.bench import command, report
+from gradus.bench.measure import fingerprint
+from gradus.bench.measure.drive import ContenderFailed, check_completions
+from gradus.bench.record import plots, results
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.studies import sampling_cost, sampling_report
+from gradus.bench.studies.sampling_cost import Size
+from gradus.bench.studies.sampling_report import EVERYTHING, PLAIN, TABLES, more_us, ratios
 from gradus.engine.logprobs import TokenLogprob
 from gradus.engine.request import SamplingParams
 from gradus.models.shapes import SHAPES

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gradus.bench import report, scripts
+from gradus.bench import report
+from gradus.bench.record import scripts
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

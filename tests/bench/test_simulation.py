@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, report, results, scheduling, simulation
-from gradus.bench.roofline import SpanShape, step_cost
-from gradus.bench.simulation import BFLOAT16, H200, Simulation, VirtualClock, short_requests, tokens_at
+from gradus.bench import command, report
+from gradus.bench.predict import simulation
+from gradus.bench.predict.roofline import SpanShape, step_cost
+from gradus.bench.predict.simulation import BFLOAT16, H200, Simulation, VirtualClock, short_requests, tokens_at
+from gradus.bench.record import results
+from gradus.bench.studies import scheduling
 from gradus.models.shapes import SHAPES
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 

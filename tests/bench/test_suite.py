@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from gradus.bench import __main__ as plain
-from gradus.bench import command, fingerprint, gpu, results
-from gradus.bench.contenders import Workbench
-from gradus.bench.profiler import profile_steps, short, without_markers
-from gradus.bench.roofline import streamed_parameters
+from gradus.bench import command
+from gradus.bench.contenders.workbench import Workbench
+from gradus.bench.measure import fingerprint, gpu
+from gradus.bench.predict.roofline import streamed_parameters
+from gradus.bench.record import results
+from gradus.bench.run.profiler import profile_steps, short, without_markers
 from gradus.errors import ConfigError
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture
 from tests.loading.quantized_builders import quantize_folder

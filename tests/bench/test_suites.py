@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 from gradus.bench import __main__ as plain
-from gradus.bench import beside, fingerprint, registry, results, sampling_report
-from gradus.bench.contenders import Room
-from gradus.bench.declaration import SWITCHES
-from gradus.bench.prediction import continuous, reusing
-from gradus.bench.suites import ABLATION, LADDER, MATRIX, cache_for
+from gradus.bench import registry
+from gradus.bench.contenders.workbench import Room
+from gradus.bench.declare.declaration import SWITCHES
+from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX, cache_for
+from gradus.bench.measure import fingerprint
+from gradus.bench.predict.prediction import continuous, reusing
+from gradus.bench.record import results
+from gradus.bench.studies import beside, sampling_report
 from gradus.bench.workloads import burst
 from gradus.config.options import FINAL
 from gradus.config.options import SWITCHES as ENGINE_SWITCHES

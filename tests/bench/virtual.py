@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradus.bench import measure
+from gradus.bench.measure import drive as driver
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 
@@ -45,7 +45,7 @@ class VirtualRunner:
 def virtual(monkeypatch):
     """virtual(engine): from now on the engine's steps move the driver's clock, and nothing else does."""
     clock = VirtualTime()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(driver, "time", clock)
 
     def slowed(engine: Engine) -> Engine:
         engine.runner = VirtualRunner(engine.runner, clock)

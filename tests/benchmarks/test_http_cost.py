@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import http_cost
 from benchmarks.http_cost import Load, Row, Sample, answer, request, through_python
-from gradus.bench.measure import ContenderFailed
+from gradus.bench.measure.drive import ContenderFailed
 
 LOAD = Load(streams=3, rounds=2, prompt=5, output=4)
 

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from benchmarks import speculation
-from gradus.bench import command, fingerprint, plots, results, speculation_report
-from gradus.bench.results import Cell, Entry, Results, Run
-from gradus.bench.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
+from gradus.bench import command
+from gradus.bench.measure import fingerprint
+from gradus.bench.record import plots, results
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.studies import speculation_report
+from gradus.bench.studies.speculation_report import NONE, VLLM, VLLM_NGRAM, ratios, stood, tokens_per_step
 from gradus.config.options import USUAL_DRAFTS
 from gradus.loading import load_model, open_checkpoint
 from gradus.text.llm import LLM

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks import timeline
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders.workbench import Workbench
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradus.bench.contenders import EngineContender, Workbench
+from gradus.bench.contenders.workbench import EngineContender, Workbench
 from gradus.course import charts, demos
 from gradus.course.demos import DEMOS, Figure, compared, shown
 from gradus.errors import ConfigError

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from gradus.bench.roofline import Machine, SpanShape, step_cost, streamed_parameters
+from gradus.bench.predict.roofline import Machine, SpanShape, step_cost, streamed_parameters
 from gradus.course import figures_speculation as drawn
 from gradus.course.figures_budget import TWO_CORES
 from gradus.kernels.noise import exponential

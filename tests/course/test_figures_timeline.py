@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import timeline
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders.workbench import Workbench
 from gradus.course import figures, figures_timeline
 from gradus.course.drawing import FREE, KEPT, MARGIN, NEW, WASTE, WIDTH
 

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from gradus import phases
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders.workbench import Workbench
 from gradus.cli.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.xray import runs

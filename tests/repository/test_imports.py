@@ -51,7 +51,7 @@ def code_from_data(tree: ast.AST) -> list[str]:
 def test_nothing_runs_code_that_came_as_data():
     found = {name: bad for name, tree in trees(SOURCES + COURSE) if (bad := code_from_data(tree))}
     # a peer is measured by running it, on tensors that we have read ourselves
-    peer = found.pop("src/gradus/bench/peers.py")
+    peer = found.pop("src/gradus/bench/contenders/transformers.py")
     assert not found and {name.split(".")[0] for name in peer} == {"transformers"}
 
 
@@ -247,6 +247,6 @@ def test_help_appears_within_half_a_second():
 
 def test_what_measures_on_a_gpu_starts_without_the_package_that_reads_gguf():
     """A lent GPU machine has torch and Triton; that package is for the peer's weights and for files in that format."""
-    code = "import sys; sys.modules['gguf'] = None; import gradus.bench.command, gradus.bench.block"
+    code = "import sys; sys.modules['gguf'] = None; import gradus.bench.command, gradus.bench.run.block"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.bench.prose import loose_numbers
+from gradus.bench.record.prose import loose_numbers
 from gradus.bench.report import BLOCK, INLINE
 from gradus.cache.usage import CacheUsage
 from gradus.course.difference import difference

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from gradus.bench.simulation import Simulation, Stopwatch, short_requests
+from gradus.bench.predict.simulation import Simulation, Stopwatch, short_requests
 
 BATCH, WAITING = 128, 128
 

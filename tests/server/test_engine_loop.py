@@ -4,7 +4,7 @@ import queue
 
 import numpy as np
 
-from gradus.bench.simulation import Simulation, short_requests
+from gradus.bench.predict.simulation import Simulation, short_requests
 from gradus.engine.outputs import Outputs
 from gradus.engine.request import Request, SamplingParams
 from gradus.server import engine_loop

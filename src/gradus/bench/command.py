@@ -46,9 +46,9 @@ def bench(
     commit: what the results are said to come from, where git cannot tell. Without matplotlib the figures are left to a
     later `gradus report`.
     """
-    from gradus.bench import quality, quality_report, quality_text, sampling_cost, sampling_report
-    from gradus.bench.contenders import Workbench
-    from gradus.bench.suite import Settings, measure
+    from gradus.bench.contenders.workbench import Workbench
+    from gradus.bench.run.suite import Settings, measure
+    from gradus.bench.studies import quality, quality_report, quality_text, sampling_cost, sampling_report
 
     out = out or Path(OWN_REPORTS)
     settings = Settings(model, device, dtype, repeats, quick, peers, resume, commit, tables, contenders, quantize, impl)
@@ -78,7 +78,8 @@ def bench(
 
 def _say_tables(file: Path, say: Callable[[str], None]) -> None:
     """The quick look's tables, narrow enough for a terminal."""
-    from gradus.bench import registry, results
+    from gradus.bench import registry
+    from gradus.bench.record import results
     from gradus.bench.report import narrow_table
 
     found = results.read(file)
@@ -91,7 +92,9 @@ def _say_tables(file: Path, say: Callable[[str], None]) -> None:
 
 def _say_yours(file: Path, say: Callable[[str], None]) -> None:
     """The sentences about a student's phases, those of the run that was just made: it is the one that names them."""
-    from gradus.bench import registry, results, yours
+    from gradus.bench import registry
+    from gradus.bench.contenders import yours
+    from gradus.bench.record import results
 
     found = results.read(file)
     for run in found.runs:
@@ -114,7 +117,7 @@ def bench_scheduler(
 
     requests, batches, policy: None and () are what the committed report has. Raises ConfigError in one line.
     """
-    from gradus.bench import scheduling
+    from gradus.bench.studies import scheduling
 
     out = out or Path(OWN_REPORTS)
     asked: dict[str, Any] = {"requests": requests, "batches": batches, "policy": policy}
@@ -167,9 +170,9 @@ def profile(
 
     phase: or "final". Raises ConfigError for an engine, model or context that cannot be.
     """
-    from gradus.bench.contenders import Workbench
-    from gradus.bench.gpu import Utilization
-    from gradus.bench.profiler import LONGEST_RUN, profile_steps, render, sustain
+    from gradus.bench.contenders.workbench import Workbench
+    from gradus.bench.measure.gpu import Utilization
+    from gradus.bench.run.profiler import LONGEST_RUN, profile_steps, render, sustain
     from gradus.loading import open_checkpoint
 
     names = [*(info.name for info in phases.available()), FINAL]
@@ -209,7 +212,7 @@ def _can_draw() -> bool:
 def watcher() -> "AbstractContextManager[Any]":
     """Bars on a terminal where rich is installed, else one line per cell; both on stderr."""
     try:
-        from gradus.bench.progress import Bars
+        from gradus.bench.run.progress import Bars
 
         return Bars()
     except ImportError:

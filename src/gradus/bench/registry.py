@@ -1,11 +1,11 @@
 """Every benchmark by its name, and every contender by its own: how it is predicted, and what people call it.
 
-What a benchmark is, declaration.py says; here all are found, those of the phases at run time. No torch here.
+`declare` says what a benchmark is. All are found here, those of the phases at run time. No torch here.
 """
 
 from gradus import phases
-from gradus.bench import beside, quality_report, sampling_report, speculation_report, suites
-from gradus.bench.declaration import (
+from gradus.bench.declare import suites
+from gradus.bench.declare.declaration import (
     GGUF_FORMATS,
     LLAMA_CPP,
     PEERS,
@@ -16,7 +16,8 @@ from gradus.bench.declaration import (
     quantized,
     switched,
 )
-from gradus.bench.prediction import Policy, continuous, reusing
+from gradus.bench.predict.prediction import Policy, continuous, reusing
+from gradus.bench.studies import beside, quality_report, sampling_report, speculation_report
 from gradus.config.options import FINAL
 from gradus.errors import ConfigError
 

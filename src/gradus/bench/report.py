@@ -29,23 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradus import phases
-from gradus.bench import (
-    beside,
-    plots,
-    quality_report,
-    registry,
-    results,
-    sampling_report,
-    scheduling,
-    scripts,
-    speculation_report,
-    yours,
-)
-from gradus.bench.declaration import Benchmark, Table
-from gradus.bench.metrics import METRICS, shown, spread
-from gradus.bench.plots import Picture, Series
-from gradus.bench.prose import facts, fill, lookup, predicted, speedup, times_floor
-from gradus.bench.results import Cell, Entry, Results, Run, figure_name
+from gradus.bench import registry
+from gradus.bench.contenders import yours
+from gradus.bench.declare.declaration import Benchmark, Table
+from gradus.bench.record import plots, results, scripts
+from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.record.plots import Picture, Series
+from gradus.bench.record.prose import facts, fill, lookup, predicted, speedup, times_floor
+from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
+from gradus.bench.studies import beside, quality_report, sampling_report, scheduling, speculation_report
 from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}

@@ -31,7 +31,7 @@ def demo(
       gradus demo p06 --out chunks.png
     """
     from gradus.bench import registry
-    from gradus.bench.contenders import Workbench
+    from gradus.bench.contenders.workbench import Workbench
     from gradus.cli.progress import Bars
     from gradus.course import charts, demos
     from gradus.course.xray.runs import REAL

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from gradus.bench.contenders import EngineContender, Room, Workbench, forget_prefixes
-from gradus.bench.measure import Run, drive
+from gradus.bench.contenders.workbench import EngineContender, Room, Workbench, forget_prefixes
+from gradus.bench.measure.drive import Run, drive
 from gradus.bench.statistics import median
 from gradus.bench.workloads import Workload, burst, long_prompts, shared_prefix, single_stream
 from gradus.course.probe import EngineProbe

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradus import phases
-from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
+from gradus.bench.predict.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.course.drawing import BOX, KEPT, NEW, WASTE, Drawing
 from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from gradus import phases
-from gradus.bench.roofline import Machine, SpanShape, Widths, step_cost
+from gradus.bench.predict.roofline import Machine, SpanShape, Widths, step_cost
 from gradus.course.drawing import BOX, FREE, GREY, KEPT, NEW, WASTE, Drawing, Kind, axes
 from gradus.models.shapes import SHAPES
 

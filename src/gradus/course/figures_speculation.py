@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from gradus import phases
-from gradus.bench.roofline import Machine
+from gradus.bench.predict.roofline import Machine
 from gradus.course.drawing import BOX, GREY, KEPT, NEW, WASTE, Drawing, Kind, axes
 from gradus.engine.plan import Span
 from gradus.engine.sequence import SpanResult

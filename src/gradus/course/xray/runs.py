@@ -7,7 +7,7 @@ from typing import Any
 
 from gradus import phases
 from gradus.assembly import final
-from gradus.bench.contenders import Workbench
+from gradus.bench.contenders.workbench import Workbench
 from gradus.config.options import FINAL, EngineConfig, EngineOptions
 from gradus.config.settings import capacity, heeded
 from gradus.course.xray.places import places

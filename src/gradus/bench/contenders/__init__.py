@@ -1,0 +1,9 @@
+"""The engines that are compared. Each takes the same arrivals and returns the same kind of run.
+
+Read in this order:
+
+    workbench.py     a model on a device, and every contender for it; a phase's engine as a contender
+    yours.py         a student's phases
+    transformers.py  Hugging Face transformers;  hugging_face.py: our configurations in its spelling
+    llama_cpp.py     llama.cpp;  gguf_files.py: our checkpoints in its format
+"""

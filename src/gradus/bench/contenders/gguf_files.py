@@ -1,0 +1,228 @@
+"""A model's weights as GGUF files, as llama.cpp's own conversion would write them: for the peer that reads only those.
+
+The layers' matrices are in the file's format, as they are in our schemes; norms and biases are float32, embedding and
+head float16. What the conversion changes is what `gradus.loading.gguf_model` changes back: Llama's q and k rows are
+interleaved, Gemma's norm scales have their one, GPT-2's matrices are transposed. The file has no tokenizer: the peer
+is given token ids.
+"""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from math import isclose, prod
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradus.bench.declare.declaration import GGUF_FORMATS
+from gradus.bench.measure.drive import ContenderFailed
+from gradus.bench.predict.roofline import Widths, streamed_parameters
+from gradus.loading import Checkpoint
+from gradus.models import LinearScaling, Llama3Scaling, Model, ModelConfig, TensorSource, create_model
+from gradus.models.rope import frequencies
+from gradus.models.source import Shape
+from gradus.models.weights import Piece, checked, plan
+
+Type = gguf.GGMLQuantizationType
+KV_BYTES = 2  # of a key or value: float16
+GEMMA3_BY_WIDTH = 62  # layers of the one Gemma 3 whose scores are scaled by another width
+
+
+class GGUFFiles:
+    """The files of one checkpoint, in a temporary folder that goes with this object. Each is written once.
+
+    ours: the same model as we run it, which lends its weights where the checkpoint is random.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, ours: Model) -> None:
+        self.config = checkpoint.config
+        self._checkpoint, self._ours = checkpoint, ours
+
+    def path(self, scheme: str | None) -> Path:
+        """The file whose format stands for that scheme. Raises ContenderFailed for a model that llama.cpp has not."""
+        path = Path(self._folder.name) / f"{format_of(scheme).name}.gguf"
+        if not path.exists():
+            part = path.with_suffix(".part")
+            write(part, self.config, self._tensors(), format_of(scheme))
+            part.rename(path)
+        return path
+
+    @cached_property
+    def _folder(self) -> "tempfile.TemporaryDirectory[str]":
+        return tempfile.TemporaryDirectory(prefix="gradus-gguf-")
+
+    def _tensors(self) -> TensorSource:
+        tensors = self._checkpoint.tensors
+        return OwnTensors(self._ours) if tensors is None else checked(self._ours, tensors)
+
+
+class OwnTensors:
+    """A model's weights under the names that they would have in a checkpoint: a TensorSource."""
+
+    def __init__(self, model: Model) -> None:
+        self._pieces = {piece.stored.name: piece for piece in plan(model)}
+
+    def names(self) -> Iterable[str]:
+        return self._pieces
+
+    def shape(self, name: str) -> Shape:
+        piece = self._pieces[name]
+        return piece.stored.file_shape(piece.shape)
+
+    def read(self, name: str) -> Tensor:
+        piece = self._pieces[name]
+        rows = getattr(piece.module, piece.parameter)[piece.start : piece.start + piece.shape[0]]
+        return piece.stored.restore(rows.detach()).cpu()
+
+    def where(self, name: str) -> str:
+        return "memory"
+
+
+def format_of(scheme: str | None) -> Type:
+    """Raises ContenderFailed for a scheme that no format is as wide as."""
+    if scheme not in GGUF_FORMATS:
+        known = ", ".join(str(name) for name in GGUF_FORMATS if name)
+        raise ContenderFailed(f"no GGUF format stands for {scheme}, only for {known} and unquantized weights")
+    found: Type = getattr(Type, GGUF_FORMATS[scheme])
+    return found
+
+
+def widths(config: ModelConfig, scheme: str | None) -> Widths:
+    """Bytes of a weight, on average over those that a step reads, and of a stored key or value."""
+    model = create_model(config, device="meta")
+    read = [piece for piece in plan(model) if not is_looked_up(piece, config)]
+    return Widths(sum(_nbytes(piece, format_of(scheme)) for piece in read) / streamed_parameters(config), KV_BYTES)
+
+
+def is_looked_up(piece: Piece, config: ModelConfig) -> bool:
+    """A table of which a step reads rows, not all: an embedding that is not the head too, learned positions."""
+    tables = ("wpe.weight",) if config.tie_embeddings else ("wpe.weight", "wte.weight", "model.embed_tokens.weight")
+    return piece.stored.name in tables
+
+
+def _nbytes(piece: Piece, kind: Type) -> float:
+    block, size = gguf.GGML_QUANT_SIZES[_kind(piece.stored.name, piece.shape, kind)]
+    return prod(piece.shape) * size / block
+
+
+# -- one file ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) -> None:
+    """Write all of a model's tensors. kind: of the layers' matrices. Raises ContenderFailed for what cannot be."""
+    if reason := _unknown(config):
+        raise ContenderFailed(f"llama.cpp has no such model: {reason}")
+    writer = gguf.GGUFWriter(path, config.family, use_temp_file=True)
+    _describe(writer, config)
+    for name, values in _converted(config, tensors):
+        stored = _kind(name, values.shape, kind)
+        block, _ = gguf.GGML_QUANT_SIZES[stored]
+        if values.shape[-1] % block:
+            raise ContenderFailed(f"{name}: {stored.name} has blocks of {block}, the rows are {values.shape[-1]} long")
+        writer.add_tensor(_name(config, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
+    if config.rope is not None and isinstance(config.rope.scaling, Llama3Scaling):
+        writer.add_tensor("rope_freqs.weight", _rope_factors(config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _kind(name: str, shape: Shape, kind: Type) -> Type:
+    """What a tensor is stored as."""
+    if len(shape) == 1 or name == "wpe.weight":
+        return Type.F32
+    return kind if ".layers." in name or name.startswith("h.") else Type.F16
+
+
+def _name(config: ModelConfig, name: str) -> str:
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.family.upper()], config.num_layers)
+    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert found is not None, name
+    return found
+
+
+def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Each tensor by its name in a checkpoint, as llama.cpp has its values."""
+    for name in tensors.names():
+        value = tensors.read(name)
+        if not isinstance(value, Tensor):
+            raise ContenderFailed("the checkpoint is quantized already, and would have to be rounded again")
+        value = value.float()
+        if config.family == "llama" and (".q_proj." in name or ".k_proj." in name):
+            value = _interleave(value, config.num_heads if ".q_proj." in name else config.num_kv_heads)
+        if config.family == "gemma3" and name.endswith("norm.weight"):
+            value = value + 1.0
+        if config.family == "gpt2" and name.startswith("h.") and value.dim() == 2:
+            value = value.T
+        yield name, value.contiguous().numpy()
+
+
+def _interleave(value: Tensor, heads: int) -> Tensor:
+    """A head's rows i and i + half of it side by side: the layout that llama.cpp turns for Llama."""
+    return value.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(value.shape)
+
+
+# -- what the model is -------------------------------------------------------------------------------------------------
+
+
+def _unknown(config: ModelConfig) -> str | None:
+    """Why llama.cpp would compute something else than we do; None where it would not."""
+    windows = [window for window in config.windows if window is not None]
+    if windows and config.family != "gemma3":
+        return f"{config.family} with windows of {windows[0]} tokens"
+    if config.attention_softcap is not None:
+        return "attention scores with a soft cap"
+    if config.family == "qwen2" and config.num_heads * config.head_dim != config.hidden_size:
+        return f"qwen2 with heads of {config.head_dim} values, {config.num_heads} of which are not its width"
+    width = config.head_dim
+    if config.family == "gemma3" and config.num_layers == GEMMA3_BY_WIDTH:
+        width = config.hidden_size // config.num_heads
+    if not isclose(config.attention_scale, width**-0.5, rel_tol=1e-6):
+        return f"attention scores scaled by {config.attention_scale:g}"
+    return None
+
+
+def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_context_length(config.context_length)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_layers)
+    writer.add_head_count(config.num_heads)
+    if config.rope is None:
+        writer.add_layer_norm_eps(config.norm_eps)
+        return
+    writer.add_head_count_kv(config.num_kv_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope.theta)
+    if isinstance(config.rope.scaling, LinearScaling):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope.scaling.factor)
+    if config.family == "gemma3":
+        _describe_windows(writer, config)
+
+
+def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
+    """Gemma 3's layers that see a window, and what else only it has."""
+    writer.add_sliding_window(next((window for window in config.windows if window is not None), 0))
+    writer.add_sliding_window_pattern([window is not None for window in config.windows])
+    if config.local_rope is not None:
+        writer.add_rope_freq_base_swa(config.local_rope.theta)
+    if config.final_softcap is not None:
+        writer.add_final_logit_softcapping(config.final_softcap)
+
+
+def _rope_factors(config: ModelConfig) -> NDArray[np.float32]:
+    """By how much Llama 3's scaling slows each rotation down."""
+    assert config.rope is not None
+    plain = config.rope.theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    return (plain / frequencies(config.rope, config.head_dim)).numpy()

@@ -1,0 +1,448 @@
+"""Benchmarks of more than one engine: ladder, ablation of the final engine, every workload, decoding on a processor.
+
+Each has a size for a GPU and a smaller one for a CPU, but for the last. No torch here.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+
+from gradus import phases
+from gradus.bench import workloads
+from gradus.bench.declare.declaration import LLAMA_CPP, Account, Benchmark, ByDevice, Goal, Row, Table, in_scheme
+from gradus.bench.workloads import (
+    Workload,
+    burst,
+    long_prompts,
+    memory_pressure,
+    poisson,
+    shared_prefix,
+    single_stream,
+)
+from gradus.config.options import FINAL
+
+LADDER, ABLATION, MATRIX, CPU_DECODE = "ladder", "ablation", "matrix", "cpu-decode"
+
+PAGE = 16  # positions: a sequence's last page is half empty on average, never more than whole
+
+
+Work = dict[str, Workload]
+"""By device."""
+
+
+def cache_for(works: Iterable[Workload]) -> int:
+    """Positions of cache that hold any of these workloads, all its sequences at once."""
+    return max(sum(job.prompt + job.output + PAGE for job in work.whole) for work in works)
+
+
+# -- the ladder --------------------------------------------------------------------------------------------------------
+
+
+def ladder() -> Benchmark:
+    """One workload, every phase, the final engine and the peers, in the same memory for keys and values.
+
+    What each rung adds stands in its phase's own benchmark, as `step`.
+    """
+    rungs = tuple(phase.name for phase in phases.available() if phase.has("benchmark"))
+    devices = ("cpu", "cuda")
+    chat = Row("all", 0, {device: workloads.ladder(device) for device in devices},
+               context=CONTEXT, cache_tokens=MEMORY, token_budget=BUDGET)  # fmt: skip
+    return Benchmark(
+        question="Chat traffic in a fixed memory, one phase after the other: what does each step bring?",
+        prediction=(
+            "Each phase is predicted by its own schedule, played through with the roofline as its clock; memory counts "
+            "for those that reserve a slot per sequence, and is taken to suffice for pages. Every idea has its moment: "
+            "a cache saves rows, a batch saves readings of the weights, and choosing it anew saves filler. Pages let "
+            "more sequences into the same memory, and a shared system prompt need not be computed again: both shorten "
+            "the queue, so the first token comes earlier. Prompts in one step with decodes open gaps between tokens, "
+            "the longer the prompt the worse, until chunks close them. Kernels, graphs and plans made ahead shorten "
+            "every step on a GPU; on a CPU they have no place, and their rungs are left out."
+        ),
+        tables=(
+            Table(
+                name="chat",
+                title="The ladder",
+                axis="workload",
+                rows=(chat,),
+                contenders=(*rungs, FINAL, *STEPS_OF_PEERS),
+                columns=("ttft_ms", "itl_ms_max", "itl_ms", "tokens_a_step", "rows", "padding", "hit", "peak_mb"),
+                against=rungs[0] if rungs else None,
+                panels=("output_tok_s", "ttft_ms", "itl_ms_max"),
+                gpu_only=("p09", "p10"),
+                once_s=10.0,
+            ),
+        ),
+        accounts=LADDER_ACCOUNTS,
+    )
+
+
+CONTEXT = {"cpu": 576, "cuda": 8192}
+"""What a slot reserves, as a server must that does not know how long a sequence will be."""
+MEMORY = {"cpu": 3 * 576, "cuda": 4 * 8192}
+BUDGET = {"cpu": 96, "cuda": 1024}
+
+LADDER_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Every rung stands where its idea does. A cache leaves {chat/all/p01/rows} rows of {chat/all/p00/rows}, "
+            "and yet brings {chat/all/p01/speedup} times the tokens per second: this GPU has arithmetic to spare, "
+            "and what both pay for is the launches of one step per token. Slots that reserve a whole context are "
+            "few, so a batch of fixed members brings {chat/all/p02/speedup} times, with {chat/all/p02/padding} of "
+            "its rows filler; members chosen anew, {chat/all/p03/speedup} times. Pages let all that wait into the "
+            "same memory: {chat/all/p04/tokens_a_step} tokens per step instead of {chat/all/p03/tokens_a_step}, and "
+            "the median first token after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
+            "prompts {chat/all/p05/hit} are the shared one, and with a prefix cache the median wait is "
+            "{chat/all/p05/ttft_ms} ms. Whole prompts stop all others for up to {chat/all/p05/itl_ms_max} ms; chunks "
+            "make that {chat/all/p06/itl_ms_max}. Then steps get shorter: {chat/all/p09/speedup} times the baseline "
+            "with a kernel that reads pages where they lie, {chat/all/p10/speedup} with graphs and plans made ahead, "
+            "{chat/all/final/speedup} with the final engine's kernels."
+        ),
+        loses=(
+            "Chunks are paid for: p06 answers at {chat/all/p06/speedup} times the baseline where p05 does at "
+            "{chat/all/p05/speedup}, and its median first token comes after {chat/all/p06/ttft_ms} ms. There are "
+            "more steps, and each is as long as its launches. p07's eight bits are slower still "
+            "({chat/all/p07/speedup} times): in plain torch every matrix is widened before it is multiplied. No rung "
+            "is near its floor: the final engine takes {chat/all/final/times_floor} times as long as memory and "
+            "arithmetic would, and steps with prompts are launched one kernel at a time. transformers' continuous "
+            "batching is at {chat/all/transformers-batch/speedup} times."
+        ),
+    ),
+    "cpu": Account(
+        explains=(
+            "A processor has no arithmetic to spare, so a row that is not computed is time. A cache leaves "
+            "{chat/all/p01/rows} rows of {chat/all/p00/rows}, and brings {chat/all/p01/speedup} times the tokens per "
+            "second. A batch shares the reading of the weights: {chat/all/p02/speedup} times, with "
+            "{chat/all/p02/padding} of the rows filler, and {chat/all/p03/speedup} times without. Pages let "
+            "{chat/all/p04/tokens_a_step} sequences decode together instead of {chat/all/p03/tokens_a_step}, so the "
+            "median first token comes after {chat/all/p04/ttft_ms} ms instead of {chat/all/p03/ttft_ms}. Of the "
+            "prompts {chat/all/p05/hit} are found in the prefix cache, and it comes after {chat/all/p05/ttft_ms}. "
+            "Chunks shorten the worst gap from {chat/all/p05/itl_ms_max} ms to {chat/all/p06/itl_ms_max}. The final "
+            "engine's compiled kernels bring {chat/all/final/speedup} times: {chat/all/final/itl_ms} ms between "
+            "tokens where p06 takes {chat/all/p06/itl_ms}."
+        ),
+        loses=(
+            "What lets more sequences in makes each of them wait longer: {chat/all/p04/itl_ms} ms between tokens "
+            "with pages, {chat/all/p03/itl_ms} with slots, and a worst gap of {chat/all/p04/itl_ms_max} ms, for the "
+            "prompts of all newcomers are read in one step. Chunks are paid for: {chat/all/p06/speedup} times the "
+            "baseline, p05 {chat/all/p05/speedup}. p07 is at {chat/all/p07/speedup} times: in plain torch every "
+            "matrix is widened before it is multiplied. The final engine's median first token, after "
+            "{chat/all/final/ttft_ms} ms, is no earlier than p06's: the chunks are the same, and prompts are "
+            "computed by torch in both."
+        ),
+    ),
+}
+
+STEP_OF_FINAL = (
+    "All of it in the form that serves, with kernels for the whole step: {chat/all/final/itl_ms} ms between tokens."
+)
+STEPS_OF_PEERS = {
+    "transformers": "One request at a time with a cache, as p01; memory is not limited.",
+    "transformers-batch": "Pages and a batch chosen anew, as p04; memory is not limited.",
+}
+
+
+# -- the ablation ------------------------------------------------------------------------------------------------------
+
+# Graphs are made of kernels, so without kernels there are none.
+OFF = ("prefix_cache", "chunked", "overlap", "graphs", "kernels-graphs")
+
+# Prompts fall in so often that one gap in fifty has one in it, and for as long as the fastest engine decodes.
+WORK: dict[str, Work] = {
+    "one alone": {"cuda": single_stream(128, 256), "cpu": single_stream(24, 12)},
+    "many alike": {"cuda": burst(64, 512, 128), "cpu": burst(4, 32, 8)},
+    "a mixed crowd": {"cuda": burst(256, (100, 800), (64, 192)), "cpu": burst(8, (16, 48), (4, 12))},
+    "system prompt": {
+        "cuda": shared_prefix(65, math.inf, 2048, (32, 128), 64, lead=0.5),
+        "cpu": shared_prefix(5, math.inf, 128, (8, 24), 6, lead=1.5),
+    },
+    "long prompts": {
+        "cuda": long_prompts(16, 400, 8, 8000, 0.06),
+        "cpu": long_prompts(4, 40, 2, 256, 0.8, output=4),
+    },
+}
+CUT = {"cuda": 1024, "cpu": 64}  # a budget that cuts the long prompts
+
+
+def ablation() -> Benchmark:
+    """The final engine, and the same with one optimization left out, on workloads that need them."""
+    contenders = (FINAL, *(f"{FINAL}-{switch}" for switch in OFF))
+    return Benchmark(
+        question="Everything is switched on: which of it is missed when it is left out?",
+        prediction=(
+            "Speed-ups that were measured one on top of the other need not add up. Kernels should be missed wherever "
+            "anything decodes, for they leave both fewer bytes and fewer launches; graphs where a step is shorter than "
+            "the host takes to launch it, so most by a single stream and hardly by a crowd; overlap where the host's "
+            "work grows with the number of sequences. The prefix cache and chunks change nothing unless prompts share "
+            "a beginning or are longer than a step's budget, and cost nothing then. On a CPU, where there are no "
+            "kernels, graphs or overlap to lose, only those two can show."
+        ),
+        tables=(
+            Table(
+                name="throughput",
+                title="One alone, many at once, and a crowd of mixed lengths",
+                axis="workload",
+                rows=tuple(_roomy(name, x) for x, name in enumerate(("one alone", "many alike", "a mixed crowd"))),
+                contenders=contenders,
+                columns=("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "peak_mb"),
+                against=FINAL,
+                scale="names",
+            ),
+            Table(
+                name="shared-prefix",
+                title="A long system prompt: a first request, then all the others at once",
+                axis="workload",
+                rows=(_roomy("system prompt"),),
+                contenders=contenders,
+                metric="ttft_ms",
+                columns=("ttft_ms_p99", "output_tok_s", "itl_ms", "hit"),
+                against=FINAL,
+            ),
+            Table(
+                name="interference",
+                title="Long prompts among steady decodes, with a budget that cuts them",
+                axis="workload",
+                rows=(_roomy("long prompts", token_budget=CUT),),
+                contenders=contenders,
+                metric="itl_ms_p99",
+                columns=("itl_ms", "itl_ms_p95", "ttft_ms_longest", "output_tok_s"),
+                against=FINAL,
+            ),
+        ),
+        accounts=ABLATION_ACCOUNTS,
+    )
+
+
+ABLATION_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Graphs are missed most, wherever anything decodes. Without them one alone has {throughput/one "
+            "alone/final-graphs/speedup} of the rate. Against the prediction the mixed crowd has no more than "
+            "{throughput/a mixed crowd/final-graphs/speedup} either: the host takes {throughput/a mixed "
+            "crowd/final-graphs/host_us} µs to launch a step that is {throughput/a mixed crowd/final/itl_ms} "
+            "ms when it is replayed. Without kernels too, about half of that is left ({throughput/one "
+            "alone/final-kernels-graphs/speedup} and {throughput/a mixed crowd/final-kernels-graphs/speedup}), "
+            "and shared prompts wait {shared-prefix/system prompt/final-kernels-graphs/ttft_ms} ms for their "
+            "first token, not {shared-prefix/system prompt/final/ttft_ms}. Overlap is worth more the more "
+            "sequences there are, as predicted: {throughput/one alone/final-overlap/speedup} of the rate "
+            "without it alone, {throughput/a mixed crowd/final-overlap/speedup} in the crowd. The other two "
+            "show where they are meant to: without the prefix cache shared prompts wait {shared-prefix/system "
+            "prompt/final-prefix_cache/ttft_ms} ms, without chunks the slowest gaps beside long prompts are "
+            "{interference/long prompts/final-chunked/itl_ms_p99} ms instead of {interference/long "
+            "prompts/final/itl_ms_p99}. Where nothing is shared or long, they cost nothing that shows."
+        ),
+        loses=(
+            "Chunks cost what they protect: a long prompt's first token comes after {interference/long "
+            "prompts/final/ttft_ms_longest} ms, whole after {interference/long "
+            "prompts/final-chunked/ttft_ms_longest}, and all together get {interference/long "
+            "prompts/final/output_tok_s} tok/s, whole {interference/long prompts/final-chunked/output_tok_s}. "
+            "Graphs bring nothing to the slowest gaps beside long prompts ({interference/long "
+            "prompts/final-graphs/speedup} times without them), nor to a shared prompt's first token, which "
+            "without overlap comes even a little earlier ({shared-prefix/system prompt/final-overlap/ttft_ms} "
+            "ms). And the host was slow in these runs: alone, a step without graphs takes {throughput/one "
+            "alone/final-graphs/itl_ms} ms, longer than p09's in the report of p10, which plans no step ahead. "
+            "So what graphs are worth may be too high here. With one alone, a repeat in three was slower "
+            "still: see the brackets."
+        ),
+    ),
+}
+
+
+def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
+    """With as much cache as the real lengths need.
+
+    (As many times the longest as there are requests, for every contender at once, would be more than a GPU has.)
+    """
+    cache = {device: cache_for([work]) for device, work in WORK[name].items()}
+    return Row(name, x, WORK[name], cache_tokens=cache, token_budget=token_budget)
+
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+
+BATCHING = ("p03", "p04", "p05", "p06", "p09", "p10", FINAL)
+"""p03 to p06 pay for every operation's launch, so answers are short: a step is a step."""
+GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05), "cpu": Goal(ttft=10.0, tpot=0.5)}
+POOL = {"cuda": 16_384, "cpu": 1024}
+
+
+def matrix() -> Benchmark:
+    """Every kind of workload, for every phase that batches as a server would, and for the final engine."""
+    return Benchmark(
+        question="What did each phase change, on the workloads that it was not made for as well?",
+        prediction=(
+            "Each optimization is made for one kind of workload and should leave the others as they are: pages for "
+            "memory that is short, the prefix cache for common beginnings, chunks for long prompts among decodes, "
+            "kernels for long contexts and many sequences, graphs and overlap for steps that are shorter than their "
+            "launch. What costs time where it does not help is a loss, and stands here as well."
+        ),
+        tables=(
+            _kind(
+                "single-stream",
+                "One user alone",
+                Row("one request", 0, {"cuda": single_stream(128, 96), "cpu": single_stream(32, 16)}),
+                "itl_ms",
+                ("output_tok_s", "ttft_ms", "itl_ms_p99", "host_us", "peak_mb"),
+            ),
+            _kind(
+                "burst",
+                "All at once",
+                Row("burst", 0, {"cuda": burst(64, 256, 64), "cpu": burst(6, 48, 8)}),
+                "output_tok_s",
+                ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "peak_mb"),
+            ),
+            _kind(
+                "arrivals",
+                "Mixed lengths that arrive by chance",
+                Row("Poisson", 0, ARRIVALS, batch=32),
+                "ttft_ms",
+                ("ttft_ms_p99", "itl_ms", "itl_ms_p99", "output_tok_s", "goodput"),
+            ),
+            _kind(
+                "shared-prefix",
+                "One system prompt: a first request, then all the others at once",
+                Row("shared", 0, SHARED),
+                "ttft_ms",
+                ("ttft_ms_p99", "output_tok_s", "itl_ms", "hit"),
+            ),
+            _kind(
+                "long-prompts",
+                "Long prompts among steady decodes",
+                Row("long prompts", 0, AMONG_DECODES),
+                "itl_ms_p99",
+                ("itl_ms", "itl_ms_p95", "ttft_ms_longest", "output_tok_s"),
+            ),
+            _kind(
+                "memory-pressure",
+                "More than the cache holds, which is the same size for all",
+                Row("pressure", 0, PRESSURE, context={"cuda": 1024, "cpu": 256}, cache_tokens=POOL),
+                "output_tok_s",
+                ("ttft_ms", "e2e_ms_p99", "waste", "preemptions", "cache_mb"),
+            ),
+            _sixteen(),
+        ),
+        accounts=MATRIX_ACCOUNTS,
+    )
+
+
+MATRIX_ACCOUNTS = {
+    "h200": Account(
+        explains=(
+            "Most phases show on the workload they were made for, the last two on all. Pages: where memory is "
+            "short, {memory-pressure/pressure/p04/speedup} times p03's rate. Chunks: beside long prompts the "
+            "slowest gaps are {long-prompts/long prompts/p06/itl_ms_p99} ms instead of p05's "
+            "{long-prompts/long prompts/p05/itl_ms_p99}. The prefix cache finds {shared-prefix/shared/p05/hit} "
+            "of the shared prompts' tokens, and yet their first token comes no earlier than p04's ("
+            "{shared-prefix/shared/p05/ttft_ms} ms, {shared-prefix/shared/p04/ttft_ms}): torch attends to "
+            "prompts one by one in every layer, and launches that as often as before. With kernels it comes "
+            "after {shared-prefix/shared/p09/ttft_ms} ms; they also make p03's pace alone "
+            "{single-stream/one request/p09/speedup} times as fast, and in a burst {burst/burst/p09/speedup}. "
+            "Graphs and overlap bring most: {single-stream/one request/final/speedup} times alone, "
+            "{burst/burst/final/speedup} in a burst, {memory-pressure/pressure/final/speedup} under pressure. "
+            "Arrivals have their first token {arrivals/Poisson/final/speedup} times earlier."
+        ),
+        loses=(
+            "Chunks in a burst: {burst/burst/p06/speedup} times p03's rate, for the same prompts take more "
+            "steps; under pressure they are behind p05 as well ({memory-pressure/pressure/p06/speedup} against "
+            "{memory-pressure/pressure/p05/speedup}). Pages beside long prompts, where there is memory for "
+            "all: {long-prompts/long prompts/p04/speedup} times. The final engine is behind p09 in two "
+            "medians: a shared prompt's first token ({shared-prefix/shared/final/ttft_ms} against "
+            "{shared-prefix/shared/p09/ttft_ms} ms), and the slowest gaps beside long prompts "
+            "({long-prompts/long prompts/final/itl_ms_p99} against {long-prompts/long "
+            "prompts/p09/itl_ms_p99}). Its budget is four times p09's, so prompts share one step, and all wait "
+            "for it; in return the last of the first tokens is earlier "
+            "({shared-prefix/shared/final/ttft_ms_p99} against {shared-prefix/shared/p09/ttft_ms_p99} ms). "
+            "Among arrivals its slowest first token is later ({arrivals/Poisson/final/ttft_ms_p99} against "
+            "{arrivals/Poisson/p09/ttft_ms_p99}). With shared prompts the repeats of p05 to the final engine "
+            "lie far apart, as the brackets show."
+        ),
+    ),
+}
+
+
+ARRIVALS: Work = {"cuda": poisson(40, 24, (32, 512), (16, 64)), "cpu": poisson(6, 2, (16, 64), (4, 12))}
+SHARED: Work = {
+    "cuda": shared_prefix(33, math.inf, 1024, (32, 128), 32, lead=0.5),
+    "cpu": shared_prefix(5, math.inf, 128, (8, 24), 6, lead=1.5),
+}
+AMONG_DECODES: Work = {
+    "cuda": long_prompts(16, 200, 3, 6000, 0.06),
+    "cpu": long_prompts(4, 32, 2, 256, 0.6, output=4),
+}
+PRESSURE: Work = {
+    "cuda": memory_pressure(POOL["cuda"], 1.5, 336, 48),
+    "cpu": memory_pressure(POOL["cpu"], 1.5, 56, 12),
+}
+
+
+def _sixteen() -> Table:
+    """The phases where nothing is shared, long, late or short of memory: what a step costs, and little else."""
+    row = Row("all", 0, {device: workloads.sixteen(device) for device in ("cpu", "cuda")})
+    return Table(
+        name="sixteen",
+        title="Sixteen at once, nothing shared and nothing long",
+        axis="workload",
+        rows=(row,),
+        contenders=("p01", "p02", *BATCHING),
+        columns=("ttft_ms", "itl_ms", "itl_ms_p99", "padding", "peak_mb"),
+        against="p01",
+    )
+
+
+def _kind(name: str, title: str, row: Row, metric: str, columns: tuple[str, ...]) -> Table:
+    """A table of one workload, so that it can have the numbers that this kind is about."""
+    return Table(
+        name, title, "workload", (row,), BATCHING, metric, columns, against=BATCHING[0], scale="log", goals=GOALS
+    )
+
+
+# -- decoding on a processor -------------------------------------------------------------------------------------------
+
+SCHEMES = (None, "int8", "int4")
+DECODING: dict[str, Workload] = {
+    "one alone": single_stream(32, 96),
+    "one, long context": single_stream(968, 32),
+    "8 at once": burst(8, 32, 32),
+    "16 at once": burst(16, 32, 24),
+}
+
+
+def cpu_decode() -> Benchmark:
+    """The final engine and llama.cpp, each in three widths of weights, where there is no GPU."""
+    return Benchmark(
+        question="How fast does a laptop decode?",
+        prediction=(
+            "As fast as its memory: every token of a single stream reads all weights once, so the floor of a step is "
+            "their bytes over the bandwidth, and halving the bytes halves it. What an engine adds is what happens "
+            "between its products: starting threads, small operations, waiting at the end of each. llama.cpp and our "
+            "kernels have both made that short, and should be close to the floor in sixteen bits. In eight and four "
+            "the floor falls, and what is left over weighs more; unpacking weights may also take longer than fetching "
+            "them. Without its kernels the engine pays for hundreds of torch operations per step, most of all where "
+            "weights are few. A long context adds keys and values: theirs are sixteen bits wide, ours as wide as the "
+            "activations. Several sequences share a reading of the weights, so each token is cheaper until arithmetic "
+            "takes longer than memory, which on two cores it soon does. Beyond the rows that our kernels take, a step "
+            "runs in torch."
+        ),
+        tables=(
+            Table(
+                name="decode",
+                title="Decoding, one sequence and several",
+                axis="workload",
+                rows=tuple(Row(name, x, {"cpu": work}) for x, (name, work) in enumerate(DECODING.items())),
+                contenders=(
+                    *(in_scheme(FINAL, scheme) for scheme in SCHEMES),
+                    f"{FINAL}-kernels-graphs",
+                    *(in_scheme(LLAMA_CPP, scheme) for scheme in SCHEMES),
+                ),
+                metric="sequence_tok_s",
+                columns=("itl_ms", "itl_ms_p99", "output_tok_s", "ttft_ms", "memory_share", "peak_mb"),
+                against=LLAMA_CPP,
+                scale="names",
+            ),
+        ),
+    )
+
+
+SUITES: dict[str, Callable[[], Benchmark]] = {
+    LADDER: ladder,
+    ABLATION: ablation,
+    MATRIX: matrix,
+    CPU_DECODE: cpu_decode,
+}

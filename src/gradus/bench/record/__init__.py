@@ -1,0 +1,13 @@
+"""What was measured, on disk, and the pieces that reports are made of: numbers, sentences, figures.
+
+Read in this order:
+
+    results.py       results.json: every sample, with the machine and the settings it comes from
+    metrics.py       the numbers read from a sample, and how each one is shown
+    scripts.py       what the scripts in `benchmarks` wrote
+    prose.py         sentences whose numbers come from the results
+    plots.py         figures, as SVG
+    outline.py       how the report of a study begins
+
+No torch here, and matplotlib only where a figure is drawn.
+"""

@@ -1,0 +1,103 @@
+"""What the scripts in benchmarks/ wrote down, as pages show it: the JSON file lies beside its script.
+
+These two measure something else than a workload on an engine, so their results are no results.json. No torch here.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.statistics import median
+
+Part = str | tuple[list[str], list[list[str]]]
+"""A paragraph, or a table's header and rows."""
+
+COLUMNS = ("ttft_ms", "ttft_ms_p99", "tpot_ms", "itl_ms_p99")
+SHARES = {"client_percent": "busiest client", "server_percent": "server"}
+
+
+def parts(name: str, folder: Path, page: Path) -> list[Part]:
+    """What `page` shows of a script's results; [] where it has not been run. folder: benchmarks/."""
+    file = folder / f"{_stem(name)}.json"
+    if not file.is_file():
+        return []
+    found = json.loads(file.read_text(encoding="utf-8"))
+    where = Path(os.path.relpath(file, page.parent)).as_posix()
+    return SCRIPTS[name](found, f"[Samples]({where}).")
+
+
+def command(name: str) -> str:
+    """What writes that file."""
+    script = f"benchmarks/{_stem(name)}"
+    return f"python {script}.py --out {script}.json"
+
+
+def _stem(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
+    """The server beside Python: a row each for every number of streams."""
+    load = found["rows"][0]["load"]
+    header = ["streams", "side", METRICS["output_tok_s"].heading, "kept"]
+    header += [*(METRICS[column].heading for column in COLUMNS), *SHARES.values()]
+    rows = []
+    for row in found["rows"]:
+        for side, measured in row["samples"].items():
+            streams = str(row["load"]["streams"]) if side == "python" else ""
+            kept = "" if side == "python" else _percent(_rate(measured) / _rate(row["samples"]["python"]))
+            rows.append([streams, SIDES[side], _with_spread(measured), kept, *_middles(measured), *_shares(measured)])
+    return [
+        f"**{found['hardware'].get('gpu', 'CPU')}**, {found['settings']['model']}, {load['prompt']} tokens in, "
+        f"{load['output']} out. Commit {found['commit'][:12]}. {samples}",
+        (header, rows),
+    ]
+
+
+SIDES = {"python": "Python", "http": "HTTP"}
+
+
+def _rate(measured: list[dict[str, Any]]) -> float:
+    """Tokens per second, the median of the repeats."""
+    return median([sample["output_tokens"] / sample["seconds"] for sample in measured])
+
+
+def _with_spread(measured: list[dict[str, Any]]) -> str:
+    found = spread(measured, "output_tok_s")
+    assert found is not None
+    middle, low, high = (shown(value) for value in (found.median, found.low, found.high))
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def _middles(measured: list[dict[str, Any]]) -> list[str]:
+    found = [(column, spread(measured, column)) for column in COLUMNS]
+    return ["" if each is None else shown(each.median, column) for column, each in found]
+
+
+def _shares(measured: list[dict[str, Any]]) -> list[str]:
+    """Of a processor, the clients' and the server's; Python's side has neither."""
+    known = [[sample[name] for sample in measured if name in sample] for name in SHARES]
+    return [_percent(median(values) / 100) if values else "" for values in known]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _real_weights(found: dict[str, Any], samples: str) -> list[Part]:
+    """The verdict on the final engine in half precision, against float32."""
+    tokens = found["prompts"] * found["tokens"]
+    header = ["texts", "tokens", "texts as float32's", "other tokens", "at most below the best", "bound", "clear", ""]
+    row = [str(found["prompts"]), str(tokens), str(found["same"]), str(len(found["partings"]))]
+    row += [shown(found["worst"]), shown(found["bound"]), str(found["clear"])]
+    row.append("passed" if found["passed"] else "failed")
+    return [f"{found['model']}, {found['dtype']} on `{found['device']}`. {samples}", (header, [row])]
+
+
+SCRIPTS: dict[str, Callable[[dict[str, Any], str], list[Part]]] = {
+    "http-cost": _http_cost,
+    "real-weights": _real_weights,
+}

@@ -1,0 +1,10 @@
+"""Whole runs: a benchmark from its declaration to its results, a block in its own process, a profile.
+
+Read in this order:
+
+    suite.py           every cell of a benchmark predicted, measured and written down
+    progress.py        how far it is, on stderr
+    block.py           one engine's block of a comparison, in a process of its own
+    block_process.py   how such a process is started
+    profiler.py        where a step's time goes
+"""

@@ -1,0 +1,198 @@
+"""One engine's block of a comparison, in its own process: `python -m gradus.bench.run.block ASKED.json FOUND.json`.
+
+ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
+
+    model, device, dtype, contender, context, max_sequences, cache_tokens
+    quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
+    interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
+    repeats        how often each case is timed
+    thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
+    quick          a rehearsal
+    cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters, alike in both),
+                   unmeasured (whole runs before those that are timed: one, or enough to fill the cache's pages),
+                   new_prompts (whether no two runs have prompts that begin alike)
+
+FOUND is written after every case, so what was measured before a failure is there: hardware, fingerprint, dtype,
+precision, and for each case its samples and prediction, or why there are none.
+"""
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from gradus.bench.contenders.workbench import EngineContender, Room, Workbench
+from gradus.bench.declare.declaration import switched
+from gradus.bench.measure.drive import check_completions
+from gradus.bench.measure.fingerprint import fingerprint, hardware_name, machine_of
+from gradus.bench.measure.idle import idle_watch
+from gradus.bench.predict.prediction import predict
+from gradus.bench.record.metrics import prediction_json
+from gradus.bench.registry import policy_of
+from gradus.bench.statistics import distribution, significant
+from gradus.bench.workloads import Arrival, Job, Workload
+from gradus.engine.engine import Engine
+from gradus.engine.request import SamplingParams
+from gradus.quantization.mix import Mix
+from gradus.text.llm import LLM
+
+EIGHT_BITS = {"int8", "fp8", "fp8-block"}
+"""Schemes that tensor cores multiply at twice the rate of bfloat16."""
+
+Case = dict[str, Any]
+"""One of ASKED's cases."""
+
+
+def run_block(asked: dict[str, Any], found_file: Path) -> None:
+    """Measure every case. Raises ConfigError for a model or a contender that there is not."""
+    bench = Workbench.open(asked["model"], asked["device"], asked["dtype"], quantize=asked["quantize"])
+    found: dict[str, Any] = {
+        "hardware": hardware_name(bench.device),
+        "device": bench.device.type,
+        "dtype": bench.dtype,
+        "precision": bench.precision.reason,
+        "cases": {},
+    }
+    if asked["thorough"]:
+        found["fingerprint"] = fingerprint(bench.device, quick=asked["quick"])
+    room = Room(asked["context"], asked["max_sequences"], asked["cache_tokens"], kv_dtype=asked["kv_dtype"])
+    start = time.perf_counter()
+    interface = INTERFACES[asked["interface"]](asked["contender"], bench, room)
+    say(f"built in {time.perf_counter() - start:.1f} s")
+    for case in asked["cases"]:
+        kept: dict[str, Any] = {"samples": []}
+        found["cases"][case["label"]] = kept
+        try:
+            _measure(interface, case, asked["repeats"], kept, idle=asked["thorough"] and bench.device.type == "cuda")
+        except Exception as error:  # the other cases may still run
+            kept["failed"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if asked["thorough"]:
+            kept["prediction"] = _floor(bench, asked, room, case, found["fingerprint"])
+        _write(found_file, found)
+        say(f"{case['label']}: {kept.get('failed') or [sample['seconds'] for sample in kept['samples']]}")
+
+
+def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, Any], *, idle: bool) -> None:
+    rounds = map(partial(_round, case), itertools.count())
+    for _ in range(case["unmeasured"]):  # every shape is seen, compiled and allocated
+        interface.sample(next(rounds))
+    kept["samples"] = [interface.sample(next(rounds)) for _ in range(repeats)]
+    if idle:
+        with idle_watch(interface.engine) as watch:
+            interface.sample(next(rounds))
+        kept["samples"][-1]["idle_us"] = distribution(watch.idle_us())
+
+
+def _round(case: Case, number: int) -> Case:
+    """The case with prompts that no other round begins alike, where it asks for that."""
+    if not case["new_prompts"]:
+        return case
+    return case | {"prompts": [[number + 1, *prompt[1:]] for prompt in case["prompts"]]}
+
+
+def _floor(
+    bench: Workbench, asked: dict[str, Any], room: Room, case: Case, machine: dict[str, Any]
+) -> dict[str, Any] | None:
+    contender = asked["contender"]
+    policy = policy_of(contender)
+    if policy is None:
+        return None
+    jobs = tuple(Job(0.0, len(prompt), most) for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True))
+    rates = machine_of(machine["rates"], bench.model.dtype)
+    if asked["quantize"] and not EIGHT_BITS.isdisjoint(Mix.of(asked["quantize"]).schemes):
+        rates = replace(rates, rate=2 * rates.rate)  # at most: attention and what is not quantized have half of that
+    work = Workload(case["label"], case["label"], jobs)
+    return prediction_json(predict(policy, work, bench.model.config, bench.widths(contender), rates, room.batch))
+
+
+def _write(file: Path, found: dict[str, Any]) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(found))
+    os.replace(part, file)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+# -- what a case runs through ------------------------------------------------------------------------------------------
+
+
+class Interface(Protocol):
+    """A contender, built once for all cases."""
+
+    engine: Engine
+
+    def sample(self, case: Case) -> dict[str, Any]:
+        """Run the case. Its seconds count from the call to its return, checking the requests included: as vLLM's do.
+
+        Raises ContenderFailed if not every request got all that it asked for.
+        """
+
+
+class ThroughEngine:
+    """Steps driven directly, every token timed. Of the sampling parameters it takes the temperature."""
+
+    def __init__(self, name: str, bench: Workbench, room: Room) -> None:
+        self._contender = EngineContender(name, bench, room)
+        self._contender.build()
+        assert self._contender.engine is not None, "it has been built"
+        self.engine = self._contender.engine
+
+    def sample(self, case: Case) -> dict[str, Any]:
+        arrivals = [
+            Arrival(0.0, tuple(prompt), most, **case["sampling"])
+            for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True)
+        ]
+        start = time.perf_counter()
+        run = self._contender.run(arrivals)
+        seconds = time.perf_counter() - start
+        return run.sample() | {"seconds": significant(seconds, 5)}
+
+
+class ThroughLLM:
+    """`LLM.generate`, as programs call it: completions come back, with an object per log-probability."""
+
+    def __init__(self, name: str, bench: Workbench, room: Room) -> None:
+        _, off = switched(name)
+        self._llm = LLM(
+            bench.checkpoint, device=str(bench.device), dtype=str(bench.weights_dtype).removeprefix("torch."),
+            context_length=room.context, max_sequences=room.batch, cache_tokens=room.cache_tokens, switch_off=off,
+        )  # fmt: skip
+        self.engine = self._llm.engine
+
+    def sample(self, case: Case) -> dict[str, Any]:
+        params = [SamplingParams(max_tokens=most, ignore_eos=True, **case["sampling"]) for most in case["max_tokens"]]
+        before, evicted = self._llm.metrics().steps, self._evictions()
+        start = time.perf_counter()
+        completions = self._llm.generate(case["prompts"], params)
+        seconds = time.perf_counter() - start
+        check_completions(completions, params)
+        timings = [completion.timings for completion in completions]
+        return {
+            "seconds": significant(seconds, 5),
+            "completed": len(completions),
+            "output_tokens": sum(case["max_tokens"]),
+            "steps": self._llm.metrics().steps - before,
+            "evictions": self._evictions() - evicted,
+            "prompt_tokens": sum(len(prompt) for prompt in case["prompts"]),
+            "ttft_ms": distribution(1e3 * one.ttft_s for one in timings if one.ttft_s is not None),
+            "tpot_ms": distribution(1e3 / one.decode_tokens_per_s for one in timings if one.decode_tokens_per_s),
+        }
+
+    def _evictions(self) -> int:
+        usage = self._llm.metrics().cache
+        return 0 if usage is None else usage.evictions
+
+
+INTERFACES: dict[str, Callable[[str, Workbench, Room], Interface]] = {"engine": ThroughEngine, "LLM": ThroughLLM}
+
+
+if __name__ == "__main__":
+    run_block(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -1,0 +1,511 @@
+"""Gradus beside vLLM: the same token ids on the same GPU within the hour, and what is asked of the comparison.
+
+Declared here, measured by benchmarks/beside_vllm.py: two engines that each want the GPU's memory take turns as
+processes, Gradus, vLLM and Gradus again, so that a drift of the machine shows as a difference between the first and the
+last. Each process warms up with every workload whole, then runs it several times. What sampling parameters cost is a
+group of cases of its own: measured apart, and shown in a table of its own. No torch here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradus.bench.contenders.hugging_face import hugging_face_config
+from gradus.bench.declare.declaration import Account, Benchmark, Row, Table
+from gradus.bench.record.metrics import shown, spread
+from gradus.bench.record.prose import speedup, times_floor
+from gradus.bench.record.results import Cell, Entry, Results, Run
+from gradus.bench.workloads import Workload, burst, single_stream
+from gradus.config.options import FINAL
+from gradus.models.config import ModelConfig
+
+NAME = "beside-vllm"
+OURS, THEIRS = f"{FINAL}-prefix_cache", "vllm"
+OUR_BLOCKS, THEIR_BLOCK = ("A1", "A2"), "B"
+MAX_SEQUENCES = 256
+TEMPERATURE = 0.6  # of many requests; one alone is greedy
+REPEATS = 3
+
+IN, OUT, DECODE = "prompt_tok_s", "output_tok_s", "decode_tok_s"
+
+SAMPLING, QUANTIZED, STEADY = "sampling", "quantized", "steady"
+SECTIONS = ("", STEADY, SAMPLING, QUANTIZED)
+"""What reports and pages show in a table of its own. The first has no name."""
+
+AT_USUAL_TEMPERATURE = f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases that are measured together, by the same processes.
+
+    interface: what our side goes through; see `gradus.bench.run.block`. sampled: how tokens are chosen, for reports.
+    quantize: how our matrices are kept: a scheme, or schemes by patterns of names. kv_dtype: the same of our cache.
+    vllm_config, vllm_options: what tells vLLM to keep them in as many bits: entries of config.json, and arguments.
+    steady: prefix cache on and the pool full before the clock starts, on both sides; every round has new prompts.
+    """
+
+    section: str = ""
+    interface: str = "engine"
+    sampled: str = AT_USUAL_TEMPERATURE
+    quantize: str | Mapping[str, str] | None = None
+    kv_dtype: str = "auto"
+    vllm_config: Mapping[str, Any] = field(default_factory=dict)
+    vllm_options: Mapping[str, Any] = field(default_factory=dict)
+    steady: bool = False
+
+    @property
+    def contender(self) -> str:
+        """Our side."""
+        return FINAL if self.steady else OURS
+
+
+def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
+    """config.json's entry for matrices in the format of compressed-tensors, all but the head's."""
+    kept = {"type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": kept | {"dynamic": False} | weights,
+        "input_activations": activations and kept | {"dynamic": True} | activations,
+    }
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": form,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ["lm_head"],
+        }
+    }
+
+
+IN_FP8: dict[str, Any] = {"quantization": "fp8"}
+IN_INT8 = compressed("int-quantized", {"num_bits": 8, "strategy": "channel"}, {"num_bits": 8, "strategy": "token"})
+IN_INT4 = compressed("pack-quantized", {"num_bits": 4, "strategy": "group", "group_size": 128}, None)
+
+GROUPS: dict[str, Group] = {
+    "": Group(),
+    SAMPLING: Group(
+        SAMPLING,
+        interface="LLM",
+        sampled="temperature 1 and the parameters that a row names, no seed, end-of-sequence ignored",
+    ),
+    STEADY: Group(STEADY, interface="LLM", steady=True),
+    "fp8": Group(QUANTIZED, quantize="fp8", vllm_options=IN_FP8),
+    "fp8-head": Group(QUANTIZED, quantize={"*": "fp8"}, vllm_options=IN_FP8),
+    "int8": Group(QUANTIZED, quantize="int8", vllm_config=IN_INT8),
+    "int4": Group(QUANTIZED, quantize="int4", vllm_config=IN_INT4),
+    "int4-head": Group(QUANTIZED, quantize={"lm_head": "int8", "*": "int4"}, vllm_config=IN_INT4),
+    "fp8-kv": Group(QUANTIZED, quantize="fp8", kv_dtype="fp8", vllm_options=IN_FP8 | {"kv_cache_dtype": "fp8"}),
+}
+"""By the names that runs and cases have for them. Where our head is quantized, vLLM's is not: it has no such choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is asked for. must, aim: how many times vLLM's rate, measured beside it. floor_percent: aimed at as well.
+
+    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens per second; None where there were none. Hosts differ,
+    and a slow one slows vLLM more than us where a step is short; so what is reached counts against the better of this
+    and what is beside us.
+    """
+
+    must: float
+    aim: float
+    best: float | None = None
+    floor_percent: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload on one model: `shape` is the one that both run with random weights.
+
+    group: of GROUPS. parameters: of SamplingParams, by the names that both sides have for them, where they are what the
+    case is about.
+    """
+
+    shape: str
+    label: str
+    workload: Workload
+    target: Target
+    metric: str = OUT
+    group: str = ""
+    parameters: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def table(self) -> str:
+        if self.group == SAMPLING:
+            return f"{self.shape}-{self.group}-{len(self.workload.jobs)}"
+        return "-".join(part for part in (self.shape, self.group, TABLES[self.metric]) if part)
+
+    @property
+    def name(self) -> str:
+        """Unlike the name of any other case of the group."""
+        return f"{self.table}, {self.label}"
+
+    @property
+    def title(self) -> str:
+        """Of the table."""
+        if self.group == SAMPLING:
+            return f"{self.shape}, batch {len(self.workload.jobs)}: tokens per second by sampling parameters"
+        return f"{', '.join(part for part in (self.shape, self.group) if part)}: {TITLES[self.metric]}"
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What both sides are given."""
+        if self.group == SAMPLING:
+            return {"temperature": 1.0, **self.parameters}
+        return {"temperature": 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE}
+
+
+TABLES = {OUT: "", IN: "prefill", DECODE: "decode"}
+TITLES = {OUT: "tokens per second", IN: "prompts alone", DECODE: "tokens per second after the last first token"}
+
+STEADY_TOKENS = 262_144
+"""Positions of the cache in the steady state, at least: rounds of new prompts fill it before the clock starts."""
+
+CONTEXTS = {"gpt2-124m": 1024}
+"""Tokens that both engines have room for in a sequence: as GPT-2 was made for; the others' workloads need no more than
+LONGEST."""
+LONGEST = 9216
+
+GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
+GEMMA_1B = "gemma3-1b"
+MIXED = (100, 1024)
+
+PARAMETERS: dict[str, dict[str, float]] = {
+    "plain": {},
+    "top-p 0.95, top-k 20": {"top_p": 0.95, "top_k": 20},
+    "presence, frequency 0.5": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "repetition 1.1": {"repetition_penalty": 1.1},
+    "5 log-probabilities": {"logprobs": 5},
+}
+
+
+def _quantized(group: str, alone: Target, many: Target, prompts: Target | None = None) -> Iterator[Case]:
+    """What is asked of matrices in few bits: of one request, of many, and of prompts."""
+    yield Case(LLAMA_8B, "batch 1", single_stream(128, 256), alone, group=group)
+    yield Case(LLAMA_8B, "batch 64", burst(64, 512, 256), many, group=group)
+    if prompts is not None:
+        yield Case(LLAMA_8B, "prefill", burst(8, 8192, 1), prompts, metric=IN, group=group)
+
+
+CASES = (
+    Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.0, 1.25, 24_940, floor_percent=80)),
+    Case(QWEN, "batch 1", single_stream(32, 512), Target(1.3, 2.5, 675)),
+    Case(LLAMA_1B, "batch 1", single_stream(32, 512), Target(1.3, 1.8, 822, floor_percent=80)),
+    Case(LLAMA_1B, "batch 64", burst(64, 512, 256), Target(0.95, 1.15, 27_693)),
+    Case(LLAMA_1B, "batch 256", burst(256, 1024, 128), Target(0.95, 1.15, 21_493)),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.0, 1.2, 211)),
+    Case(LLAMA_8B, "batch 64", burst(64, 512, 256), Target(1.0, 1.1, 6_657)),
+    Case(LLAMA_8B, "prefill", burst(8, 8192, 1), Target(0.9, 1.0, 38_600), metric=IN),
+    Case(GPT2, "batch 1", single_stream(32, 500), Target(2.0, 6.0, 942)),
+    Case(GPT2, "batch 64", burst(64, 32, 500), Target(1.0, 1.3, 38_274)),
+    Case(GPT2, "batch 256", burst(256, 32, 500), Target(1.0, 1.5, 77_661)),
+    Case(QWEN, "256 mixed", burst(256, MIXED, MIXED), Target(1.1, 1.5), group=STEADY),
+    Case(LLAMA_1B, "batch 64", burst(64, 512, 256), Target(1.1, 1.5), group=STEADY),
+    Case(GEMMA_1B, "batch 64", burst(64, 512, 256), Target(1.1, 1.5), group=STEADY),
+    *(
+        Case(QWEN, label, workload, Target(1.3, 1.7), group=SAMPLING, parameters=parameters)
+        for workload in (single_stream(128, 256), burst(64, 64, 128), burst(256, 64, 128))
+        for label, parameters in PARAMETERS.items()
+    ),
+    *_quantized("fp8", alone=Target(1.1, 1.25, 286), many=Target(1.0, 1.1, 8_980), prompts=Target(0.95, 1.05, 57_000)),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.15, 1.35, 286), group="fp8-head"),
+    *_quantized("int8", alone=Target(1.15, 1.35, 264), many=Target(1.0, 1.1, 9_076), prompts=Target(0.9, 1.0, 68_000)),
+    *_quantized("int4", alone=Target(1.5, 1.8, 261), many=Target(1.05, 1.25, 6_481)),
+    Case(LLAMA_8B, "batch 16", burst(16, 512, 256), Target(1.2, 1.4, 3_224), group="int4"),
+    Case(LLAMA_8B, "batch 1", single_stream(128, 256), Target(1.65, 2.0, 261), group="int4-head"),
+    Case(LLAMA_8B, "batch 64", burst(64, 4096, 256), Target(1.1, 1.3), metric=DECODE, group="fp8-kv"),
+)
+
+MOST_IDLE_US, AIM_IDLE_US = 100, 20
+"""What the GPU may wait for the host before a decode step of 256 sequences, in microseconds."""
+
+
+def cases_of(shape: str, group: str = "") -> list[Case]:
+    return [case for case in CASES if (case.shape, case.group) == (shape, group)]
+
+
+def context_of(shape: str) -> int:
+    return CONTEXTS.get(shape, LONGEST)
+
+
+def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
+    """config.json for vLLM, in a spelling that every transformers understands.
+
+    Llama 3's scaling of slow rotations is left out: it changes constants, and not how long anything takes.
+    """
+    names = {
+        "gpt2": "GPT2LMHeadModel",
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
+    }
+    common = hugging_face_config(config) | {
+        "architectures": [names[config.family]],
+        "model_type": "gemma3_text" if config.family == "gemma3" else config.family,
+        "eos_token_id": config.eos_token_ids[0],
+    }
+    if config.family == "gpt2":
+        dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return common | dropouts | {"n_ctx": config.context_length, "activation_function": "gelu_new"}
+    assert config.rope is not None
+    more = {"rope_theta": config.rope.theta, "torch_dtype": "bfloat16"}
+    if config.family == "gemma3":
+        return common | more | {"hidden_activation": "gelu_pytorch_tanh"}
+    del common["rope_parameters"]
+    more["hidden_act"] = "silu"
+    return common | more | dict(GROUPS[group].vllm_config)
+
+
+# -- as a benchmark, for reports ---------------------------------------------------------------------------------------
+
+
+def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Benchmark:
+    """A table for each model, and one for each that is asked for prompts' tokens."""
+    return Benchmark(
+        question="The final engine and vLLM, on the same GPU and the same token ids: which is faster, and by how much?",
+        prediction=(
+            "Both read the same weights and the same keys and values, and both replay graphs; what differs is what a "
+            "step takes beyond its bytes. The smaller the model and the batch, the more of a step that is, so a single "
+            "stream of a small model should gain most. A crowd on a model of billions is bound by memory and matrix "
+            "units on both sides, and prompts by attention kernels that were written by hand for this GPU on theirs. "
+            "Sampling parameters should cost Gradus a little on the GPU and nothing on the host, since they are read "
+            "from tables within the graph; vLLM launches its sampling step by step, and makes the objects of "
+            "log-probabilities between steps. So the ratio should grow with what is asked for, and most with "
+            "log-probabilities of many sequences."
+        ),
+        tables=tuple(_tables(cases)),
+        accounts=accounts,
+    )
+
+
+def _tables(cases: tuple[Case, ...]) -> Iterator[Table]:
+    for name in dict.fromkeys(case.table for case in cases):
+        of_it = [case for case in cases if case.table == name]
+        first = of_it[0]
+        yield Table(
+            name=name,
+            title=first.title,
+            axis="parameters" if first.group == SAMPLING else "workload",
+            rows=tuple(Row(case.label, x, case.workload) for x, case in enumerate(of_it)),
+            contenders=(THEIRS, GROUPS[first.group].contender),
+            metric=first.metric,
+            columns=_columns(first),
+            against=THEIRS,
+            scale="names",
+        )
+
+
+def _columns(case: Case) -> tuple[str, ...]:
+    if case.metric == IN:
+        return ("steps",)
+    if GROUPS[case.group].interface == "LLM":
+        return ("ttft_ms", "tpot_ms", "idle_us", "steps")
+    return ("ttft_ms", "itl_ms", "itl_ms_p99", "host_us", "idle_us", "steps")
+
+
+ACCOUNTS: dict[str, Account] = {
+    "h200": Account(
+        explains=(
+            "In bfloat16 all that must be reached is, and three aims are: GPT-2's sixty-four and two hundred and "
+            "fifty-six at once run at {random:gpt2-124m, bfloat16: gpt2-124m/batch 64/final-prefix_cache/speedup} and "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 256/final-prefix_cache/speedup} times vLLM's rate, "
+            "Llama-3.2-1B's sixty-four at {random:llama-3.2-1b, bfloat16: llama-3.2-1b/batch "
+            "64/final-prefix_cache/speedup}. These ratios flatter us where a step is short: the host of these runs "
+            "was a slow one, and vLLM, whose steps wait for it, has done better elsewhere (*to its best*, by which is "
+            "judged what is reached). One request alone gains most where a step has the fewest bytes, as predicted: "
+            "{random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/speedup} times with GPT-2, "
+            "{qwen3-0.6b/batch 1/final-prefix_cache/speedup} with Qwen3-0.6B, {random:llama-3.2-1b, bfloat16: "
+            "llama-3.2-1b/batch 1/final-prefix_cache/speedup} with Llama-3.2-1B, {random:llama-3.1-8b, bfloat16: "
+            "llama-3.1-8b/batch 1/final-prefix_cache/speedup} with Llama-3.1-8B. Large crowds come close to a tie, "
+            "for both sides read the same keys and values and multiply the same prompts: {qwen3-0.6b/256 "
+            "mixed/final-prefix_cache/speedup} times with Qwen3's mixed crowd, {random:llama-3.2-1b, bfloat16: "
+            "llama-3.2-1b/batch 256/final-prefix_cache/speedup} with Llama-3.2-1B's two hundred and fifty-six, "
+            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 64/final-prefix_cache/speedup} with Llama-3.1-8B's "
+            "sixty-four. What the GPU waits for its host before a step of two hundred and fifty-six decodes is "
+            "{qwen3-0.6b/256 mixed/final-prefix_cache/idle_us} µs with Qwen3, {random:llama-3.2-1b, bfloat16: "
+            "llama-3.2-1b/batch 256/final-prefix_cache/idle_us} with Llama, and {random:gpt2-124m, bfloat16: "
+            "gpt2-124m/batch 256/final-prefix_cache/idle_us} at most with GPT-2, whose step takes {random:gpt2-124m, "
+            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/itl_ms} ms, of which the host needs {random:gpt2-124m, "
+            "bfloat16: gpt2-124m/batch 256/final-prefix_cache/host_us} µs. With fewer bits the gain alone grows as "
+            "the bytes shrink: {random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8/batch "
+            "1/final-prefix_cache/speedup} times vLLM's rate in fp8, {random:llama-3.1-8b, int8, bfloat16: "
+            "llama-3.1-8b-int8/batch 1/final-prefix_cache/speedup} in int8, {random:llama-3.1-8b, int4, bfloat16: "
+            "llama-3.1-8b-int4/batch 1/final-prefix_cache/speedup} in int4, and {random:llama-3.1-8b, int4-head, "
+            "bfloat16: llama-3.1-8b-int4-head/batch 1/final-prefix_cache/speedup} where the head is int8 as well."
+        ),
+        loses=(
+            "In bfloat16 eight aims are missed. Alone, launches and small products do not stream at the memory's "
+            "speed: GPT-2 is {random:gpt2-124m, bfloat16: gpt2-124m/batch 1/final-prefix_cache/times_floor} times its "
+            "floor, Qwen3-0.6B {qwen3-0.6b/batch 1/final-prefix_cache/times_floor}, and only Llama-3.1-8B comes near, "
+            "{random:llama-3.1-8b, bfloat16: llama-3.1-8b/batch 1/final-prefix_cache/times_floor}. In the mixed crowd "
+            "attention is some two thirds of the time, and reads at more than nine tenths of a copy's bandwidth "
+            "(`benchmarks/paged_attention.json`): the aim would need all the rest in half of its time, or narrower "
+            "keys and values. Of Llama-3.2-1B's two hundred and fifty-six, most of the floor is the prompts' "
+            "products, which we leave to cuBLAS. Prompts alone are slower than vLLM's, {random:llama-3.1-8b, "
+            "bfloat16: llama-3.1-8b-prefill/prefill/final-prefix_cache/speedup} times its rate: attention in Triton "
+            "and cuBLAS's products, against kernels written by hand for this GPU. Prompts in fp8 miss their aim as "
+            "well, "
+            "{random:llama-3.1-8b, fp8, bfloat16: llama-3.1-8b-fp8-prefill/prefill/final-prefix_cache/speedup} "
+            "times vLLM's rate. With a product of integers written for this GPU, those in int8 are at "
+            "{random:llama-3.1-8b, int8, bfloat16: llama-3.1-8b-int8-prefill/prefill/final-prefix_cache/speedup}; "
+            "what is left there is roundings and gates."
+        ),
+    ),
+}
+"""What is to be said of the results, by hardware."""
+
+BENCHMARK = benchmark_of(CASES, ACCOUNTS)
+
+HOW_IT_IS_MEASURED = (
+    "Three blocks, each a process of its own on the same GPU: Gradus (A1), vLLM, Gradus again (A2); each is built once "
+    "for all of a model's workloads, warmed up with them whole, then timed {repeats} times per workload. The same "
+    "token ids and output lengths on both sides; one request is greedy, many are sampled at temperature {temperature}; "
+    "end-of-sequence ignored, prefix cache off. vLLM has its own best settings for throughput: CUDA graphs and "
+    "torch.compile on, {memory} of the memory. *GPU idle* is how long the GPU waits for the host at most before a full "
+    "step of decodes, on average: at {most} sequences at most {must} µs are asked for, {aim} are the aim. *vLLM's "
+    "best* is the highest median that it showed on such a GPU before, on whatever host; *to its best* is our rate over "
+    "the better of its two, and that is what *reached* goes by."
+)
+HOW_SAMPLING_IS_MEASURED = (
+    "Sampling parameters: the same three blocks, in a run of their own. Temperature 1, and no seeds, so that vLLM "
+    "takes its fastest path. Both sides run through their `LLM.generate`, so the objects that log-probabilities are "
+    "read from are made within the measured time. vLLM chooses tokens with its own kernels: FlashInfer's sampler, "
+    "which it prefers for top-p and top-k, is not installed. *Reached* goes by *ratio*, for there are no earlier runs."
+)
+
+HOW_QUANTIZED_IS_MEASURED = (
+    "Fewer bits: the same three blocks, in runs of their own, with matrices in as many bits on both sides. vLLM makes "
+    "fp8 of bfloat16 while it loads; int8 and int4 (groups of 128, symmetric) it has in the format of "
+    "compressed-tensors, whose kernels are its fastest. The head stays in bfloat16, except in the rows named *head*: "
+    "ours is fp8 there, or int8 beside int4, and vLLM has no such choice. *fp8-kv* has keys and values in 8 bits too, "
+    "and counts from the last request's first token on."
+)
+HOW_THE_STEADY_STATE_IS_MEASURED = (
+    "The steady state, as in a server that has been up for an hour: the same three blocks, in runs of their own, with "
+    "the prefix cache on, on both sides. Both pools have the same number of pages, and rounds of prompts that are not "
+    "measured fill them before the clock starts, so every page that a round takes must be evicted first. Each round "
+    "has new prompts, which share nothing with those of earlier rounds. Both sides run through their `LLM.generate`. "
+    "*Reached* goes by *ratio*, for there are no earlier runs."
+)
+HOW_SECTIONS_ARE_MEASURED = {
+    STEADY: HOW_THE_STEADY_STATE_IS_MEASURED,
+    SAMPLING: HOW_SAMPLING_IS_MEASURED,
+    QUANTIZED: HOW_QUANTIZED_IS_MEASURED,
+}
+
+Rows = tuple[list[str], list[list[str]]]
+"""A table: its header and its rows."""
+
+
+def sections_of(found: Results) -> list[str]:
+    """Those of the sections of which something has been measured."""
+    return [section for section in SECTIONS if any(True for _ in runs_of(found, section))]
+
+
+def runs_of(found: Results, section: str) -> Iterator[Run]:
+    return (run for run in found.runs if GROUPS[run.group].section == section)
+
+
+def how(section: str) -> str:
+    """What a report says of the conditions."""
+    if section in HOW_SECTIONS_ARE_MEASURED:
+        return HOW_SECTIONS_ARE_MEASURED[section]
+    return HOW_IT_IS_MEASURED.format(
+        repeats=REPEATS, temperature=TEMPERATURE, memory="85 %", most=MAX_SEQUENCES, must=MOST_IDLE_US, aim=AIM_IDLE_US
+    )
+
+
+def summary(found: Results, section: str = "") -> Rows:
+    """A section's cases, all models in one table: both sides, the ratio, what was asked for, the share of the floor."""
+    runs = {(run.model.removeprefix("random:"), run.group): run for run in runs_of(found, section)}
+    cases = [case for case in CASES if GROUPS[case.group].section == section]
+    rows = [
+        _row(case, cell, runs[case.shape, case.group])
+        for case in cases
+        if (case.shape, case.group) in runs and (cell := runs[case.shape, case.group].cell(case.table, case.label))
+    ]
+    unknown = () if any(case.target.best for case in cases) else (TO_BEST, BEST)
+    header = [name for name in (rows[0] if rows else ()) if name not in unknown]
+    return header, [[row[name] for name in header] for row in rows]
+
+
+def in_short(found: Results, section: str = "") -> Rows:
+    """`summary` as far as a glance goes: both rates and their ratio."""
+    header, rows = summary(found, section)
+    kept = [header.index(name) for name in ("model", "workload", "vLLM tok/s", "Gradus tok/s", "ratio")]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+TO_BEST, BEST = "to its best", "vLLM's best"
+
+
+def skipped(found: Results, section: str = "") -> list[str]:
+    """One line for each of a section's workloads that one side could not run."""
+    return [
+        f"{cell.table}, {cell.row}: "
+        f"{'vLLM' if entry.contender == THEIRS else 'Gradus'} was not measured: {entry.skipped}."
+        for run in runs_of(found, section)
+        for cell in run.cells
+        for entry in cell.entries
+        if entry.skipped
+    ]
+
+
+def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
+    """What stands in each column."""
+    ours, theirs = cell.entry(GROUPS[case.group].contender), cell.entry(THEIRS)
+    table = next(table for table in BENCHMARK.tables if table.name == case.table)
+    ratio = speedup(ours, cell, run, table) if ours else None
+    share = times_floor(ours, table) if ours else None
+    percent = 100 / share if share else None
+    target = case.target
+    to_best = None if ratio is None else ratio * _share_of_best(theirs, case)
+    aim = f"{target.aim:g}×" + (f", {target.floor_percent:g} %" if target.floor_percent else "")
+    idle = spread(ours.samples, "idle_us") if ours else None
+    return {
+        "model": ", ".join(part for part in (case.shape, case.group) if part and part not in (SAMPLING, STEADY)),
+        "workload": f"{case.label}: {cell.workload['what']}",
+        "vLLM tok/s": _rate(theirs, case.metric),
+        "Gradus tok/s": _rate(ours, case.metric),
+        "A1 · A2": " · ".join(_of_block(ours, case.metric, block) for block in OUR_BLOCKS),
+        "ratio": "" if ratio is None else f"{ratio:.2f}×",
+        TO_BEST: "" if to_best is None else f"{to_best:.2f}×",
+        "must": f"{target.must:g}×",
+        "aim": aim,
+        "reached": "" if to_best is None else reached(target, to_best, percent),
+        "of the floor": "" if percent is None else f"{percent:.0f} %",
+        "GPU idle µs": "" if idle is None else shown(idle.median),
+        BEST: "" if target.best is None else shown(target.best),
+    }
+
+
+def reached(target: Target, ratio: float, percent: float | None) -> str:
+    """ "aim", "must" or "no"; an aim that names a share of the floor wants both."""
+    floor = target.floor_percent is None or (percent is not None and percent >= target.floor_percent)
+    return "aim" if ratio >= target.aim and floor else "must" if ratio >= target.must else "no"
+
+
+def _share_of_best(theirs: Entry | None, case: Case) -> float:
+    """vLLM's rate over the best that it has shown before: 1 where it shows more, or was not measured before."""
+    measured = spread(theirs.samples, case.metric) if theirs else None
+    if measured is None or case.target.best is None:
+        return 1.0
+    return min(1.0, measured.median / case.target.best)
+
+
+def _rate(entry: Entry | None, metric: str) -> str:
+    measured = spread(entry.samples, metric) if entry else None
+    if measured is None:
+        return "–"
+    middle, low, high = (shown(value, metric) for value in (measured.median, measured.low, measured.high))
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def _of_block(entry: Entry | None, metric: str, block: str) -> str:
+    of_it = [sample for sample in entry.samples if sample.get("block") == block] if entry else []
+    measured = spread(of_it, metric)
+    return shown(measured.median, metric) if measured else "–"

@@ -1,0 +1,282 @@
+"""`gradus bench quality`: how far a quantized model's predictions are from those of the model it was made of.
+
+Every model reads the same windows of a text, and is compared with float32 of the same file by its predictions of each
+token (divergence.py). That is far more sensitive than the score of a test. The first row is bfloat16, weights and
+activations, in which models are commonly served. It is the yardstick: a scheme that is no farther cannot be told from
+ordinary rounding.
+
+Of the schemes it is the scheme alone that is measured. Activations are float32, so are all matrices that a scheme
+leaves, and products are plain torch, without a cache and without kernels. (Between models that all compute in bfloat16,
+the rounding of logits alone is a divergence of 0.001, and hides what is smaller.)
+
+AWQ and GPTQ look at a text before they round: every fourth document, which no model is judged on. What they are
+compared with, and they themselves, round weights that were taken off the grid of a 4-bit file first (`break_grid`).
+
+The reference stays in memory beside each of the others in turn. Only hidden states are kept of a text. Logits are
+computed for a few positions at a time, because those of a whole text over a large vocabulary would not fit in memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradus.attention.whole import WholeSequence
+from gradus.bench.measure.drive import ContenderFailed
+from gradus.bench.measure.fingerprint import commit as current_commit
+from gradus.bench.measure.fingerprint import fingerprint, hardware_name
+from gradus.bench.measure.memory import release
+from gradus.bench.record import results
+from gradus.bench.record.results import Cell, Entry, Run
+from gradus.bench.run.suite import Settings, Watcher
+from gradus.bench.statistics import significant
+from gradus.bench.studies import divergence, quality_text
+from gradus.bench.studies.quality_report import NAME, TABLE
+from gradus.bench.studies.quality_text import CONTEXT, WINDOW, Text, Window
+from gradus.bench.workloads import SEED
+from gradus.calibration.methods import METHODS, break_grid
+from gradus.calibration.quantize import Recipe, quantize
+from gradus.errors import ConfigError
+from gradus.loading import Checkpoint, Progress, load_model, open_checkpoint
+from gradus.loading.progress import Silent
+from gradus.models import Linear, LinearFactory, Model, ModelConfig, parameter_count
+from gradus.models.precision import resolve_device
+from gradus.models.rope import RotaryTable
+from gradus.quantization.linear import QuantizedLinear
+from gradus.quantization.mix import HEAD, NONE, Mix, factory
+
+QUICK_WINDOWS, QUICK_SAMPLES = 4, 8
+GROUP = 64  # weights with one scale, where ways to round are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to keep a model's weights, or its keys and values. name: as reports and `--contender` have it.
+
+    dtype: of activations, and of all that is not quantized. linear: makes the matrices. scheme: the same, by a scheme's
+    name; head: that of the head's. method: how `gradus quantize` rounds them to int4 in groups of GROUP; neither of the
+    others is then heeded. fp8_kv: keys and values are rounded as a cache in 8 bits keeps them.
+    """
+
+    name: str
+    dtype: torch.dtype = torch.float32
+    linear: LinearFactory = Linear
+    scheme: str | None = None
+    head: str = NONE
+    method: str | None = None
+    fp8_kv: bool = False
+
+    def factory(self, config: ModelConfig) -> LinearFactory:
+        """For the matrices of this model."""
+        if self.scheme is None:
+            return self.linear
+        return factory(Mix(self.name, ((HEAD, self.head), ("*", self.scheme))), config, self.linear)
+
+
+REFERENCE = Contender("float32")
+YARDSTICK = Contender("bfloat16", torch.bfloat16)
+CONTENDERS = (
+    *(Contender(name, scheme=name) for name in ("int8", "fp8", "fp8-block", "int4")),
+    Contender("fp8-head", scheme="fp8", head="fp8"),
+    Contender("int4-head", scheme="int4", head="int8"),
+    Contender("fp8-kv", fp8_kv=True),
+    *(Contender(f"int4-g{GROUP}-{method}", method=method) for method in METHODS),
+)
+"""What is compared with REFERENCE, behind YARDSTICK."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one model made of the text: of each window the hidden states [n, D] that predict its n targets."""
+
+    contender: Contender
+    model: Model
+    hidden: list[Tensor]
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    settings: Settings,
+    text: Text,
+    out: Path,
+    watcher: Watcher,
+    progress: Progress | None = None,
+    contenders: Sequence[Contender] = CONTENDERS,
+) -> Path:
+    """Compare bfloat16, and then each contender, with float32. Returns the results, written after each.
+
+    Raises ConfigError for settings that are for other benchmarks, a contender that is not among these, a model without
+    a tokenizer or with quantized matrices, and a text that is too short; CheckpointError as loading does.
+    """
+    wanted = _wanted(settings, contenders)
+    reader = Reader.open(settings, text, watcher, progress)
+    run, hardware = reader.begin(settings, text), hardware_name(reader.device)
+    reference = reader.read(REFERENCE)
+    for contender in (YARDSTICK, *wanted):
+        release(reader.device)
+        run.cells[0].entries.append(reader.entry(contender, reference))
+        results.update(out, hardware, NAME, run)
+    return results.path(out, hardware, NAME)
+
+
+def _wanted(settings: Settings, contenders: Sequence[Contender]) -> list[Contender]:
+    """Those that were asked for by name, or all."""
+    others = (settings.tables, settings.resume, not settings.peers, settings.repeats, settings.quantize)
+    if any(others) or settings.dtype != "auto":
+        raise ConfigError(
+            f"`gradus bench {NAME}` runs each model once, in number types of its own: it takes --model, --device, "
+            "--text, --contender, --quick and --out"
+        )
+    known = {contender.name: contender for contender in (YARDSTICK, *contenders)}
+    for name in settings.contenders:
+        if name not in known:
+            raise ConfigError(f"contender must be one of {', '.join(known)}, got {name!r}")
+    return [one for one in contenders if not settings.contenders or one.name in settings.contenders]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A checkpoint, the windows that every model made of it reads, and the text that some are rounded by.
+
+    samples: how many pieces of that text are looked at.
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    windows: list[Window]
+    watcher: Watcher
+    progress: Progress
+    calibration: str | None = None
+    samples: int = QUICK_SAMPLES
+
+    @classmethod
+    def open(cls, settings: Settings, text: Text, watcher: Watcher, progress: Progress | None) -> "Reader":
+        checkpoint, device = open_checkpoint(settings.model, progress=progress), resolve_device(settings.device)
+        if checkpoint.tokenizer is None:
+            raise ConfigError(f"{checkpoint.name}: came without a tokenizer, and quality is measured on text")
+        if checkpoint.quantized is not None:
+            raise ConfigError(
+                f"{checkpoint.name}: is quantized ({checkpoint.quantized.label}): give what it was made of"
+            )
+        judged, calibration = quality_text.divided(text)
+        found = quality_text.windows(judged, checkpoint.tokenizer, checkpoint.config.context_length)
+        samples = Recipe().samples
+        if settings.quick:
+            found, samples = quality_text.first_of_each(found, QUICK_WINDOWS), QUICK_SAMPLES
+        return cls(checkpoint, device, found, watcher, progress or Silent(), calibration, samples)
+
+    def begin(self, settings: Settings, text: Text) -> Run:
+        """A run with one cell: a text is the workload, and each contender an entry."""
+        documents, positions = self._documents()
+        workload = {
+            "what": (
+                f"{len(self.windows)} windows of at most {WINDOW} tokens from {documents} documents of {text.name}: "
+                f"{positions:,} positions count, and the first {CONTEXT} of each window are only context"
+            ),
+            "digest": text.digest,
+            "text": text.name,
+            "own": text.own,
+            "documents": documents,
+            "positions": positions,
+        }
+        return Run(
+            model=self.checkpoint.name,
+            dtype="",  # each contender has its own
+            device=self.device.type,
+            fingerprint=fingerprint(self.device, quick=settings.quick),
+            settings={
+                "commit": settings.commit or current_commit(),
+                "seed": SEED,
+                "quick": settings.quick,
+                "threads": torch.get_num_threads(),
+                "float32 products": torch.get_float32_matmul_precision(),
+                "weights": f"{self.checkpoint.size_bytes / 1e6:.0f} MB as they are stored",
+            },
+            cells=[Cell(TABLE, text.name, 0, 1, workload)],
+        )
+
+    @torch.inference_mode()
+    def read(self, contender: Contender) -> Reading:
+        """Make the contender's model and have it read every window."""
+        model = self._rounded(contender.method) if contender.method else self._loaded(self.checkpoint, contender)
+        self.watcher.cell(contender.name, len(self.windows))
+        attention = WholeSequence(model.config, contender.fp8_kv)
+        hidden = []
+        for window in self.windows:
+            ids = torch.tensor(window.token_ids, device=self.device)
+            rows = model(ids, torch.arange(len(ids), device=self.device), attention)
+            hidden.append(rows[CONTEXT - 1 : -1])  # a row predicts the token after its own
+            self.watcher.run_done()
+        return Reading(contender, model, hidden)
+
+    def _loaded(self, checkpoint: Checkpoint, contender: Contender) -> Model:
+        linear = contender.factory(checkpoint.config)
+        return load_model(checkpoint, dtype=contender.dtype, device=self.device, linear=linear, progress=self.progress)
+
+    def _rounded(self, method: str) -> Model:
+        """By `gradus quantize`, from weights that are on no grid."""
+        if method != "rtn" and self.calibration is None:
+            raise ContenderFailed("a text of fewer than four documents leaves none to calibrate by")
+        recipe = Recipe("int4", method, GROUP, self.samples)
+        with TemporaryDirectory(prefix="gradus-quality-") as folder:
+            out = Path(folder) / method
+            quantize(
+                self.checkpoint, out, recipe, self.calibration,
+                device=self.device, progress=self.progress, prepare=break_grid,
+            )  # fmt: skip
+            written = open_checkpoint(str(out))
+            assert written.quantized is not None
+            return self._loaded(written, Contender(method, linear=factory(written.quantized, written.config, Linear)))
+
+    def entry(self, contender: Contender, against: Reading) -> Entry:
+        """The row of a table: what the model weighs, and how far it is from the other."""
+        try:
+            reading = self.read(contender)
+            size = weight_bytes(reading.model)
+            sample: dict[str, Any] = {
+                "weight_bytes": size,
+                "bits_per_weight": significant(8 * size / parameter_count(reading.model.config)),
+            }
+            return Entry(contender.name, samples=[sample | self._divergence(reading, against)])
+        except (ContenderFailed, ConfigError) as error:
+            return Entry(contender.name, skipped=str(error))
+
+    @torch.inference_mode()
+    def _divergence(self, reading: Reading, against: Reading) -> dict[str, float | None]:
+        scores = divergence.join(
+            divergence.compare_hidden(
+                against.model.logits, before, reading.model.logits, after,
+                torch.tensor(window.targets, device=self.device),
+            )
+            for window, before, after in zip(self.windows, against.hidden, reading.hidden, strict=True)
+        )  # fmt: skip
+        if not scores.kl.isfinite().all():
+            raise ContenderFailed("its logits are not finite")
+        documents = torch.tensor([window.document for window in self.windows for _ in window.targets])
+        told = divergence.summarize(scores, documents)
+        return {name: None if value is None else significant(value, 6) for name, value in told.items()}
+
+    def _documents(self) -> tuple[int, int]:
+        """How many documents are read, and how many positions count."""
+        return len({window.document for window in self.windows}), sum(len(window.targets) for window in self.windows)
+
+
+def weight_bytes(model: Model) -> int:
+    """What a checkpoint fills: quantized matrices as the model keeps them, all other values in bfloat16.
+
+    Shared tensors count once. Tables of rotary positions are computed.
+    """
+    tensors = {
+        id(tensor): 2 * tensor.numel() if tensor.is_floating_point() and not isinstance(module, QuantizedLinear)
+        else tensor.nbytes
+        for module in model.modules()
+        if not isinstance(module, RotaryTable)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    }  # fmt: skip
+    return sum(tensors.values())
