@@ -45,7 +45,7 @@ ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
 # has ended; in a chain of launches that is worth more (the part "chains").
 IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
-MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/measured"
+MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/linear/measured"
 
 # (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
 MODELS = {

@@ -18,15 +18,6 @@ import triton.language as tl
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.device.capability import OLDEST, Capability
-from gradus.kernels import (
-    asked_sampling,
-    attention_work,
-    hopper_attention,
-    hopper_launch,
-    hopper_product,
-    narrowing,
-    paged_attention,
-)
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.fuse.quantized import FUSED_ROWS
@@ -46,6 +37,8 @@ from gradus.kernels.quantized.tile_tables import SCHEMES, Scheme, unmeasured_til
 from gradus.kernels.rows.activation import BLOCK, activation_kernel
 from gradus.kernels.rows.norm import norm_kernel, warps_of
 from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
+from gradus.kernels.sampling import full as asked_sampling
+from gradus.kernels.sampling import narrowing
 from gradus.kernels.sampling.narrowing import Statistics
 from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
 from gradus.kernels.sampling.slot_settings import SlotSettings

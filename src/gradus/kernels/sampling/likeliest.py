@@ -1,8 +1,8 @@
 """The likeliest tokens of a row with their log-probabilities, by the model's own distribution, without sorting it.
 
-The n best tokens lie in the n groups with the largest maxima, which are noted (`narrowing.py`): so one program looks into
-as many groups as narrowing does, and takes the best token n times. The logarithm of the row's mass comes from the same
-statistics.
+The n best tokens lie in the n groups with the largest maxima, which are noted (`narrowing.py`): so one program looks
+into as many groups as narrowing does, and takes the best token n times. The logarithm of the row's mass comes from the
+same statistics.
 """
 
 import triton
