@@ -18,6 +18,9 @@ import triton.language as tl
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.device.capability import OLDEST, Capability
+from gradus.kernels.attention import hopper as hopper_attention
+from gradus.kernels.attention import paged as paged_attention
+from gradus.kernels.attention import work as attention_work
 from gradus.kernels.attention.launch import bytes_needed, fitted, launches
 from gradus.kernels.attention.new_token import MOST_NEW
 from gradus.kernels.fuse.quantized import FUSED_ROWS
@@ -29,6 +32,7 @@ from gradus.kernels.linear.skinny import SkinnyLaunch, skinny_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
+from gradus.kernels.quantized import hopper_launch, hopper_product
 from gradus.kernels.quantized.eight_bits import eight_bit_kernel
 from gradus.kernels.quantized.int4 import MAGIC, int4_kernel, widen_kernel
 from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
