@@ -68,7 +68,7 @@ class Linear(nn.Module):
     To store weights in another way (narrower, packed, sharded), subclass: override `allocate`, `assign`, which receives
     them, and `forward`. `dtype` is the activations' dtype. The subclass chooses what weights are kept in, and may
     answer in a narrower type than x's. No model file changes: none assumes that `weight` or the result has x's dtype. A
-    subclass with its own `forward` may also have its own kernels: see `gradus.kernels.view`.
+    subclass with its own `forward` may also have its own kernels: see `gradus.kernels.core.view`.
     """
 
     accepted: ClassVar[frozenset[torch.dtype]] = FLOATS
