@@ -3,7 +3,7 @@
     PYTHONPATH=src:. python3 benchmarks/timeline.py --model random:qwen3-0.6b --out "$OUT"/timeline.json
 
 Two scenes, each played once to warm up and once to record: a few sequences decode while a long prompt arrives; many
-sequences decode. The figure of phases/p10_cuda_graphs is drawn from the second one (`gradus.course.figures_timeline`).
+sequences decode. The figure of phases/p10_cuda_graphs is drawn from the second one (`gradus.course.figures.timeline`).
 Times are microseconds from the scene's first recorded step. What a step's kernels take is measured apart, by torch's
 profiler, which slows the host and not the kernels.
 """

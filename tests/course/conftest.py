@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.course import check as course_check
-from gradus.course.check import Verdict
+from gradus.course.student import check as course_check
+from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import Exercise, exercises_of, reference_of
 from gradus.exercises.solution import look
 

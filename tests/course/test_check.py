@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.course import check as course_check
+from gradus.course.student import check as course_check
 from gradus.errors import ConfigError
 from gradus.exercises.declaration import exercises_of
 from gradus.exercises.skeleton import cut

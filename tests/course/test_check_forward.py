@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
-from gradus.course.check import check_all
+from gradus.course.student.check import check_all
 from gradus.exercises.declaration import exercises_of
 from gradus.exercises.solution import look
 from phases.p00_baseline.exercise import FORWARD

@@ -12,7 +12,7 @@ import pytest
 
 from gradus import phases
 from gradus.cli import main
-from gradus.course.check import Verdict
+from gradus.course.student.check import Verdict
 from gradus.exercises.declaration import exercises_of
 from tests.course.conftest import reference
 from tests.phases import judge
@@ -96,8 +96,8 @@ def judged(monkeypatch):
             not wrong, "it is wrong" if wrong else "it passes", tests=3, kept=("one thing holds", "another holds")
         )
 
-    monkeypatch.setattr("gradus.course.check.check", verdict)
-    monkeypatch.setattr("gradus.course.check._together", lambda *_: None)  # so each file is judged alone
+    monkeypatch.setattr("gradus.course.student.check.check", verdict)
+    monkeypatch.setattr("gradus.course.student.check._together", lambda *_: None)  # so each file is judged alone
 
 
 def test_success_says_what_was_right_and_what_comes_next(gradus, judged, tmp_path):
@@ -157,7 +157,7 @@ def test_files_that_pass_together_have_one_total_and_claims_of_their_own(gradus,
     cache, scheduler, _ = (f"phases.p04_paged_cache.{name[:-3]}" for name in names)
     kept = [(0, "a page belongs to one", [cache]), (1, "the last gives way", [scheduler]), (2, "all get tokens", [])]
     facts = {"passed": 7, "kept": kept, "failure": None}
-    monkeypatch.setattr("gradus.course.check._run", lambda *_: facts)
+    monkeypatch.setattr("gradus.course.student.check._run", lambda *_: facts)
     folder = tmp_path / "exercises" / "p04"
     folder.mkdir(parents=True)
     for name in names:
@@ -240,7 +240,7 @@ def test_a_solution_is_judged_in_processes_of_its_own(tmp_path):
 
 def test_the_test_that_failed_and_what_was_printed_go_to_stderr(gradus, monkeypatch, tmp_path):
     verdict = Verdict(False, "it is wrong", "tests/phases/test_oracle.py, line 9", ("Contiguous.stored",), "a = 3")
-    monkeypatch.setattr("gradus.course.check.check", lambda phase, file, **_: verdict)
+    monkeypatch.setattr("gradus.course.student.check.check", lambda phase, file, **_: verdict)
     (tmp_path / "mine.py").write_text(reference("p01"))
     code, out, err = gradus("check", "p01", "--impl", "mine.py")
     assert (code, out) == (1, "p01: it is wrong\n")

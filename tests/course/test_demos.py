@@ -3,8 +3,8 @@
 import pytest
 
 from gradus.bench.contenders.workbench import EngineContender, Workbench
-from gradus.course import charts, demos
-from gradus.course.demos import DEMOS, Figure, compared, shown
+from gradus.course.views import charts, demos
+from gradus.course.views.demos import DEMOS, Figure, compared, shown
 from gradus.errors import ConfigError
 from tests.bench.virtual import virtual  # noqa: F401  # the clock, as a fixture
 from tests.cli.conftest import gradus  # noqa: F401  # the command line, as a fixture

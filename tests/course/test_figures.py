@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gradus.course import figures
 from gradus.course.drawing import MARGIN, WIDTH, Drawing
+from gradus.course.figures import every, first
 from tests.course.conftest import ROOT
 from tests.phases.conftest import build_engine
 from tests.phases.drive import run, steps
@@ -16,12 +16,12 @@ from tests.phases.test_promises import SHAPE, ask
 STALE = "is stale: run python -m gradus.course.figures"
 
 
-@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
+@pytest.mark.parametrize("figure", every.FIGURES, ids=lambda figure: figure.path)
 def test_a_committed_figure_is_what_the_code_draws(figure):
     assert (ROOT / figure.path).read_text(encoding="utf-8") == figure.draw().svg(), f"{figure.path} {STALE}"
 
 
-@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
+@pytest.mark.parametrize("figure", every.FIGURES, ids=lambda figure: figure.path)
 def test_a_figure_is_shown_on_a_page_beside_it(figure):
     folder = (ROOT / figure.path).parent.parent
     pages = [*folder.glob("*.md"), ROOT / "README.md"]
@@ -29,7 +29,7 @@ def test_a_figure_is_shown_on_a_page_beside_it(figure):
     assert any(shown)
 
 
-@pytest.mark.parametrize("figure", figures.FIGURES, ids=lambda figure: figure.path)
+@pytest.mark.parametrize("figure", every.FIGURES, ids=lambda figure: figure.path)
 def test_a_figure_is_well_formed_says_what_it_shows_and_keeps_within_its_frame(figure):
     drawing = figure.draw()
     root = ElementTree.fromstring(drawing.svg())
@@ -48,25 +48,25 @@ def test_words_too_small_for_half_size_are_refused():
 
 @pytest.mark.parametrize(("phase", "continuous"), [("p02", False), ("p03", True)])
 def test_the_timeline_is_what_the_schedulers_do(phase, continuous):
-    engine = build_engine(phase, SHAPE, figures.SLOTS)
-    for name, length in figures.REQUESTS.items():
+    engine = build_engine(phase, SHAPE, first.SLOTS)
+    for name, length in first.REQUESTS.items():
         engine.submit(ask(name, max_tokens=length))
     ran = []
     for step in steps(engine):
-        slots = [""] * figures.SLOTS
+        slots = [""] * first.SLOTS
         for span in step.spans:
             slots[span.slot] = span.request_id
         ran.append(slots)
-    assert ran == figures.timeline(continuous)
+    assert ran == first.timeline(continuous)
 
 
 def test_the_rectangle_has_the_filler_that_its_caption_counts():
-    drawing = figures.padded()
+    drawing = first.padded()
     filler, rows = map(int, re.search(r"(\d+) of (\d+) rows are filler", drawing.title).groups())
     hatched = sum("url(#hatch)" in shape for shape in drawing.shapes)
     cells = sum(shape.startswith("<rect") for shape in drawing.shapes) - hatched  # hatching is a second rectangle
     assert (filler, rows) == (hatched - 1, cells - 3)  # the legend has one of each kind
-    wanted = [(len(prompt), len(answer)) for prompt, answer in figures.BATCH]
+    wanted = [(len(prompt), len(answer)) for prompt, answer in first.BATCH]
     assert (rows, filler) == counted_by_p02(wanted)
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from gradus.course.figures_architecture import STOPS
+from gradus.course.figures.architecture import STOPS
 from tests.course.conftest import ROOT
 
 SOURCE = ROOT / "src" / "gradus"

@@ -2,7 +2,7 @@
 
 import re
 
-from gradus.course import figures_graphs as figures
+from gradus.course.figures import graphs as figures
 
 
 def test_a_layer_launched_takes_the_host_as_long_as_its_launches():

@@ -2,7 +2,7 @@
 
 import re
 
-from gradus.course import figures_paging as figures
+from gradus.course.figures import paging as figures
 
 
 def test_slots_are_as_empty_and_pages_as_full_as_the_lengths_make_them():

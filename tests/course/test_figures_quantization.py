@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradus.course import figures_quantization as drawn
+from gradus.course.figures import quantization as drawn
 from gradus.models.shapes import SHAPES
 from phases.p07_quantization.benchmark import BYTES, bytes_per_weight
 from tests.course.conftest import ROOT

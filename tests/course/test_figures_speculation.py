@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradus.bench.predict.roofline import Machine, SpanShape, step_cost, streamed_parameters
-from gradus.course import figures_speculation as drawn
-from gradus.course.figures_budget import TWO_CORES
+from gradus.course.figures import speculation as drawn
+from gradus.course.figures.budget import TWO_CORES
 from gradus.kernels.sampling.noise import exponential
 from gradus.models.shapes import SHAPES
 from phases.p08_speculation import payoff, rules

@@ -11,9 +11,9 @@ import torch
 
 from gradus import phases
 from gradus.config.options import EngineOptions
-from gradus.course.difference import NOT_PARTS, difference, parts
-from gradus.course.flat import flatten
-from gradus.course.reading import reading_order
+from gradus.course.views.difference import NOT_PARTS, difference, parts
+from gradus.course.views.flat import flatten
+from gradus.course.views.reading import reading_order
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
 from gradus.models import SHAPES, create_model, randomize

@@ -9,7 +9,7 @@ from gradus import phases
 from gradus.bench.record.prose import loose_numbers
 from gradus.bench.report import BLOCK, INLINE
 from gradus.cache.usage import CacheUsage
-from gradus.course.difference import difference
+from gradus.course.views.difference import difference
 from gradus.server.client import EngineClient
 from gradus.server.config import ServerConfig
 from gradus.server.measures import cache_stats

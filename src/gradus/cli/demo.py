@@ -33,7 +33,7 @@ def demo(
     from gradus.bench import registry
     from gradus.bench.contenders.workbench import Workbench
     from gradus.cli.progress import Bars
-    from gradus.course import charts, demos
+    from gradus.course.views import charts, demos
     from gradus.course.xray.runs import REAL
     from gradus.loading import CATALOGUE
 

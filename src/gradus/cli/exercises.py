@@ -13,8 +13,8 @@ from gradus.cli import options, terminal
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gradus.course.check import Verdict
-    from gradus.course.solved import Pair
+    from gradus.course.student.check import Verdict
+    from gradus.course.student.solved import Pair
     from gradus.exercises.declaration import Exercise
     from gradus.exercises.solution import Found
     from gradus.phases import PhaseInfo
@@ -42,7 +42,7 @@ def exercise(
       gradus exercise p04 --only cache.py --force    # begin one file again
     """
     from gradus import phases
-    from gradus.course.progress import FOLDER, remember_begun
+    from gradus.course.student.progress import FOLDER, remember_begun
     from gradus.exercises.declaration import exercises_of, reference_of
     from gradus.exercises.skeleton import cut
 
@@ -83,8 +83,8 @@ def check(
       gradus check p01 --hint 1
     """
     from gradus import phases
-    from gradus.course import check as course_check
-    from gradus.course import progress
+    from gradus.course.student import check as course_check
+    from gradus.course.student import progress
     from gradus.exercises import solution
 
     info, hints = phases.find(phase), int(hint or 0)
@@ -126,7 +126,7 @@ def solution(
       gradus solution p01 --anyway            # ours, whether or not you have begun
     """
     from gradus import phases
-    from gradus.course import progress, solved
+    from gradus.course.student import progress, solved
     from gradus.exercises.solution import files_in, read
 
     info = phases.find(phase)
@@ -157,7 +157,7 @@ def progress(json: options.Json = False) -> int:
       gradus progress
       gradus progress --json
     """
-    from gradus.course import progress as course_progress
+    from gradus.course.student import progress as course_progress
 
     rows = list(course_progress.standings())
     command, why = course_progress.next_step(rows)
@@ -189,7 +189,7 @@ def progress(json: options.Json = False) -> int:
 
 def _folder(info: "PhaseInfo") -> Path:
     """Where `gradus exercise` wrote. Raises ConfigError if it did not."""
-    from gradus.course.progress import FOLDER
+    from gradus.course.student.progress import FOLDER
 
     if not (FOLDER / info.name).is_dir():
         raise ConfigError(
@@ -211,7 +211,7 @@ def diff(
       gradus diff p02 p03 | less
     """
     from gradus import phases
-    from gradus.course.difference import difference
+    from gradus.course.views.difference import difference
 
     _print_diff(difference(phases.find(old), phases.find(new)))
     return 0
@@ -226,7 +226,7 @@ def show(phase: Phase) -> int:
       gradus show p01 | less
     """
     from gradus import phases
-    from gradus.course.reading import reading
+    from gradus.course.views.reading import reading
 
     for path, source in reading(phases.find(phase)):
         _print_code(f"# {'=' * 8} {path} {'=' * (100 - len(path))}\n\n{source.rstrip()}\n\n")
@@ -242,7 +242,7 @@ def flat(phase: Phase) -> int:
       gradus flat p00
     """
     from gradus import phases
-    from gradus.course.flat import flatten
+    from gradus.course.views.flat import flatten
 
     _print_code(flatten(phases.find(phase)))
     return 0
@@ -327,7 +327,7 @@ def print_pair(pair: "Pair", *, plain: bool = False, titles: tuple[str, str] = (
 
 def _print_next(info: "PhaseInfo", impl: Path | None) -> None:
     """What to type now: after a phase's last exercise, ways to use it, and the next phase."""
-    from gradus.course import progress
+    from gradus.course.student import progress
 
     rows = progress.of_phase(info)
     if all(row.state == "passed" for row in rows):

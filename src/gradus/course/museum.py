@@ -17,8 +17,8 @@ from traceback import extract_tb
 from types import ModuleType
 
 from gradus import phases
-from gradus.course.progress import FOLDER
-from gradus.course.solved import Pair, text_of
+from gradus.course.student.progress import FOLDER
+from gradus.course.student.solved import Pair, text_of
 from gradus.errors import ConfigError
 from gradus.exercises.declaration import Hints
 from gradus.exercises.skeleton import functions

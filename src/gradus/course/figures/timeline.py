@@ -14,7 +14,7 @@ from typing import Any
 from gradus.bench.statistics import median
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
 
-RECORDING = Path(__file__).parents[3] / "benchmarks" / "timeline.json"
+RECORDING = Path(__file__).parents[4] / "benchmarks" / "timeline.json"
 SHOWN = 8  # steps
 SCENE = "decodes"
 NAMES = {

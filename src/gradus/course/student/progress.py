@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gradus import phases
-from gradus.course.check import Verdict
+from gradus.course.student.check import Verdict
 from gradus.errors import ConfigError
 from gradus.exercises import solution
 from gradus.exercises.declaration import Exercise, exercises_of

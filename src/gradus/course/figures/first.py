@@ -1,28 +1,6 @@
-"""The figures of the lessons and of docs/architecture.md. `python -m gradus.course.figures` draws them all.
+"""The figures of p00 to p03: the rows that each step computes, a contiguous cache, padding, and slots."""
 
-A test compares the files in the repository with what is drawn here.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-
-from gradus import phases
-from gradus.course import (
-    figures_architecture,
-    figures_budget,
-    figures_forward,
-    figures_graphs,
-    figures_kernels,
-    figures_paging,
-    figures_prefix,
-    figures_quantization,
-    figures_scene,
-    figures_speculation,
-    figures_timeline,
-)
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
-from gradus.exercises.declaration import repository
 
 STORY = ["The", "cat", "sat", "on", "the", "mat", "and", "slept"]
 PROMPT, STEPS = 3, 5
@@ -187,64 +165,3 @@ def _slots(drawing: Drawing, top: float, title: str, steps: list[list[str]], idl
         seen.update(names)
     for slot in range(SLOTS):
         drawing.words(0, top + 32 + slot * (height + 6) + 24, f"slot {slot}")
-
-
-# -- all of them -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """path: in the repository."""
-
-    path: str
-    draw: Callable[[], Drawing]
-
-
-FIGURES = [
-    Figure("phases/p00_baseline/figures/whole.svg", figures_forward.whole),
-    Figure("phases/p00_baseline/figures/rotated.svg", figures_forward.rotated),
-    Figure("phases/p00_baseline/figures/triangle.svg", figures_forward.triangle),
-    Figure("phases/p00_baseline/figures/recomputed.svg", recomputed),
-    Figure("phases/p01_kv_cache/figures/kept.svg", kept),
-    Figure("phases/p01_kv_cache/figures/contiguous.svg", contiguous),
-    Figure("phases/p02_static_batching/figures/padded.svg", padded),
-    Figure("phases/p03_continuous_batching/figures/slots.svg", slots),
-    Figure("phases/p04_paged_cache/figures/memory.svg", figures_paging.memory),
-    Figure("phases/p04_paged_cache/figures/block_table.svg", figures_paging.block_table),
-    Figure("phases/p04_paged_cache/figures/windows.svg", figures_paging.windows),
-    Figure("phases/p04_paged_cache/figures/preemption.svg", figures_paging.preemption),
-    Figure("phases/p05_prefix_cache/figures/growing.svg", figures_prefix.growing),
-    Figure("phases/p05_prefix_cache/figures/evicting.svg", figures_prefix.evicting),
-    Figure("phases/p06_chunked_prefill/figures/steps.svg", figures_budget.steps),
-    Figure("phases/p06_chunked_prefill/figures/budget.svg", figures_budget.budget),
-    Figure("phases/p07_quantization/figures/rows.svg", figures_quantization.rows),
-    Figure("phases/p07_quantization/figures/grids.svg", figures_quantization.grids),
-    Figure("phases/p07_quantization/figures/search.svg", figures_quantization.search),
-    Figure("phases/p07_quantization/figures/columns.svg", figures_quantization.columns),
-    Figure("phases/p07_quantization/figures/bits.svg", figures_quantization.bits),
-    Figure("phases/p08_speculation/figures/verified.svg", figures_speculation.verified),
-    Figure("phases/p08_speculation/figures/rules.svg", figures_speculation.rules),
-    Figure("phases/p08_speculation/figures/tokens.svg", figures_speculation.tokens),
-    Figure("phases/p08_speculation/figures/payoff.svg", figures_speculation.payoff),
-    Figure("phases/p09_triton_attention/figures/traffic.svg", figures_kernels.traffic),
-    Figure("phases/p09_triton_attention/figures/items.svg", figures_kernels.items),
-    Figure("phases/p09_triton_attention/figures/layer.svg", figures_kernels.layer),
-    Figure("phases/p10_cuda_graphs/figures/replay.svg", figures_graphs.replay),
-    Figure("phases/p10_cuda_graphs/figures/inside.svg", figures_graphs.inside),
-    Figure("phases/p10_cuda_graphs/figures/overlap.svg", figures_graphs.overlap),
-    Figure("docs/figures/architecture.svg", figures_architecture.way),
-    Figure("docs/figures/three_chats.svg", figures_scene.three_chats),
-]
-if figures_timeline.recorded():  # on a GPU: without its recording there is nothing to draw
-    FIGURES.append(Figure("phases/p10_cuda_graphs/figures/timeline.svg", figures_timeline.steps))
-
-
-def write_all(root: Path) -> None:
-    for figure in FIGURES:
-        path = root / figure.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(figure.draw().svg(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_all(repository(phases.highest()))
