@@ -41,8 +41,8 @@ from gradus.calibration.files import words
 from gradus.calibration.quantize import Recipe, quantize
 from gradus.errors import GradusError
 from gradus.loading import open_checkpoint
-from gradus.loading.packed_formats import AWQ_ORDER, nibbles
 from gradus.loading.progress import Silent
+from gradus.loading.quantized.formats import AWQ_ORDER, nibbles
 from gradus.models import create_model
 from gradus.models.config import ModelConfig
 from gradus.models.precision import DTYPES, resolve_device

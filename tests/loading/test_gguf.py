@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import open_checkpoint
-from gradus.loading.gguf import GGUFFile
+from gradus.loading.gguf.file import GGUFFile
 from gradus.models import Llama3Scaling, Rope
 from gradus.models.rope import frequencies
 from tests.loading.builders import CONFIGS, FAMILIES, tensors_of, write_folder, write_gguf

@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType as Type
 from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import as_asked, open_checkpoint
-from gradus.loading import packed_formats as formats
-from gradus.loading.gguf_packed import KEPT
+from gradus.loading.gguf.packed import KEPT
+from gradus.loading.quantized import formats
 from gradus.models.layers import Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8_groups import Int8GroupLinear

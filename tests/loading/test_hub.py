@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from gradus.loading.hub import is_hub_id
+from gradus.loading.fetch.hub import is_hub_id
 from tests.loading.builders import write_folder
 
 COMMIT = "a" * 40
@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_had_gets_one_line(hub, tmp_path, name, settings,
 FETCH = """
 import sys, json, time, pathlib
 from gradus.errors import GradusError
-from gradus.loading import hub
+from gradus.loading.fetch import hub
 from gradus.loading.progress import Silent
 
 start = time.monotonic()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import CheckpointError, ConfigError
-from gradus.loading import CATALOGUE, cache_folder, entries, open_checkpoint, packages, pull
-from gradus.loading.catalogue import Entry, License, Piece
+from gradus.loading import CATALOGUE, cache_folder, entries, open_checkpoint, pull
+from gradus.loading.fetch import packages
+from gradus.loading.fetch.catalogue import Entry, License, Piece
 from tests.loading.builders import write_gguf
 
 

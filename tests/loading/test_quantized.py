@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from gradus import LLM, SamplingParams
 from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import open_checkpoint
-from gradus.loading import packed_formats as formats
 from gradus.loading.json_file import read_object
+from gradus.loading.quantized import formats
 from gradus.models.layers import Place
 from gradus.quantization.fp8 import Fp8BlockLinear
 from tests.loading.builders import write_folder, write_json

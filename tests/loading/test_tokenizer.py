@@ -12,8 +12,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from gradus.errors import CheckpointError, RequestError
 from gradus.loading import Tokenizer, open_checkpoint
-from gradus.loading.gguf import GGUFFile
-from gradus.loading.gguf_tokenizer import read_tokenizer
+from gradus.loading.gguf.file import GGUFFile
+from gradus.loading.gguf.tokenizer import read_tokenizer
 from gradus.text.stream import TextStream, piece
 from tests.loading.builders import TOKENS, backend, write_bpe_tokenizer, write_folder, write_gguf
 
@@ -241,7 +241,7 @@ def gguf_with(path, build):
 )
 def test_text_is_cut_into_words_as_the_file_names_it(tmp_path, pre, words):
     """The cuts show where every merge that exists is applied: with a vocabulary in which each word is one token."""
-    from gradus.loading.gguf_tokenizer import _words
+    from gradus.loading.gguf.tokenizer import _words
 
     class Parts:
         def __init__(self):
@@ -410,7 +410,7 @@ def test_gemma3_is_cut_as_sentencepiece_cuts_it():
     assert tokenizer.encode("   x", special_tokens=False) == [139, 236781]
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    from gradus.loading.gguf import GGUFFile
+    from gradus.loading.gguf.file import GGUFFile
 
     metadata = GGUFFile(checkpoint.source).metadata
     vocabulary = {

@@ -4,15 +4,12 @@
 this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
-    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: what is not tensors
-    quantized.py       matrices that others have quantized;  packed_formats.py: how they store them;
-                       quantization_config.py: what a configuration says of them
-    gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
-    gguf_packed.py     the same with its matrices as they are stored
+    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: everything else in it
+    quantized/         matrices that others have quantized
+    gguf/              llama.cpp's file
     llama2c.py         llama2.c's file
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
-    catalogue.py       models by name;  packages.py: getting them;  fetching.py, npm.py: what that takes
-    hub.py             models by hub id
+    fetch/             models by name and by hub id, and how they get here
     json_file.py       JSON from strangers;  quoting.py: their values in our messages
     progress.py        how long work is reported
 
@@ -25,24 +22,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradus.loading.catalogue import CATALOGUE, Entry, cache_folder, entries
     from gradus.loading.checkpoint import Checkpoint, as_asked, load_model, open_checkpoint
-    from gradus.loading.packages import pull
+    from gradus.loading.fetch.catalogue import CATALOGUE, Entry, cache_folder, entries
+    from gradus.loading.fetch.packages import pull
     from gradus.loading.progress import Progress
     from gradus.loading.tokenizer import Tokenizer
 
 _HOMES = {
-    "CATALOGUE": "catalogue",
+    "CATALOGUE": "fetch.catalogue",
     "Checkpoint": "checkpoint",
-    "Entry": "catalogue",
+    "Entry": "fetch.catalogue",
     "Progress": "progress",
     "Tokenizer": "tokenizer",
     "as_asked": "checkpoint",
-    "cache_folder": "catalogue",
-    "entries": "catalogue",
+    "cache_folder": "fetch.catalogue",
+    "entries": "fetch.catalogue",
     "load_model": "checkpoint",
     "open_checkpoint": "checkpoint",
-    "pull": "packages",
+    "pull": "fetch.packages",
 }
 
 __all__ = [

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradus.errors import CheckpointError, ConfigError
-from gradus.loading.catalogue import CATALOGUE, Entry
+from gradus.loading.fetch.catalogue import CATALOGUE, Entry
 from gradus.loading.progress import Progress, Silent
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import Tokenizer
@@ -94,8 +94,8 @@ def as_asked(checkpoint: Checkpoint, quantize: str | None, setting: str = "quant
 
     if quantize != AS_STORED or checkpoint.quantized is not None:
         return checkpoint
-    from gradus.loading.gguf_model import GGUFTensors
-    from gradus.loading.gguf_packed import KEPT, PackedGGUF
+    from gradus.loading.gguf.model import GGUFTensors
+    from gradus.loading.gguf.packed import KEPT, PackedGGUF
 
     packed = PackedGGUF(checkpoint.tensors, checkpoint.config) if isinstance(checkpoint.tensors, GGUFTensors) else None
     if packed is None or not packed.mix.rules:
@@ -192,7 +192,7 @@ def _unpacked(
     """The tensors as a model asks for them, and what its matrices are stored in."""
     if quantization is None:
         return tensors, None
-    from gradus.loading.quantized import QuantizedTensors
+    from gradus.loading.quantized.tensors import QuantizedTensors
     from gradus.models.create import FAMILIES
     from gradus.models.weights import canonical_name
 
@@ -210,9 +210,9 @@ def _open_file(name: str, path: Path) -> Checkpoint:
         )
     if path.suffix == LLAMA2C:
         return _open_llama2c(name, path)
-    from gradus.loading.gguf import GGUFFile
-    from gradus.loading.gguf_model import GGUFTensors, hugging_face_config
-    from gradus.loading.gguf_tokenizer import read_tokenizer
+    from gradus.loading.gguf.file import GGUFFile
+    from gradus.loading.gguf.model import GGUFTensors, hugging_face_config
+    from gradus.loading.gguf.tokenizer import read_tokenizer
 
     file = GGUFFile(path)
     try:
@@ -247,7 +247,7 @@ def _open_llama2c(name: str, path: Path) -> Checkpoint:
 
 
 def _open_from_hub(name: str, progress: Progress | None) -> Checkpoint:
-    from gradus.loading import hub
+    from gradus.loading.fetch import hub
 
     if not hub.is_hub_id(name):
         raise ConfigError(

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from gradus.errors import CheckpointError
-from gradus.loading.gguf_model import uninterleave
-from gradus.loading.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, tokenizer_of
+from gradus.loading.gguf.model import uninterleave
+from gradus.loading.gguf.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, tokenizer_of
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import SPACE, Tokenizer
 

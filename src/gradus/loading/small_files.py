@@ -5,8 +5,8 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.loading.checkpoint import Checkpoint
-from gradus.loading.gguf import GGUFFile
-from gradus.loading.gguf_model import hugging_face_config
+from gradus.loading.gguf.file import GGUFFile
+from gradus.loading.gguf.model import hugging_face_config
 from gradus.loading.json_file import read_object, read_text
 from gradus.loading.llama2c import Llama2cFile
 

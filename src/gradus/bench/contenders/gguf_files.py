@@ -1,7 +1,7 @@
 """A model's weights as GGUF files, as llama.cpp's own conversion would write them: for the peer that reads only those.
 
 The layers' matrices are in the file's format, as they are in our schemes; norms and biases are float32, embedding and
-head float16. What the conversion changes is what `gradus.loading.gguf_model` changes back: Llama's q and k rows are
+head float16. What the conversion changes is what `gradus.loading.gguf.model` changes back: Llama's q and k rows are
 interleaved, Gemma's norm scales have their one, GPT-2's matrices are transposed. The file has no tokenizer: the peer
 is given token ids.
 """

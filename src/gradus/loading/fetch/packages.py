@@ -26,10 +26,10 @@ from typing import IO
 import filelock
 
 from gradus.errors import CheckpointError, ConfigError
-from gradus.loading import hub
-from gradus.loading.catalogue import CATALOGUE, STAMP, Entry, Piece
-from gradus.loading.fetching import member, watch
-from gradus.loading.npm import npm_download
+from gradus.loading.fetch import hub
+from gradus.loading.fetch.catalogue import CATALOGUE, STAMP, Entry, Piece
+from gradus.loading.fetch.download import member, watch
+from gradus.loading.fetch.npm import npm_download
 from gradus.loading.progress import Progress, Silent
 
 CHUNK_BYTES = 1 << 20

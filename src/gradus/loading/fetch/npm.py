@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradus.errors import CheckpointError
-from gradus.loading.fetching import watch
+from gradus.loading.fetch.download import watch
 
 
 def npm_download(package: str, version: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradus.errors import CheckpointError
-from gradus.loading.gguf import PLAIN, GGUFFile, Type
+from gradus.loading.gguf.file import PLAIN, GGUFFile, Type
 from gradus.loading.quoting import quoted
 
 NUMBERS = (int, float)

