@@ -32,7 +32,7 @@ your own prompts as well (`--prompts`).
 
 
 def setup(app: Sphinx) -> None:
-    if find_spec("gradus.cli.xray") is not None:
+    if find_spec("gradus.cli.commands.xray") is not None:
         app.connect("builder-inited", write_runs)
         app.connect("source-read", add_section)
 

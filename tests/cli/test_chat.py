@@ -12,7 +12,7 @@ import time
 import pytest
 
 from gradus import LLM, SamplingParams
-from gradus.cli.chat import Conversation, _answer, _lines
+from gradus.cli.commands.chat import Conversation, _answer, _lines
 from gradus.errors import RequestError
 from tests.cli.conftest import hears_ctrl_c
 
@@ -219,7 +219,7 @@ def test_ctrl_c_cancels_an_answer_and_at_the_prompt_leaves(terminal):
 
 UNHEARD = """
 import pathlib, signal, sys, threading, time
-from gradus.cli.chat import _lines
+from gradus.cli.commands.chat import _lines
 
 def interrupt():
     while not pathlib.Path(sys.argv[1]).exists():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradus.cli.load import Server, changes, jobs
+from gradus.cli.commands.load import Server, changes, jobs
 from gradus.errors import ConfigError
 from tests.server.conftest import running
 from tests.server.scripted import ScriptedCore

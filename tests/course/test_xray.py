@@ -12,7 +12,7 @@ import pytest
 
 from gradus import phases
 from gradus.bench.contenders.workbench import Workbench
-from gradus.cli.xray import _lines
+from gradus.cli.commands.xray import _lines
 from gradus.config.options import FINAL
 from gradus.course.xray import runs
 from gradus.course.xray.page import page

@@ -34,7 +34,7 @@ def test_every_plain_form_can_be_shown_anywhere():
 
 
 def test_every_mark_of_the_lessons_and_of_the_commands_has_a_plain_form():
-    files = [*(ROOT / "phases").glob("p*/*.py"), *(ROOT / "src" / "gradus" / "cli").glob("*.py")]
+    files = [*(ROOT / "phases").glob("p*/*.py"), *(ROOT / "src" / "gradus" / "cli").rglob("*.py")]
     files += [path for room in ("student", "views") for path in (ROOT / "src/gradus/course" / room).glob("*.py")]
     used = {char for file in files for char in re.findall(r"[^\x00-\x7f]", file.read_text(encoding="utf-8"))}
     assert len(used) > 10 and used <= set(PLAIN)

@@ -6,11 +6,7 @@ Read in this order:
     layers.py      which options `--help` shows first
     terminal.py    what goes to stdout, to stderr and to files;  progress.py: a bar while work is long
     engine.py      a model loaded for a command;  loading.py: the same for a server
-    generate.py, chat.py, serve.py, load.py, models.py (models, pull)
-    exercises.py (exercise, check, solution, progress, diff, show, flat), xray.py (xray), demo.py (demo),
-    museum.py (museum)
-    course.py (phases)
-    bench.py (bench, report, profile), health.py (doctor)
+    commands/      one module for each group of commands
 
 Exit codes: 0 all went well, 1 something failed, 2 the user's mistake (one line on stderr), 130 Ctrl-C. A traceback is
 a defect of ours. Nothing here imports torch before a command needs it, so `--help` appears at once.
@@ -25,7 +21,8 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 import gradus
-from gradus.cli import (
+from gradus.cli import terminal
+from gradus.cli.commands import (
     bench,
     chat,
     course,
@@ -37,7 +34,6 @@ from gradus.cli import (
     models,
     museum,
     serve,
-    terminal,
     xray,
 )
 from gradus.cli.layers import layered

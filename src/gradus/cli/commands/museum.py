@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
-from gradus.cli import exercises, terminal
+from gradus.cli import terminal
+from gradus.cli.commands import exercises
 from gradus.errors import ConfigError
 
 if TYPE_CHECKING:
