@@ -1,7 +1,8 @@
 """The course: what each phase adds, which phases exist, and loading one by name.
 
 The phases live in the repository's `phases/` folder, which an editable install makes importable. They build on
-gradus, so gradus never imports them by name in its source: `load` does it at run time. No torch here.
+gradus, so gradus never imports them by name in its source: `load` does it at run time. In the same way `solution` puts
+a student's functions in a phase's place, so that no engine imports the course's tools. No torch here.
 """
 
 import re
@@ -10,6 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Protocol
 
 from gradus.errors import ConfigError
 
@@ -97,6 +99,27 @@ def find(name: str) -> PhaseInfo:
 def load(name: str) -> ModuleType:
     """The engine module of a phase (see `find`), which has `build(model, options) -> Engine`."""
     return find(name).module("engine")
+
+
+class Solution(Protocol):
+    """A phase with a student's functions in place of ours. note: which of its files are the student's."""
+
+    note: str
+
+    def build(self, model: Any, options: Any) -> Any: ...
+
+
+def solution(name: str, where: Path) -> Solution:
+    """The phase with the functions of a student's folder or file: see `gradus.exercises.solution.load`."""
+    return import_module(_EXERCISES).load(name, where)
+
+
+def phase_in(where: Path) -> str:
+    """The one phase that a student's folder or file has functions of: see `gradus.exercises.solution.phase_in`."""
+    return import_module(_EXERCISES).phase_in(where)
+
+
+_EXERCISES = "gradus.exercises.solution"
 
 
 def _root() -> Path | None:

@@ -18,6 +18,16 @@ ROOMS = [
     "assembly", "text", "training", "gradus", "server", "doctor", "bench", "course", "cli", "__main__",
 ]  # fmt: skip
 
+# What measures, trains and teaches: for people at a terminal, never part of an engine that serves.
+TOOLS = {"bench", "course", "training", "exercises", "calibration"}
+ENGINE = {
+    "engine", "scheduling", "execution", "speculative", "sampling", "cache", "attention", "kernels", "models",
+    "quantization", "assembly", "device", "config", "text", "loading", "server",
+}  # fmt: skip
+
+MOST_FILES = 15  # side by side in one folder
+CROWDED = {"execution", "kernels", "models"}  # to be divided; strike out a room that is
+
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports
 
 
@@ -51,8 +61,40 @@ def upward(found: Iterator[Arrow]) -> set[Arrow]:
     return {(here, there) for here, there in found if ROOMS.index(room(there)) >= ROOMS.index(room(here))}
 
 
+def tools_in_an_engine(found: Iterator[Arrow]) -> set[Arrow]:
+    """Arrows from the engine's rooms to the tools."""
+    return {(here, there) for here, there in found if room(here) in ENGINE and room(there) in TOOLS}
+
+
+def crowded(root: Path) -> dict[str, int]:
+    """Folders with more files side by side than a reader takes in at once, by their path below root."""
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+    sizes = {folder: sum(path.is_file() for path in folder.iterdir()) for folder in folders}
+    return {str(folder.relative_to(root)): size for folder, size in sizes.items() if size > MOST_FILES}
+
+
 def test_no_room_imports_one_above_it():
     assert not upward(arrow for name, tree in modules() for arrow in arrows(name, tree))
+
+
+def test_no_engine_imports_what_measures_trains_or_teaches():
+    assert not tools_in_an_engine(arrow for name, tree in modules() for arrow in arrows(name, tree))
+
+
+def test_the_engines_rooms_and_the_tools_are_rooms():
+    assert set(ROOMS) >= ENGINE | TOOLS and not ENGINE & TOOLS
+
+
+def test_no_folder_has_more_files_than_a_reader_takes_in():
+    assert {folder: size for folder, size in crowded(ROOT).items() if folder not in CROWDED} == {}
+
+
+def test_the_check_for_crowded_folders_counts_files_of_every_kind_and_no_folders(tmp_path):
+    for folder, files in (("few", MOST_FILES), ("many", MOST_FILES + 1)):
+        (tmp_path / folder / "room").mkdir(parents=True)
+        for number in range(files):
+            (tmp_path / folder / f"{number}.json").touch()
+    assert crowded(tmp_path) == {"many": MOST_FILES + 1}
 
 
 def test_every_room_has_its_place():
@@ -86,3 +128,10 @@ def test_the_check_lets_arrows_down_and_rooms_own_modules_pass():
 def test_a_circle_of_two_rooms_is_caught_whichever_way_they_are_ordered():
     circle = [("gradus.cache.pool", "gradus.engine.plan"), ("gradus.engine.plan", "gradus.cache.pool")]
     assert len(upward(iter(circle))) == 1
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_the_check_catches_an_engine_that_imports_a_tool(tool):
+    late = ast.parse(f"def late():\n    from gradus.{tool} import x\n    import gradus.errors")
+    assert tools_in_an_engine(arrows("gradus.text.llm", late)) == {("gradus.text.llm", f"gradus.{tool}")}
+    assert not tools_in_an_engine(arrows("gradus.cli.commands.bench", late))

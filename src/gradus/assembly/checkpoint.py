@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from gradus import phases
 from gradus.assembly.draft_rows import fitted
 from gradus.assembly.final import build as build_final
 from gradus.assembly.final import check_draft, runnable
@@ -16,7 +17,6 @@ from gradus.engine.engine import Engine
 from gradus.errors import ConfigError
 from gradus.execution.memory import DeviceMemory, ran_out
 from gradus.execution.memory_plan import memory_plan
-from gradus.exercises import solution
 from gradus.loading import Checkpoint, Progress, as_asked, load_model, open_checkpoint
 from gradus.models import Model
 from gradus.models.precision import Precision, resolve_precision
@@ -49,8 +49,6 @@ def assemble(
         return load_model(which, dtype=kept.activations, device=device, linear=kept.linear, progress=progress)
 
     if phase is not None:
-        from gradus import phases
-
         build = phases.load(phase).build if impl is None else _build_of(phase, impl, progress)
         with _enough_memory(options, device):
             engine = build(load(checkpoint, precision), options)
@@ -71,7 +69,7 @@ def assemble(
 
 def _build_of(phase: str, impl: str, progress: Progress | None) -> Callable[[Model, EngineOptions], Engine]:
     """The phase's `build` with a student's functions. Says whose functions run."""
-    yours = solution.load(phase, Path(impl))
+    yours = phases.solution(phase, Path(impl))
     if progress is not None:
         progress.note(yours.note)
     return yours.build

@@ -14,7 +14,6 @@ from gradus.config.description import check, check_names, described, offers, set
 from gradus.config.options import FINAL, SETTINGS, SWITCHES, EngineConfig, EngineOptions
 from gradus.engine.request import ModelLimits
 from gradus.errors import ConfigError
-from gradus.exercises import solution
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Settings:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         check(self)
         if self.impl is not None and self.phase is None:
-            object.__setattr__(self, "phase", solution.phase_in(Path(self.impl)))
+            object.__setattr__(self, "phase", phases.phase_in(Path(self.impl)))
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
