@@ -27,8 +27,9 @@ from beside_vllm import Comparison, is_measured  # beside this file
 from gradus.bench.command import watcher
 from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX
+from gradus.bench.measure.settings import Settings
 from gradus.bench.record import results
-from gradus.bench.run.suite import Settings, Suite
+from gradus.bench.run.suite import Suite
 from gradus.bench.studies import beside, sampling_cost, sampling_report
 
 

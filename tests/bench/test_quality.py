@@ -10,9 +10,9 @@ from torch import Tensor
 from gradus.bench import __main__ as plain
 from gradus.bench import command, report
 from gradus.bench.measure import fingerprint
-from gradus.bench.record import plots, results
+from gradus.bench.measure.settings import Settings
+from gradus.bench.record import pages, plots, results
 from gradus.bench.record.results import Cell, Entry, Results, Run
-from gradus.bench.run.suite import Settings
 from gradus.bench.studies import quality, quality_report, quality_text
 from gradus.bench.studies.quality import Contender
 from gradus.bench.studies.quality_text import CONTEXT, WINDOW, Text, Window
@@ -131,7 +131,7 @@ def test_a_quick_look_takes_one_window_of_a_few_documents():
 
 def test_the_repositorys_own_text_is_its_pages_without_their_tables_of_results():
     text = quality_text.own(command.repository())
-    assert len(text.documents) == len(report.pages(command.repository())) > 20
+    assert len(text.documents) == len(pages.pages(command.repository())) > 20
     whole = "\n".join(text.documents)
     assert "\n<!-- results:begin" not in whole and "## Where it loses" in whole and len(whole) > 100_000
 

@@ -9,7 +9,7 @@ import pytest
 from gradus.bench import command, registry, report
 from gradus.bench.declare.declaration import FIRST_ROW, Benchmark, Row, Table
 from gradus.bench.predict.prediction import cached
-from gradus.bench.record import plots, results
+from gradus.bench.record import pages, plots, results
 from gradus.bench.record.metrics import shown, spread
 from gradus.bench.record.prose import fill, loose_numbers
 from gradus.bench.record.results import Cell, Entry, Results, Run
@@ -337,7 +337,7 @@ def test_a_metric_that_nobody_measured_has_no_spread():
 
 
 def test_the_committed_reports_figures_and_pages_are_what_the_results_say():
-    stale = [*report.outdated(ROOT / "reports"), *report.outdated_pages(ROOT / "reports", report.pages(ROOT))]
+    stale = [*report.outdated(ROOT / "reports"), *report.outdated_pages(ROOT / "reports", pages.pages(ROOT))]
     assert not [str(page.file) for page in stale], "run: gradus report"
 
 

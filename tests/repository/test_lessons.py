@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gradus import phases
+from gradus.bench.record.pages import BLOCK, INLINE
 from gradus.bench.record.prose import loose_numbers
-from gradus.bench.report import BLOCK, INLINE
 from gradus.cache.usage import CacheUsage
 from gradus.course.views.difference import difference
 from gradus.server.client import EngineClient

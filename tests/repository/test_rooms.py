@@ -4,6 +4,7 @@ Every import counts: those inside functions, and those for type checkers alone.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ ENGINE = {
 }  # fmt: skip
 
 MOST_FILES = 15  # side by side in one folder
+IN_ORDER = {"bench"}  # rooms whose own rooms import one way: each what its page names before it
 CROWDED = {"execution", "kernels", "models"}  # to be divided; strike out a room that is
 
 Arrow = tuple[str, str]  # the module that imports, and the module that it imports
@@ -71,6 +73,37 @@ def crowded(root: Path) -> dict[str, int]:
     folders = [root, *(path for path in root.rglob("*") if path.is_dir() and path.name != "__pycache__")]
     sizes = {folder: sum(path.is_file() for path in folder.iterdir()) for folder in folders}
     return {str(folder.relative_to(root)): size for folder, size in sizes.items() if size > MOST_FILES}
+
+
+def named(page: str, there: set[str]) -> list[str]:
+    """A page's modules and rooms, in the order of their first mention: "drive.py" is "drive", "predict/" "predict"."""
+    found = re.findall(r"(\w+)(?:\.py\b|/(?=[\s:]))", page)
+    return [name for name in dict.fromkeys(found) if name in there]
+
+
+def backward(room: str) -> set[Arrow]:
+    """Imports from one room inside a room to another that its page names later."""
+    package = f"gradus.{room}"
+    page = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    order = named(page, {path.stem for path in (ROOT / room).iterdir()})
+    found = set()
+    for name, tree in modules():
+        for node in ast.walk(tree) if name.startswith(f"{package}.") else ():
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{package}."):
+                targets = [f"{node.module}.{alias.name}" for alias in node.names]
+                here, *there = (order.index(target.split(".")[2]) for target in (name, *targets))
+                found |= {(name, target) for target, at in zip(targets, there, strict=True) if at > here}
+    return found
+
+
+@pytest.mark.parametrize("room", sorted(IN_ORDER))
+def test_a_room_is_read_in_the_order_of_its_imports(room):
+    assert not backward(room)
+
+
+def test_a_page_names_its_rooms_in_order():
+    page = "Read:\n    one.py   first;  two.py: then\n    three/   last, and one.py\n    gone.py"
+    assert named(page, {"one", "two", "three", "four"}) == ["one", "two", "three"]
 
 
 def test_no_room_imports_one_above_it():

@@ -47,7 +47,8 @@ def bench(
     later `gradus report`.
     """
     from gradus.bench.contenders.workbench import Workbench
-    from gradus.bench.run.suite import Settings, measure
+    from gradus.bench.measure.settings import Settings
+    from gradus.bench.run.suite import measure
     from gradus.bench.studies import quality, quality_report, quality_text, sampling_cost, sampling_report
 
     out = out or Path(OWN_REPORTS)
@@ -134,6 +135,7 @@ def report(root: Path | None = None, *, check: bool = False, say: Callable[[str]
     root: a folder of results; None is the repository's own, whose README and lessons are brought up to date as well.
     """
     from gradus.bench import report as reports
+    from gradus.bench.record.pages import pages
 
     own = repository() / "reports"
     ours = root is None or root.resolve() == own.resolve()
@@ -142,7 +144,7 @@ def report(root: Path | None = None, *, check: bool = False, say: Callable[[str]
         raise ConfigError(f"{root}: no such folder; `gradus bench` makes one")
     stale = list(reports.outdated(root, with_prose=ours))
     if ours:
-        stale += reports.outdated_pages(root, reports.pages(repository()))
+        stale += reports.outdated_pages(root, pages(repository()))
     for page in stale:
         if check:
             say(f"{page.file} is not what the results say: gradus report")

@@ -1,22 +1,7 @@
 """From results.json to everything that is read: report.md, its figures, and the tables in the lessons and the README.
 
-All of it is made again from the JSON alone, so it can be checked: `outdated` says what is not what it should be. A page
-says where a table belongs with a pair of comments, and what lies between them is replaced:
-
-    <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
-    <!-- results:begin p02/batch-size -->   one of them
-    <!-- results:begin p02/batch-size/chart -->  its chart alone, for each hardware
-    <!-- results:begin ladder -->           the ladder
-    <!-- results:begin beside-vllm -->      both engines, all models in one table
-    <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
-    <!-- results:begin sampling -->         what sampling parameters cost
-    <!-- results:begin quality -->          what quantization does to predictions
-    <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
-    <!-- results:end -->
-
-A number in a page's own sentences has its field behind it (`prose`), and is replaced as well:
-
-    the final engine replays 178<!-- h200/p10: profile/final/kernels --> per step
+All of it is made again from the JSON alone, so it can be checked: `outdated` says what differs from that.
+`record/pages.py` describes the marks by which a page says what belongs where.
 
 No torch here, and matplotlib only where a figure is really drawn.
 """
@@ -34,6 +19,7 @@ from gradus.bench.contenders import yours
 from gradus.bench.declare.declaration import Benchmark, Table
 from gradus.bench.record import plots, results, scripts
 from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.record.pages import BLOCK, INLINE
 from gradus.bench.record.plots import Picture, Series
 from gradus.bench.record.prose import facts, fill, lookup, predicted, speedup, times_floor
 from gradus.bench.record.results import Cell, Entry, Results, Run, figure_name
@@ -43,8 +29,6 @@ from gradus.errors import ConfigError
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
 OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
 """Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
-INLINE = re.compile(r"\d[\d.,]*(?: %)?(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
-BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +93,6 @@ def _measured(where: str, field: str, root: Path, page: Path) -> str:
     if found is None:
         raise ConfigError(f"{page}: there are no results of {where}, whose {field} is in its text")
     return lookup(field, found, registry.load(found.benchmark))
-
-
-def pages(repository: Path) -> list[Path]:
-    """The README, the lessons and the documentation."""
-    return sorted([repository / "README.md", *repository.glob("docs/**/*.md"), *repository.glob("phases/*/*.md")])
 
 
 def update(stale: Outdated) -> None:

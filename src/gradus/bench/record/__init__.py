@@ -7,6 +7,7 @@ Read in this order:
     scripts.py       what the scripts in `benchmarks` wrote
     prose.py         sentences whose numbers come from the results
     plots.py         figures, as SVG
+    pages.py         the pages that show results, and their marks
     outline.py       how the report of a study begins
 
 No torch here, and matplotlib only where a figure is drawn.

@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from gradus.bench import registry
 from gradus.bench.contenders import yours
 from gradus.bench.contenders.workbench import Room, Workbench
-from gradus.bench.declare.declaration import ON_CPU_ALONE, PEERS, Benchmark, Row, Table, is_peer, quantized
+from gradus.bench.declare.declaration import ON_CPU_ALONE, Benchmark, Row, Table, is_peer, quantized
 from gradus.bench.measure.drive import ContenderFailed, Repeats, compare
 from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name, machine_of
+from gradus.bench.measure.settings import Settings, Watcher
 from gradus.bench.predict.prediction import predict
 from gradus.bench.predict.roofline import Machine
 from gradus.bench.record import results
@@ -27,58 +28,12 @@ from gradus.bench.statistics import significant
 from gradus.bench.studies import beside
 from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
-from gradus.models.precision import Precision
-from gradus.quantization.schemes import AS_STORED
 
 LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
 QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 24, 6, 2
 PROFILE = "profile"  # named like a table, to ask for it alone or with others
 QUICK_SECONDS = 0.5  # until the last arrival
 CPU_BATCH_WARM_UP = 8  # output tokens
-
-
-class Watcher(Protocol):
-    """Where progress is shown: as bars, or not at all."""
-
-    def cell(self, title: str, runs: int) -> None: ...
-    def run_done(self) -> None: ...
-    def note(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all). quantize: as in `LLM`.
-    impl: a student's folder or file, whose phases run beside ours.
-
-    Raises ConfigError for fewer repeats than one.
-    """
-
-    model: str
-    device: str
-    dtype: str
-    repeats: int | None = None
-    quick: bool = False
-    peers: bool = True
-    resume: bool = False
-    commit: str | None = None
-    tables: tuple[str, ...] = ()
-    contenders: tuple[str, ...] = ()
-    quantize: str | None = None
-    impl: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.impl is not None and self.resume:
-            raise ConfigError("--resume keeps what an earlier version of your files measured: leave it or --impl out")
-        if self.repeats is not None and self.repeats < 1:
-            raise ConfigError(f"repeats must be 1 or more, got {self.repeats}")
-        if self.quantize and any(is_peer(name) for name in self.contenders):
-            raise ConfigError(f"{', '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out")
-
-    def of_quantized(self, precision: Precision) -> dict[str, Any]:
-        """What a run's settings say of quantized matrices; nothing where none is."""
-        if precision.scheme is None:
-            return {}
-        return {"quantize": self.quantize or AS_STORED, "scheme": precision.scheme, "dtype": self.dtype}
 
 
 @dataclass

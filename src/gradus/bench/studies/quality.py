@@ -30,9 +30,9 @@ from gradus.bench.measure.drive import ContenderFailed
 from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name
 from gradus.bench.measure.memory import release
+from gradus.bench.measure.settings import Settings, Watcher
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Run
-from gradus.bench.run.suite import Settings, Watcher
 from gradus.bench.statistics import significant
 from gradus.bench.studies import divergence, quality_text
 from gradus.bench.studies.quality_report import NAME, TABLE

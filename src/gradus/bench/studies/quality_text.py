@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from gradus.bench.report import BLOCK, pages
+from gradus.bench.record.pages import BLOCK, pages
 from gradus.errors import ConfigError
 from gradus.loading import Tokenizer
 

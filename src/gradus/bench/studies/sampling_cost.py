@@ -22,9 +22,9 @@ from gradus.bench.declare.suites import cache_for
 from gradus.bench.measure.drive import check_completions
 from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint, hardware_name
+from gradus.bench.measure.settings import Settings, Watcher
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Run
-from gradus.bench.run.suite import Settings, Watcher
 from gradus.bench.statistics import significant
 from gradus.bench.studies.sampling_report import EVERYTHING, NAME, PLAIN, TABLES
 from gradus.bench.workloads import SEED, Workload, burst, single_stream

@@ -1,0 +1,30 @@
+"""The pages that show results, and the marks by which a page says which result belongs where.
+
+A pair of comments encloses a table, which a report replaces:
+
+    <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
+    <!-- results:begin p02/batch-size -->   one of them
+    <!-- results:begin p02/batch-size/chart -->  its chart alone, for each hardware
+    <!-- results:begin ladder -->           the ladder
+    <!-- results:begin beside-vllm -->      both engines, all models in one table
+    <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
+    <!-- results:begin sampling -->         what sampling parameters cost
+    <!-- results:begin quality -->          what quantization does to predictions
+    <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
+    <!-- results:end -->
+
+A number in a page's own sentences has its field behind it (`prose`), and is replaced as well:
+
+    the final engine replays 178<!-- h200/p10: profile/final/kernels --> per step
+"""
+
+import re
+from pathlib import Path
+
+INLINE = re.compile(r"\d[\d.,]*(?: %)?(<!-- ([\w-]+/[\w-]+): ([^<>]+) -->)")
+BLOCK = re.compile(r"^(<!-- results:begin ([\w/.-]+) -->\n).*?^(<!-- results:end -->)", re.DOTALL | re.MULTILINE)
+
+
+def pages(repository: Path) -> list[Path]:
+    """The README, the lessons and the documentation."""
+    return sorted([repository / "README.md", *repository.glob("docs/**/*.md"), *repository.glob("phases/*/*.md")])
