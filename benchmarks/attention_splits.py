@@ -7,6 +7,7 @@ Whole steps, since what a split costs (a partial result written, a ticket, the a
 launch.
 """
 
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,12 @@ import torch
 
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM
+from gradus.bench.run.script import need_triton, ran
 from gradus.execution.capturing import replay_ms
+
+if __name__ == "__main__":
+    need_triton()
+
 from gradus.execution.graphs import DecodeGraphs
 
 MODELS = ("random:smollm2-135m", "random:llama-3.2-1b", "random:gpt2-124m", "random:qwen3-0.6b")
@@ -49,4 +55,4 @@ def measure(model: str) -> Rows:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

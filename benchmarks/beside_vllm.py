@@ -25,6 +25,7 @@ from gradus.bench.declare.suites import cache_for
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Run
 from gradus.bench.run.block_process import run_block, run_vllm
+from gradus.bench.run.script import ran
 from gradus.bench.studies import beside
 from gradus.bench.studies.beside import OUR_BLOCKS, THEIR_BLOCK, THEIRS, Case, Group
 from gradus.bench.workloads import SEED, Workload
@@ -280,4 +281,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradus.bench.run.script import ran
 from gradus.bench.statistics import median, significant
 from gradus.device.threads import BRIEFLY, CHOICES
 
@@ -181,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

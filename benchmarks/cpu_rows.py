@@ -11,6 +11,7 @@ chooses (`gradus.kernels.cpu.rows`). Run it where nothing else runs.
 import argparse
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from gradus.attention.batch import Batch
 from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.script import ran
 from gradus.bench.statistics import median, significant
 from gradus.execution.compiled import CompiledRunner, alone
 from gradus.execution.runner import ModelRunner
@@ -121,4 +123,4 @@ def write_table(found: dict[str, Any]) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -11,6 +11,7 @@ floor is the bytes that must move over `--bandwidth`.
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,12 +23,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.bench.measure.gpu import graph_microseconds
+from gradus.bench.run.script import need_triton, ran
 from gradus.device.capability import SHARED_MEMORY
+from gradus.models.precision import resolve_device
+
+if __name__ == "__main__":
+    need_triton()
+
+import triton
+
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
 from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
@@ -667,6 +675,7 @@ def main() -> None:
         found = json.loads(options.table.read_text())
         file_of(found["device"]).write_text(table(found))
         return
+    resolve_device("cuda")
     rate = options.bandwidth
     models, counts = options.models.split(","), [int(count) for count in options.rows.split(",")]
     shapes = list(dict.fromkeys(shape for model in models for shape in matrices(model).values()))
@@ -798,4 +807,4 @@ def file_of(device: str) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

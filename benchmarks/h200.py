@@ -29,6 +29,7 @@ from gradus.bench.contenders.workbench import Workbench
 from gradus.bench.declare.suites import ABLATION, LADDER, MATRIX
 from gradus.bench.measure.settings import Settings
 from gradus.bench.record import results
+from gradus.bench.run.script import ran
 from gradus.bench.run.suite import Suite
 from gradus.bench.studies import beside, sampling_cost, sampling_report
 
@@ -225,4 +226,4 @@ def chosen(text: str | None) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from gradus.bench.record.metrics import METRICS, shown, spread
+from gradus.bench.run.script import ran
 from gradus.bench.workloads import Arrival, burst
 
 if TYPE_CHECKING:  # the clients import this file: without torch they are there at once
@@ -342,4 +343,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

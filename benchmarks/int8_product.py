@@ -15,6 +15,7 @@ import argparse
 import json
 import multiprocessing as mp
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +28,12 @@ import torch
 from torch import Tensor
 
 from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.script import need_triton, ran
+from gradus.models.precision import resolve_device
+
+if __name__ == "__main__":
+    need_triton()
+
 from gradus.kernels.quantized.hopper_launch import HopperLaunch
 
 # rows of the matrix, columns, and whether the product is added to the residual stream
@@ -310,6 +317,7 @@ def main() -> None:
     parser.add_argument("--only", help="kernels, separated by semicolons")
     parser.add_argument("--limit", type=float, default=90.0, help="seconds, for all of it")
     asked = parser.parse_args()
+    device = resolve_device("cuda")
     begun = time.monotonic()
     until = begun + asked.limit - 10  # the rest is for the machine's fingerprint
 
@@ -335,7 +343,7 @@ def main() -> None:
     rows = [each.row(asked.rows) for each in contenders]
     for row in sorted(rows, key=lambda row: row.get("layer_us", float("inf"))):
         print(f"{row['kernel']:28} {row.get('layer_us', '-'):>8} us per layer, TOP/s {row['top_s']}", flush=True)
-    found = {"commit": asked.commit or commit(), **fingerprint(torch.device("cuda", 0), quick=True), "m": asked.rows}
+    found = {"commit": asked.commit or commit(), **fingerprint(device, quick=True), "m": asked.rows}
     found["rows"] = rows
     print(json.dumps(found, indent=1))
     if asked.out:
@@ -343,4 +351,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -28,17 +29,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gradus.bench.measure.gpu import graph_microseconds
+from gradus.bench.run.script import need_triton, ran
+from gradus.models.precision import resolve_device
+from gradus.quantization.fp8 import E4M3
+from gradus.quantization.kv import SCALE
+
+if __name__ == "__main__":
+    need_triton()
+
 from triton.runtime.errors import OutOfResources
 
 from gradus.attention.triton_paged import TURNING_WIDTH
-from gradus.bench.measure.gpu import graph_microseconds
 from gradus.kernels.attention.launch import Launch, launches
 from gradus.kernels.attention.new_token import Turning
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
-from gradus.quantization.fp8 import E4M3
-from gradus.quantization.kv import SCALE
 
 PAGE = 16
 CACHE = 400 << 20  # bytes a graph reads at least: several times an H200's L2
@@ -350,6 +358,7 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="keys and values in 8 bits")
     parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
     options = parser.parse_args()
+    resolve_device("cuda")
     shapes = [shape for shape in SHAPES if shape.name in options.shapes.split(",")]
     if options.fp8:
         shapes = [replace(shape, name=f"{shape.name} fp8", fp8=True) for shape in shapes]
@@ -367,4 +376,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

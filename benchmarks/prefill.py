@@ -12,6 +12,7 @@ import gc
 import json
 import random
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from gradus import LLM, SamplingParams
 from gradus.bench.measure.drive import synchronize
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.run.profiler import without_markers
+from gradus.bench.run.script import ran
 from gradus.models.precision import resolve_device
 
 PLAIN = "bfloat16"
@@ -102,4 +104,4 @@ def kernel_ms(play: Callable[[], float], prompts: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

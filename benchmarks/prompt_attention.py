@@ -9,6 +9,7 @@ graph of several, the median of several replays; pages lie in random order. What
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.paged_attention import Shape, Step, operations
 from gradus.bench.measure.fingerprint import commit, fingerprint
 from gradus.bench.measure.gpu import graph_microseconds
+from gradus.bench.run.script import need_triton, ran
+from gradus.models.precision import resolve_device
+
+if __name__ == "__main__":
+    need_triton()
+
+from benchmarks.paged_attention import Shape, Step, operations
 from gradus.kernels.attention.hopper import HopperPrompts
 from gradus.kernels.attention.launch import HOPPER, fills_hopper, launches
 from gradus.kernels.attention.paged import paged_attention
@@ -66,7 +73,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file to put what is found into; stdout alone by default")
     parser.add_argument("--commit", help="of this code; asked of git by default")
     asked = parser.parse_args()
-    device = torch.device("cuda", 0)
+    device = resolve_device("cuda")
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     found: dict[str, Any] = {"commit": asked.commit or commit(), **fingerprint(device, quick=True)}
     found["worst_error"] = {name: worst_error(attend, processors) for name, attend in KERNELS.items()}
@@ -110,4 +117,4 @@ def measured(name: str, step: Step, processors: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -31,12 +31,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.bench.measure.gpu import graph_microseconds
+from gradus.bench.run.script import need_triton, ran
 from gradus.device.capability import capability
+from gradus.models.precision import resolve_device
+from gradus.quantization.fp8 import E4M3
+
+if __name__ == "__main__":
+    need_triton()
+
+import triton
+
 from gradus.kernels.core.compiling import compiled_together
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.fuse.quantized import FUSED_ROWS
@@ -58,7 +66,6 @@ from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_refere
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
 from gradus.kernels.rows.activation import gated_activation
-from gradus.quantization.fp8 import E4M3
 
 MATRICES = {
     "qkv": (6144, 4096),
@@ -669,7 +676,8 @@ def measure_products(
 
 
 def main() -> int:
-    options = arguments().parse_args()
+    parser = arguments()
+    options = parser.parse_args()
     if read := options.table or options.show:
         found = json.loads(read.read_text())
         if options.table:
@@ -678,9 +686,9 @@ def main() -> int:
         else:
             print(shown(found))
         return 0
-    device = torch.device(options.device)
-    if device.type == "cuda":  # by its number, as tensors name it
-        device = torch.device("cuda", device.index or 0)
+    if options.out is None:
+        parser.error("--out is needed")
+    device = resolve_device(options.device)
     bench = Bench(
         device, torch.bfloat16 if device.type == "cuda" else torch.float16, TINY if options.tiny else MATRICES,
         options.bandwidth, options.operations, time.monotonic() + options.seconds,
@@ -713,4 +721,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

@@ -24,6 +24,7 @@ from gradus import phases
 from gradus.assembly.final import EngineConfig, build
 from gradus.attention.reference import attend_causal
 from gradus.bench.measure.fingerprint import commit, hardware_name
+from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
 from gradus.config.options import EngineOptions
 from gradus.engine.engine import Engine
@@ -236,4 +237,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

@@ -8,10 +8,12 @@ arrives every so many steps, and each step is timed.
 """
 
 import statistics
+import sys
 import time
 
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams
+from gradus.bench.run.script import ran
 
 MODELS = ("random:smollm2-135m", "random:qwen3-0.6b", "random:llama-3.1-8b")
 LENGTHS = (1, 10, 40, 100, 200, 500, 900, 1500, 3000, 6000)
@@ -77,4 +79,4 @@ def arrivals(llm: LLM) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -32,6 +32,7 @@ import torch
 
 from gradus import LLM, Completion, GradusError, SamplingParams
 from gradus.bench.measure.fingerprint import commit, fingerprint
+from gradus.bench.run.script import ran
 from gradus.execution.memory import free_memory
 from gradus.models.precision import resolve_device
 
@@ -238,4 +239,4 @@ def in_use(device: torch.device) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

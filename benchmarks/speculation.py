@@ -39,6 +39,7 @@ from gradus.bench.measure.fingerprint import fingerprint, hardware_name
 from gradus.bench.record import results
 from gradus.bench.record.results import Cell, Entry, Run
 from gradus.bench.run.block_process import run_vllm
+from gradus.bench.run.script import ran
 from gradus.bench.statistics import distribution, significant
 from gradus.bench.studies.beside import vllm_config
 from gradus.bench.studies.speculation_report import NAME, NONE, TABLES, VLLM, VLLM_NGRAM, draft_model
@@ -434,4 +435,4 @@ def served(llm: LLM, prompts: list[list[int]], batch: int, output: int) -> tuple
 
 if __name__ == "__main__":
     assert set(TABLES) >= {size.table for size in SIZES}
-    sys.exit(main())
+    sys.exit(ran(main))

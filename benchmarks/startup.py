@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.http_cost import CLIENTS, Load, serving, through_http
+from gradus.bench.run.script import ran
 
 ROUNDS, PROMPT, ANSWER, STREAMS = 4, 64, 128, 64
 MODELS = ("random:qwen3-0.6b", "random:gpt2-124m")
@@ -120,4 +121,4 @@ def over_http(model: str, device: str, streams: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

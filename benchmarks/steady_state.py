@@ -14,11 +14,13 @@ import gc
 import itertools
 import queue
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from benchmarks.by_model import Rows, by_model
 from gradus import LLM, SamplingParams, SchedulingParams
+from gradus.bench.run.script import ran
 from gradus.server.engine_loop import EngineLoop
 from gradus.server.messages import Report
 
@@ -130,4 +132,4 @@ def spread(times: list[float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

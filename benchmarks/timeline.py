@@ -10,6 +10,7 @@ profiler, which slows the host and not the kernels.
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from gradus.bench.measure.fingerprint import commit as current_commit
 from gradus.bench.measure.fingerprint import fingerprint
 from gradus.bench.measure.memory import release
 from gradus.bench.run.profiler import without_markers
+from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
 from gradus.bench.workloads import burst
 from gradus.engine.engine import Engine
@@ -194,4 +196,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(ran(main))

@@ -36,6 +36,7 @@ from gradus import LLM, SamplingParams
 from gradus.bench.measure.fingerprint import commit, hardware_name, versions
 from gradus.bench.measure.memory import release
 from gradus.bench.run.block_process import run_vllm
+from gradus.bench.run.script import ran
 from gradus.bench.statistics import significant
 from gradus.calibration.files import words
 from gradus.calibration.quantize import Recipe, quantize
@@ -384,4 +385,4 @@ def write(file: Path, options: argparse.Namespace, device: torch.device, verdict
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ran(main))

@@ -6,5 +6,6 @@ Read in this order:
     progress.py        how far it is, on stderr
     block.py           one engine's block of a comparison, in a process of its own
     block_process.py   how such a process is started
+    script.py          how a script in `benchmarks` ends where it cannot run
     profiler.py        where a step's time goes
 """

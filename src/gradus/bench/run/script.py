@@ -1,0 +1,38 @@
+"""How a script in `benchmarks` ends where it cannot run: with one line that says what is missing and what to do.
+
+if __name__ == "__main__":
+    need_triton()       # above the imports of kernels, which import Triton
+
+if __name__ == "__main__":
+    sys.exit(ran(main))
+"""
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from gradus.errors import GradusError
+from gradus.kernels import missing
+
+MISTAKE = 2  # the exit code, as the commands have it
+
+
+def need_triton() -> None:
+    """End the process with one line if Triton is not installed."""
+    if find_spec("triton") is None:
+        _print_mistake(missing("cuda"))
+        sys.exit(MISTAKE)
+
+
+def ran(main: Callable[[], int | None]) -> int:
+    """Run a script; returns its exit code. A GradusError, such as a GPU that is not there, becomes one line."""
+    try:
+        return main() or 0
+    except GradusError as mistake:
+        _print_mistake(mistake)
+        return MISTAKE
+
+
+def _print_mistake(what: object) -> None:
+    print(f"{Path(sys.argv[0]).stem}: {what}", file=sys.stderr)

@@ -1,0 +1,84 @@
+"""A script in `benchmarks` that cannot run says why in one line."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradus.bench.run import script
+from gradus.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
+
+
+def test_a_mistake_becomes_one_line_and_the_exit_code_of_one(monkeypatch, capsys):
+    def main() -> None:
+        raise ConfigError("no GPU: find one")
+
+    monkeypatch.setattr("sys.argv", ["benchmarks/some_kernel.py"])
+    assert script.ran(main) == 2
+    assert capsys.readouterr().err == "some_kernel: no GPU: find one\n"
+
+
+def test_a_defect_keeps_its_traceback_and_a_result_its_exit_code():
+    with pytest.raises(ZeroDivisionError):
+        script.ran(lambda: 1 // 0)
+    assert script.ran(lambda: None) == 0 and script.ran(lambda: 3) == 3
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_runs_through_the_one_way(path):
+    """But vllm_block.py, which runs where Gradus is not installed."""
+    ends = [ast.unparse(node) for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    assert ("sys.exit(ran(main))" in ends[-1]) == (path.stem != "vllm_block")
+
+
+NEED_TRITON = [path for path in SCRIPTS if "need_triton" in path.read_text(encoding="utf-8")]
+
+RUN_ALL = """
+import contextlib, io, json, runpy, sys
+from importlib import util
+
+find = util.find_spec
+for name in HIDDEN:
+    sys.modules[name] = None
+util.find_spec = lambda name, *more: None if name in HIDDEN else find(name, *more)
+ends = {}
+for path in PATHS:
+    sys.argv = [path, "--out", OUT]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as end:
+            ends[path] = [end.code, said.getvalue()]
+print(json.dumps(ends))
+"""
+
+
+def ends_of(paths: list[Path], out: Path, hidden: tuple[str, ...] = ()) -> dict[str, tuple[int, str]]:
+    """Exit code and stderr of each script, in one process that sees no GPU, nor the modules that are hidden."""
+    code = f"HIDDEN, PATHS, OUT = {hidden!r}, {[str(path) for path in paths]!r}, {str(out)!r}\n{RUN_ALL}"
+    environment = os.environ | {"PYTHONPATH": f"src:{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    return {Path(path).stem: tuple(end) for path, end in json.loads(done.stdout).items()}
+
+
+def test_without_triton_a_script_says_so_in_one_line(tmp_path):
+    ends = ends_of(NEED_TRITON, tmp_path / "found.json", hidden=("triton",))
+    why = "Triton is not installed (it comes with torch's CUDA build)"
+    assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON} and len(ends) > 4
+
+
+def test_without_a_gpu_a_script_says_so_in_one_line(tmp_path):
+    pytest.importorskip("triton", reason="Triton is for Linux alone")
+    ends = ends_of(NEED_TRITON, tmp_path / "found.json")
+    why = "device 'cuda': no CUDA GPU is usable here; `gradus doctor` says why, `cpu` always works"
+    assert ends == {path.stem: (2, f"{path.stem}: {why}\n") for path in NEED_TRITON}
