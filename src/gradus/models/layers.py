@@ -155,7 +155,10 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, over the last dimension (Zhang and Sennrich 2019): LayerNorm without mean and bias."""
+    """x / rms(x) * weight, over the last dimension (Zhang and Sennrich 2019): LayerNorm without mean and bias.
+
+    With a float32 weight, rows of a narrower type are normalized in float32 (Gemma).
+    """
 
     def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -164,6 +167,8 @@ class RMSNorm(nn.Module):
         self.root_width, self.floor = torch.tensor(width**0.5), torch.tensor((width * eps) ** 0.5)  # for the CPU's form
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32 and self.weight.dtype == torch.float32:
+            return self.forward(x.float()).to(x.dtype)
         if not x.is_cpu or x.dtype != torch.float32:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)  # one kernel on a GPU
         # On a CPU it is many small ones, and at one row per step their number is what counts. The same in fewer:
@@ -232,4 +237,5 @@ class Model(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, D] → [R, V] float32: hidden states of the wanted rows only, since the head is the largest matrix."""
-        return self.head(hidden).float()
+        logits, cap = self.head(hidden).float(), self.config.final_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -8,6 +8,7 @@ is what matters of the published config.json. Torch-free.
 from typing import Any
 
 from gradus.models.config import ModelConfig
+from gradus.models.families import read_config
 
 
 def _gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
@@ -132,7 +133,7 @@ _TINY = {
 }
 
 SHAPES: dict[str, ModelConfig] = {
-    name: ModelConfig.from_hf(raw)
+    name: read_config(raw)
     for name, raw in {
         "gpt2-124m": _gpt2(768, 12, 12),
         "gpt2-medium": _gpt2(1024, 24, 16),

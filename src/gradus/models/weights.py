@@ -18,7 +18,7 @@ from gradus.device.threads import own_threads, use
 from gradus.errors import CheckpointError
 from gradus.models.config import ModelConfig
 from gradus.models.layers import FLOATS, Linear, Model
-from gradus.models.source import Shape, Source, Stored
+from gradus.models.source import Shape, Source, Stored, tensors_of
 
 MOST_READERS = 8  # threads: each holds a tensor in memory, and memory's rate is shared
 
@@ -185,13 +185,14 @@ def plan(model: Model) -> list[Piece]:
 
 def _rows(entry: Source, module: nn.Module, rows: int) -> Iterator[tuple[Stored, int, int]]:
     """The tensors of one table entry, with the first row and the number of rows that each fills."""
-    if not isinstance(entry, tuple):
-        yield (Stored(entry) if isinstance(entry, str) else entry), 0, rows
-        return
-    assert isinstance(module, Linear) and len(entry) == len(module.out_features)
-    start = 0
-    for name, width in zip(entry, module.out_features, strict=True):
-        yield Stored(name), start, width
+    tensors, start = tensors_of(entry), 0
+    if len(tensors) > 1:
+        assert isinstance(module, Linear)
+        widths = module.out_features
+    else:
+        widths = (rows,)
+    for stored, width in zip(tensors, widths, strict=True):
+        yield stored, start, width
         start += width
 
 
