@@ -20,7 +20,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling: slow rotations are divided by `factor`, fast ones kept, those between are blended.
+    """Llama 3.1's scaling: divide slow rotations by `factor`, keep fast ones, and blend the rest.
 
     A rotation is slow when its wavelength exceeds original_context / low_frequency_factor tokens, and fast when it is
     below original_context / high_frequency_factor.
@@ -97,12 +97,12 @@ class ModelConfig:
 
     @property
     def q_width(self) -> int:
-        """Values of all query heads of a token: the width of what attention returns."""
+        """Values of a token's query heads, which is also the width of attention's result."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Values of all key heads of a token, and of all value heads."""
+        """Values of a token's key heads, and as many of its value heads."""
         return self.num_kv_heads * self.head_dim
 
     @property

@@ -28,9 +28,9 @@ def create_model(
     device: torch.device | str = "cpu",
     linear: LinearFactory = Linear,
 ) -> Model:
-    """The model with its memory allocated and its weights unset: `load_weights` or `randomize` comes next.
+    """Make the model, with memory allocated and weights unset: `load_weights` or `randomize` comes next.
 
-    dtype: of activations, norms and embeddings. How matrices are kept is decided by `linear`.
+    dtype: of activations, norms and embeddings. `linear` decides how matrices are kept.
     """
     device = numbered(torch.device(device))
     model = model_class(config.family)(config, linear, dtype, device).requires_grad_(False).eval()
@@ -60,7 +60,7 @@ def randomize(model: Model, seed: int = 0, std: float = 0.02) -> None:
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     for path, module, name, shape in parameters(model):
-        if path == "head.weight" and model.config.tie_embeddings:  # tied, but kept apart: the embedding, once more
+        if path == "head.weight" and model.config.tie_embeddings:  # tied, but stored twice: the embedding again
             assign(module, name, 0, model.embedding.weight)
             continue
         center = 1.0 if name == "weight" and len(shape) == 1 else 0.0  # a vector of weights belongs to a norm

@@ -1,8 +1,8 @@
-"""Gemma 3's text model (Gemma Team 2025): most layers look only a window back, and every sixth sees everything.
+"""Gemma 3's text model (Gemma Team 2025): most layers see only a window back, and every sixth sees everything.
 
-Only the layers that see everything need a KV cache as long as the context: the point of the design. The two kinds
-have rotary tables of their own: short wavelengths where distances are short. Unlike Llama: queries and keys are
-normalized (as in Qwen3), what attention and the MLP add is normalized before it is added (four norms per layer),
+Only the layers that see everything need a KV cache as long as the context, which is the point of the design. Each kind
+has its own rotary table, with short wavelengths where distances are short. Unlike in Llama, queries and keys are
+normalized (as in Qwen3), the outputs of attention and MLP are normalized before they are added (four norms per layer),
 embeddings are scaled by sqrt(D), and a configuration may cap the logits softly.
 
 Shapes: N tokens, D hidden_size, Hq query heads, Hkv key-value heads, Dh head_dim, F intermediate_size, V vocabulary.
@@ -21,7 +21,7 @@ from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Ignored, OnePlus, Source
 
-# Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, here, as the file is read.
+# Gemma's norms scale by 1 + weight, so that training starts from 0. The 1 is added once, when the file is read.
 WEIGHTS: dict[str, Source] = {
     "embedding.weight": "model.embed_tokens.weight",
     "layers.{}.attention_norm.weight": OnePlus("model.layers.{}.input_layernorm.weight"),
@@ -55,7 +55,7 @@ def wide_norm(width: int, eps: float, device: torch.device | str) -> RMSNorm:
 
 
 class Block(nn.Module):
-    """One layer: attention, local or global, then an MLP; each normalized before and after, and added."""
+    """One layer: attention, local or global, then an MLP. Both normalize their input and the output that they add."""
 
     def __init__(
         self, config: ModelConfig, index: int, linear: LinearFactory, dtype: torch.dtype, device: torch.device | str

@@ -264,7 +264,7 @@ def _even_share(hidden: int, heads: int, hidden_key: str, heads_key: str) -> int
 
 
 def _windows_by_type(fields: Fields, window: int | None, usual: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """A window a layer as `layer_types` lists them, or the family's usual pattern where it is absent."""
+    """One window per layer, as `layer_types` lists them, or the family's usual pattern if that key is absent."""
     if not fields.has("layer_types"):
         return usual
     types = fields.raw["layer_types"]
@@ -279,12 +279,12 @@ def _windows_by_type(fields: Fields, window: int | None, usual: tuple[int | None
 
 
 def _bounded(windows: tuple[int | None, ...], context: int) -> tuple[int | None, ...]:
-    """A window as long as the context hides nothing: full attention, which backends do faster."""
+    """Drop windows as long as the context: they hide nothing, and backends run full attention faster."""
     return tuple(None if window is None or window >= context else window for window in windows)
 
 
 def _rope_section(fields: Fields, context: int) -> Fields:
-    """transformers 5's rope_parameters, or 4's rope_scaling. Where both are there, they must say the same."""
+    """transformers 5's rope_parameters, or 4's rope_scaling. If both are present, they must agree."""
     if fields.number("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"model configuration: {fields.path}partial_rotary_factor other than 1 is not supported")
     if not fields.has("rope_parameters"):
@@ -335,7 +335,7 @@ def _beginning(fields: Fields, default: int | None) -> int | None:
 
 
 def _ends(fields: Fields, default: int | None) -> tuple[int, ...]:
-    """eos_token_id is a number, a list of numbers, or null: nothing ends the text but its length."""
+    """Read eos_token_id: a number, a list of numbers, or null, which means that only its length ends a text."""
     value = fields.raw.get("eos_token_id", default)
     if value is None:
         return ()

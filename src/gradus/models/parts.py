@@ -39,7 +39,11 @@ class LayerParts(NamedTuple):
 
 
 class Undescribed(ConfigError):
-    """A class that computes in an order of its own; names it."""
+    """kind: the name of the class that computes in an order of its own."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        self.kind = f"{kind.__module__}.{kind.__qualname__}"
+        super().__init__(f"{self.kind} does not describe how it combines its parts")
 
 
 COMPUTES = ("forward", "run_layers", "logits")  # the methods that `parts` describes: a model's, and a block's `forward`
@@ -53,7 +57,7 @@ def parts_of(model: Model) -> list[LayerParts]:
     """
     for part in (model, *model.layers):
         if not _describes_itself(type(part)):
-            raise Undescribed(f"{type(part).__module__}.{type(part).__qualname__}")
+            raise Undescribed(type(part))
     return cast(list[LayerParts], cast(Any, model).parts())
 
 

@@ -1,8 +1,8 @@
 """Shapes by name, for `random:<name>`: models of real proportions whose weights are noise.
 
-Speed, memory and every scheduling decision depend on shapes alone, so these measure what the real checkpoints would,
-without a download. What depends on meaning (quality, acceptance of drafts, early stops) needs real weights. Each entry
-is what matters of the published config.json. Torch-free.
+Speed, memory and every scheduling decision depend on shapes alone, so these measure the same as the real checkpoints,
+without a download. Quality, acceptance of drafts and early stops depend on meaning, and need real weights. Each entry
+holds the relevant part of the published config.json. Torch-free.
 """
 
 from typing import Any

@@ -52,8 +52,8 @@ def known_layers(model: Model) -> list[LayerParts]:
     """Each layer's parts. Raises Unsupported for a model, a layer or a part that computes something else."""
     try:
         layers = parts_of(model)
-    except Undescribed as kind:
-        raise Unsupported(str(kind)) from kind
+    except Undescribed as error:
+        raise Unsupported(error.kind) from error
     norms = [norm for layer in layers for norm in (layer.heads.q_norm, layer.heads.k_norm)]
     for part in (model.norm, *(part for layer in layers for part in layer), *norms):
         if part is not None and not isinstance(part, Linear) and type(part) not in KNOWN_PARTS:
