@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.kernels import fuse, fuse_quantized
-from gradus.kernels.fuse import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
-from gradus.kernels.overlap import early_launches, starts_early
-from gradus.kernels.splits import COUNTERS, Counters
-from gradus.kernels.tile import TileLaunch
-from gradus.kernels.view import Twin, twin_of
+from gradus.kernels.core.overlap import early_launches, starts_early
+from gradus.kernels.core.view import Twin, twin_of
+from gradus.kernels.fuse import model as fuse
+from gradus.kernels.fuse import quantized as fuse_quantized
+from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
+from gradus.kernels.linear.splits import COUNTERS, Counters
+from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models import Linear, Model, Place, create_model, randomize
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm

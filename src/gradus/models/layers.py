@@ -68,7 +68,7 @@ class Linear(nn.Module):
     A subclass may store weights in another way (narrower, packed, sharded): override `allocate`, `assign`, which
     receives them, and `forward`. `dtype` is the activations' dtype. The subclass chooses the type of the weights, and
     may return a narrower type than x's. No model file changes, because none assumes that `weight` or the result has x's
-    dtype. A subclass with its own `forward` may also have its own kernels: see `twin_of` in `gradus.kernels`.
+    dtype. A subclass with its own `forward` may also have its own kernels: see `gradus.kernels.core.view`.
     """
 
     accepted: ClassVar[frozenset[torch.dtype]] = FLOATS
