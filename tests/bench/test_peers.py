@@ -1,5 +1,7 @@
 """transformers as a contender: the same shape, the same weights, the same work."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,12 @@ from gradus.models import SHAPES, create_model, load_weights, read_config, write
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_configuration_survives_the_way_there_and_back(shape):
     assert read_config(write_config(SHAPES[shape])) == SHAPES[shape]
+
+
+@pytest.mark.parametrize("shape", ["tiny-qwen2", "tiny-qwen3"])
+def test_windows_of_some_layers_survive_too(shape):
+    config = replace(SHAPES[shape], windows=(None, 16, None, 16))
+    assert read_config(write_config(config)) == config
 
 
 class Tensors:

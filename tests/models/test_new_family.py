@@ -117,7 +117,7 @@ def test_the_check_for_families_catches(code):
 
 
 def test_contributing_names_files_that_exist():
-    """The steps of "Adding a model family" are the files that the toy family stands for."""
+    """Each file that "Adding a model family" names is where it says."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     steps = text.split("## Adding a model family")[1].split("\n## ")[0]
     named = re.findall(r"`((?:src|tests)/[\w/.]+)`", steps)

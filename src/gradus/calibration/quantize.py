@@ -64,7 +64,7 @@ class Recipe:
         """The group of all matrices alike. Raises ConfigError where it does not divide the rows of each."""
         if self.scheme != "int4":
             return None
-        widths = sorted({config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim})
+        widths = sorted({config.hidden_size, config.intermediate_size, config.q_width})
         fitting = [group for group in GROUPS if all(width % group == 0 for width in widths)]
         if not fitting or (self.group or fitting[0]) not in fitting:
             wanted = f"groups of {self.group}" if self.group else "no group of 128, 64, 32"

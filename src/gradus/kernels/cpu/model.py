@@ -335,7 +335,7 @@ def _make_worker(model: Model, step: Step) -> Worker:
     (head,) = step.stages[step.stages["kind"] == HEAD]
     inside = max(config.hidden_size, config.intermediate_size, config.q_width)
     widest = max(inside, step.given.shape[1])
-    columns = max(config.hidden_size, 2 * config.intermediate_size, head["chunk"])
+    columns = max(config.hidden_size, sum(config.up_widths), head["chunk"])
     return Worker(
         make_rows(widest),
         make_scratch(config.num_heads, config.head_dim),
