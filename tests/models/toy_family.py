@@ -18,7 +18,7 @@ from gradus.models.layers import Activation, Embedding, Model, Place, RMSNorm
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable
 
-# -- hf_config.py: its config.json --------------------------------------------------------------------------------------
+# -- hf_config.py: its config.json ------------------------------------------------------------------------------------
 
 RAW: dict[str, Any] = {
     "model_type": "toy", "vocab_size": 320, "width": 48, "features": 100, "layers": 3, "heads": 4, "kv_heads": 2,
@@ -63,7 +63,7 @@ def write_toy(config: ModelConfig) -> dict[str, Any]:
     return RAW | {"model_type": config.family, "layers": config.num_layers}
 
 
-# -- toy.py: the model --------------------------------------------------------------------------------------------------
+# -- toy.py: the model ------------------------------------------------------------------------------------------------
 
 NORMS = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
 WEIGHTS = {
@@ -149,14 +149,14 @@ class ParallelToy(Toy):
     block = ParallelBlock
 
 
-# -- families.py: its record -------------------------------------------------------------------------------------------
+# -- families.py: its record ------------------------------------------------------------------------------------------
 
 TOY = Family("tests.models.toy_family:Toy", {"toy": ModelType("ToyForCausalLM", read_toy)}, write_toy)
 PARALLEL = Family(
     "tests.models.toy_family:ParallelToy", {"parallel-toy": ModelType("ParallelToyForCausalLM", read_toy)}, write_toy
 )
 
-# -- the reference: plain formulas over the checkpoint's own tensors, in float64 ------------------------------------
+# -- the reference: plain formulas over the checkpoint's own tensors, in float64 -----------------------------------
 
 
 def reference_logits(tensors: dict[str, Tensor], tokens: list[int], parallel: bool) -> Tensor:
