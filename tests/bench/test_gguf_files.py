@@ -96,6 +96,13 @@ def test_what_llama_cpp_would_compute_in_another_way_is_refused(shape, changes, 
         GGUFFiles(Checkpoint(shape, None, config, None, None, None, 0), model).path(None)
 
 
+def test_a_family_that_llama_cpp_lacks_is_refused(tmp_path):
+    model = create_model(SHAPES["tiny-llama"])
+    config = replace(model.config, family="toy")
+    with pytest.raises(ContenderFailed, match=r"llama\.cpp has no such model: toy"):
+        write(tmp_path / "model.gguf", config, OwnTensors(model), format_of(None))
+
+
 def test_a_scheme_without_a_format_is_refused(bench):
     with pytest.raises(ContenderFailed, match="no GGUF format stands for fp8, only for int8, int4"):
         bench.gguf.path("fp8")

@@ -23,7 +23,7 @@ from gradus.models.heads import Heads
 from gradus.models.layers import RMSNorm
 from gradus.models.shapes import SHAPES
 from gradus.sampling.sampler import Sampler
-from tests.phases.conftest import FAMILIES
+from tests.phases.conftest import FAMILIES, build_engine
 
 PROMPTS = ["Once upon a time, there", "a", "The three primary colors are red, yellow", "b"]
 
@@ -231,6 +231,7 @@ class TwiceTheHeads(Heads):
 @pytest.mark.parametrize(
     "place, kind",
     [
+        ("layers.0.heads.q_norm", TwiceTheNorm),
         ("layers.1", TwiceTheAttention),
         ("layers.1", Undescribed),
         ("", Logarithmic),
@@ -240,11 +241,21 @@ class TwiceTheHeads(Heads):
     ],
 )
 def test_a_part_that_computes_in_a_way_of_its_own_is_not_taken_for_the_one_it_began_as(place, kind):
-    model = create_model(SHAPES["tiny-llama"])
+    model = create_model(SHAPES["tiny-qwen3"])
     part = model.get_submodule(place)
     part.__class__ = kind
     with pytest.raises(Unsupported, match=kind.__name__):
         Stages(model, (), threads=1)
+
+
+@pytest.mark.parametrize("place, name, value", [("gate", "name", "gelu"), ("heads.k_norm", "eps", 0.1)])
+def test_layers_that_differ_in_what_a_step_knows_once_run_in_torch(place, name, value, caplog):
+    model = create_model(SHAPES["tiny-qwen3"])
+    setattr(model.layers[1].get_submodule(place), name, value)
+    with caplog.at_level(logging.INFO, "gradus"):
+        engine = build_engine("final", "tiny-qwen3", model=model)
+    assert type(engine.runner) is ModelRunner
+    assert "there is no kernel for layers that differ in " in caplog.text
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4-g32"])
