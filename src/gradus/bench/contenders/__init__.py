@@ -4,6 +4,6 @@ Read in this order:
 
     workbench.py     a model on a device, and every contender for it; a phase's engine as a contender
     yours.py         a student's phases
-    transformers.py  Hugging Face transformers;  hugging_face.py: our configurations in its spelling
+    transformers.py  Hugging Face transformers
     llama_cpp.py     llama.cpp;  gguf_files.py: our checkpoints in its format
 """
