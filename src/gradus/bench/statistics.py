@@ -1,4 +1,4 @@
-"""Percentiles and medians, without numpy: a report is made wherever Python runs."""
+"""Percentiles and medians without numpy, so that a report can be made wherever Python runs."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def distribution(values: Iterable[float], digits: int = 4) -> dict[str, float]:
-    """What is kept of many values: quantiles as {"p0": …, "p50": …, "p100": …}, and their mean.
+    """Summarize values: quantiles as {"p0": …, "p50": …, "p100": …}, and their mean.
 
-    A single value is its own median, and nothing more; {} for none.
+    A single value has only a median; no values give {}.
     """
     values = list(values)
     if not values:
@@ -39,7 +39,7 @@ def distribution(values: Iterable[float], digits: int = 4) -> dict[str, float]:
 
 
 def significant(value: float, digits: int = 4) -> float:
-    """Rounded to so many significant digits: no timer is better than that, and files stay small."""
+    """Round to `digits` significant digits: no timer is more precise, and files stay small."""
     if value == 0 or not math.isfinite(value):
         return value
     return round(value, digits - 1 - math.floor(math.log10(abs(value))))

@@ -1,8 +1,8 @@
-"""What the engines are asked to do: the same arrivals, the same lengths and the same token ids for every contender.
+"""Workloads: the same arrivals, lengths and token ids for every contender.
 
-A workload is a list of jobs: when each arrives, how long its prompt is, how many tokens it wants. The lengths are known
-without a model; the token ids are drawn once the vocabulary is. Both follow from the seed alone, on every machine: only
-`Random.random` is used, the one method whose sequence Python promises to keep. No torch here.
+A workload is a list of jobs: when each arrives, how long its prompt is, how many tokens it asks for. Lengths need no
+model; token ids are drawn once the vocabulary is known. Both follow from the seed alone, on every machine, because only
+`Random.random` is used: the one method whose sequence Python promises to keep. No torch here.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ class Job:
     """One request before its tokens are drawn. at: seconds after the start. Lengths in tokens.
 
     shared: how many of the prompt's first tokens are the same for all jobs of the same `group`.
-    follows: the index of the job whose next turn this is: its prompt is all of that one's sequence, then `prompt` new
-    tokens; it arrives `at` seconds after that one has ended.
+    follows: the index of the previous turn's job. The prompt is then that job's whole sequence and `prompt` new tokens,
+    and it arrives `at` seconds after that job ends.
     """
 
     at: float
@@ -35,12 +35,12 @@ class Job:
     follows: int | None = None
 
     def cut(self, prompt: int, output: int) -> "Job":
-        """At most so many tokens in and out."""
+        """Limit the tokens in and out."""
         shared = min(self.shared, prompt - 1)
         return replace(self, prompt=min(self.prompt, prompt), output=min(self.output, output), shared=shared)
 
     def facts(self) -> list[Any]:
-        """What makes it this job and no other; what most jobs don't have is left out."""
+        """The fields that identify the job, without those that most jobs leave at their default."""
         rare = [self.group, self.follows] if self.group or self.follows is not None else []
         return [round(self.at, 9), self.prompt, self.output, self.shared, *rare]
 
@@ -49,8 +49,8 @@ class Job:
 class Arrival:
     """One request: `prompt` token ids arrive `at` seconds after the start and want exactly `max_tokens` tokens.
 
-    The end-of-sequence token is ignored: so the work is the same whatever a model says. temperature: 0 is greedy.
-    follows: as a job's; `prompt` is then what comes after the whole sequence of that arrival.
+    The end-of-sequence token is ignored, so the work does not depend on the model's output. temperature: 0 is greedy.
+    follows: as in Job; `prompt` then holds only the tokens after that arrival's whole sequence.
     """
 
     at: float
@@ -62,7 +62,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in the order in which they arrive. what: one phrase, for reports."""
+    """Jobs in order of arrival. what: one phrase, for reports."""
 
     name: str
     what: str
@@ -71,7 +71,7 @@ class Workload:
 
     @property
     def whole(self) -> tuple[Job, ...]:
-        """The jobs with the length of all their prompt, the turns before included."""
+        """The jobs with their full prompt lengths, earlier turns included."""
         whole: list[Job] = []
         for job in self.jobs:
             before = 0 if job.follows is None else whole[job.follows].prompt + whole[job.follows].output
@@ -96,7 +96,7 @@ class Workload:
         return max(job.at for job in self.jobs)
 
     def arrivals(self, vocab_size: int, context_length: int | None = None) -> tuple[Arrival, ...]:
-        """The requests themselves: ids drawn uniformly from the whole vocabulary.
+        """Draw the requests: token ids, uniformly from the whole vocabulary.
 
         Raises ConfigError if a sequence would be longer than `context_length`.
         """
@@ -117,7 +117,7 @@ class Workload:
         )
 
     def _prefixes(self, vocab_size: int) -> list[tuple[int, ...]]:
-        """What the jobs of each group begin with."""
+        """Draw the shared beginning of each group."""
         common = Random(f"{self.seed} shared")
         lengths = [
             max((job.shared for job in self.jobs if job.group == group), default=0)
@@ -126,16 +126,16 @@ class Workload:
         return [_draw(common, length, vocab_size) for length in lengths]
 
     def shrunk(self, jobs: int, prompt: int, output: int) -> "Workload":
-        """The first few jobs, cut to these lengths: to warm up, or for a quick look."""
+        """The first few jobs, cut to these lengths, for warm-up or a quick look."""
         return replace(self, jobs=tuple(job.cut(prompt, output) for job in self.jobs[:jobs]))
 
     def within(self, seconds: float) -> "Workload":
-        """The same jobs, arriving faster if need be: the last one after at most so many seconds."""
+        """The same jobs, arriving faster if necessary, so that the last arrives within `seconds`."""
         pace = min(1.0, seconds / self.last_arrival) if self.last_arrival else 1.0
         return replace(self, jobs=tuple(replace(job, at=job.at * pace) for job in self.jobs))
 
     def digest(self) -> str:
-        """Changes when anything about the workload does; equal digests mean equal work."""
+        """A hash of the whole workload; equal digests mean equal work."""
         jobs = [job.facts() for job in self.jobs]
         return hashlib.sha256(json.dumps([self.seed, jobs]).encode()).hexdigest()[:16]
 
@@ -147,7 +147,7 @@ Range = tuple[int, int]
 
 
 def single_stream(prompt: int, output: int, count: int = 1, seed: int = SEED) -> Workload:
-    """One user alone. With count > 1 the requests wait in line: one by one where an engine runs one at a time."""
+    """One user alone. With count > 1, requests queue up and run one by one where an engine has a batch of one."""
     requests = "one request" if count == 1 else f"{count} requests in a row"
     return Workload(
         "single stream",
@@ -158,7 +158,7 @@ def single_stream(prompt: int, output: int, count: int = 1, seed: int = SEED) ->
 
 
 def burst(count: int, prompt: int | Range, output: int | Range, seed: int = SEED) -> Workload:
-    """All at once. Lengths are fixed, or drawn uniformly between two bounds, both included."""
+    """Requests that arrive at once. Lengths are fixed, or uniform between two bounds, both included."""
     draw = Random(f"{seed} lengths")
     jobs = tuple(Job(0.0, _length(draw, prompt), _length(draw, output)) for _ in range(count))
     return Workload("burst", f"{count} requests at once, {_said(prompt)} tokens in, {_said(output)} out", jobs, seed)
@@ -183,7 +183,7 @@ def shared_prefix(
 ) -> Workload:
     """A system prompt: all requests begin with the same `prefix` tokens; `prompt` counts what follows.
 
-    rate: infinite is all at once. lead: the first one comes so many seconds before the others.
+    rate: infinity means all at once. lead: seconds by which the first request precedes the others.
     """
     draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
     jobs = tuple(
@@ -199,7 +199,7 @@ def shared_prefix(
 def long_prompts(
     steady: int, steady_output: int, injected: int, prompt: int, every: float, output: int = 16, seed: int = SEED
 ) -> Workload:
-    """Steady decodes, into which a long prompt falls every so many seconds: what does it do to the others' tokens?"""
+    """Steady decodes interrupted regularly by a long prompt: how late do the others' tokens get?"""
     decodes = [Job(0.0, 32, steady_output) for _ in range(steady)]
     intruders = [Job((i + 1) * every, prompt, output) for i in range(injected)]
     when = f"one prompt of {prompt} after" if injected == 1 else f"{injected} prompts of {prompt}, one every"
@@ -219,7 +219,7 @@ def few_shot(groups: int, each: int, examples: int, question: int, output: int, 
 def conversations(
     count: int, turns: int, first: int, question: int, answer: int, pause: float, system: int = 0, seed: int = SEED
 ) -> Workload:
-    """Chats: each turn sends everything said so far again. `system` tokens stand before all of them."""
+    """Chats: each turn resends the conversation so far, which begins with `system` shared tokens."""
     jobs: list[Job] = [Job(0.0, system + first, answer, shared=system) for _ in range(count)]
     for turn in range(1, turns):
         jobs += [Job(pause, question, answer, follows=(turn - 1) * count + chat) for chat in range(count)]
@@ -231,7 +231,7 @@ def conversations(
 
 
 def conversational(count: int, seed: int = SEED, prompt: int = 202, output: int = 179, longest: int = 1024) -> Workload:
-    """Lengths as people's chats have them, all at once: log-normal with the means of ShareGPT's conversations as
+    """Requests with the lengths of real chats, all at once: log-normal with the means of ShareGPT's conversations as
     serving benchmarks sample them (202 tokens in, 179 out), and a standard deviation of the logarithm of 1."""
     draw = Random(f"{seed} lengths")
 
@@ -245,7 +245,7 @@ def conversational(count: int, seed: int = SEED, prompt: int = 202, output: int 
 
 
 def memory_pressure(pool_tokens: int, demand: float, prompt: int, output: int, seed: int = SEED) -> Workload:
-    """More at once than a cache of `pool_tokens` positions holds: `demand` times as much (1.1: a tenth too much)."""
+    """Requests that together need `demand` times a cache of `pool_tokens` positions (1.1: a tenth too much)."""
     count = math.ceil(pool_tokens * demand / (prompt + output))
     what = f"{count} requests at once, {demand:.0%} of a cache of {pool_tokens} positions, {prompt} in, {output} out"
     return Workload("memory pressure", what, tuple(Job(0.0, prompt, output) for _ in range(count)), seed)
@@ -293,11 +293,11 @@ def chat_traffic(
     lead: float,
     seed: int = SEED,
 ) -> Workload:
-    """What a chat server sees: users who come by chance behind one system prompt, and some who paste a document.
+    """A chat server's traffic: random arrivals with one system prompt, some of which paste a document.
 
-    All prompts begin with the same `system` tokens. `long` of the `count` requests, evenly among them, go on with
-    `pasted` tokens and want `summary`; the others with a `question` and an `answer` of mixed lengths. The first comes
-    `lead` seconds before the others, so that the system prompt has been seen when they come.
+    All prompts begin with the same `system` tokens. `long` of the `count` requests, evenly spread, continue with
+    `pasted` tokens and ask for `summary`; the others have a `question` and an `answer` of mixed lengths. The first
+    arrives `lead` seconds before the others, so the system prompt is cached by then.
     """
     draw, clock = Random(f"{seed} lengths"), Random(f"{seed} arrivals")
     jobs = []
@@ -314,10 +314,10 @@ def chat_traffic(
 
 
 def ladder(device: str) -> Workload:
-    """The one workload that every phase runs, the baseline included, in which every phase's idea matters.
+    """The one workload that every phase runs, baseline included, chosen so that every phase's idea matters.
 
-    device: "cuda" or "cpu". Requests come faster than any phase serves them, or the arrivals would set the rate. The
-    baseline computes a whole prompt for each token, so its minute sets the size.
+    device: "cuda" or "cpu". Requests arrive faster than any phase can serve them; otherwise the arrivals would set the
+    rate. The baseline, which computes the whole sequence for each token, has to finish in about a minute.
     """
     if device == "cuda":
         return chat_traffic(48, 256.0, 1024, (32, 256), (16, 64), long=4, pasted=6000, summary=16, lead=0.1)
@@ -328,7 +328,7 @@ SIXTEEN_LENGTHS: dict[str, Range] = {"cuda": (32, 256), "cpu": (16, 64)}
 
 
 def sixteen(device: str) -> Workload:
-    """16 requests at once, mixed lengths: nothing is shared, long, late or short of memory. device: as of `ladder`."""
+    """16 requests at once, of mixed lengths: nothing shared, long, late or short of memory. device: as in `ladder`."""
     lengths = SIXTEEN_LENGTHS[device]
     return replace(burst(16, lengths, lengths), name="sixteen")
 
@@ -353,7 +353,7 @@ def _normal(random: Random) -> float:
 
 
 def _poisson_times(random: Random, count: int, rate: float) -> Sequence[float]:
-    """The first request comes at once; each next one after an exponential gap."""
+    """Arrival times: the first at 0, then one after each exponential gap."""
     times, now = [], 0.0
     for _ in range(count):
         times.append(now)

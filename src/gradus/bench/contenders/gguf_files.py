@@ -1,4 +1,4 @@
-"""A model's weights as GGUF files, as llama.cpp's own conversion would write them: for the peer that reads only those.
+"""Write a model's weights as GGUF files, as llama.cpp's own conversion would: it reads no other format.
 
 The layers' matrices are in the file's format, as they are in our schemes; norms and biases are float32, embedding and
 head float16. What the conversion changes is what `gradus.loading.gguf.model` changes back: Llama's q and k rows are
@@ -33,9 +33,9 @@ KV_BYTES = 2  # of a key or value: float16
 
 
 class GGUFFiles:
-    """The files of one checkpoint, in a temporary folder that goes with this object. Each is written once.
+    """The files of one checkpoint, each written once, in a temporary folder that this object owns.
 
-    ours: the same model as we run it, which lends its weights where the checkpoint is random.
+    ours: the same model as we run it, the source of the weights if the checkpoint is random.
     """
 
     def __init__(self, checkpoint: Checkpoint, ours: Model) -> None:
@@ -43,7 +43,7 @@ class GGUFFiles:
         self._checkpoint, self._ours = checkpoint, ours
 
     def path(self, scheme: str | None) -> Path:
-        """The file whose format stands for that scheme. Raises ContenderFailed for a model that llama.cpp has not."""
+        """The file in that scheme's format. Raises ContenderFailed for a model that llama.cpp lacks."""
         path = Path(self._folder.name) / f"{format_of(scheme).name}.gguf"
         if not path.exists():
             part = path.with_suffix(".part")
@@ -61,7 +61,7 @@ class GGUFFiles:
 
 
 class OwnTensors:
-    """A model's weights under the names that they would have in a checkpoint: a TensorSource."""
+    """A TensorSource over a loaded model: its weights under their checkpoint names."""
 
     def __init__(self, model: Model) -> None:
         self._pieces = {piece.stored.name: piece for piece in plan(model)}
@@ -83,7 +83,7 @@ class OwnTensors:
 
 
 def format_of(scheme: str | None) -> Type:
-    """Raises ContenderFailed for a scheme that no format is as wide as."""
+    """The format of the scheme's width. Raises ContenderFailed if there is none."""
     if scheme not in GGUF_FORMATS:
         known = ", ".join(str(name) for name in GGUF_FORMATS if name)
         raise ContenderFailed(f"no GGUF format stands for {scheme}, only for {known} and unquantized weights")
@@ -92,14 +92,14 @@ def format_of(scheme: str | None) -> Type:
 
 
 def widths(config: ModelConfig, scheme: str | None) -> Widths:
-    """Bytes of a weight, on average over those that a step reads, and of a stored key or value."""
+    """Bytes per weight, averaged over those that a step reads, and per stored key or value."""
     model = create_model(config, device="meta")
     read = [piece for piece in plan(model) if not is_looked_up(piece, config)]
     return Widths(sum(_nbytes(piece, format_of(scheme)) for piece in read) / streamed_parameters(config), KV_BYTES)
 
 
 def is_looked_up(piece: Piece, config: ModelConfig) -> bool:
-    """A table of which a step reads rows, not all: an embedding that is not the head too, learned positions."""
+    """Whether a step only looks up rows: in an embedding that is not also the head, or in learned positions."""
     tables = ("wpe.weight",) if config.tie_embeddings else ("wpe.weight", "wte.weight", "model.embed_tokens.weight")
     return piece.stored.name in tables
 
@@ -113,7 +113,7 @@ def _nbytes(piece: Piece, kind: Type) -> float:
 
 
 def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) -> None:
-    """Write all of a model's tensors. kind: of the layers' matrices. Raises ContenderFailed for what cannot be."""
+    """Write all tensors of a model. kind: of the layers' matrices. Raises ContenderFailed if a shape does not fit."""
     if reason := _unknown(config):
         raise ContenderFailed(f"llama.cpp has no such model: {reason}")
     writer = gguf.GGUFWriter(path, config.family, use_temp_file=True)
@@ -133,7 +133,7 @@ def write(path: Path, config: ModelConfig, tensors: TensorSource, kind: Type) ->
 
 
 def _kind(name: str, shape: Shape, kind: Type) -> Type:
-    """What a tensor is stored as."""
+    """The type that a tensor is stored in."""
     if len(shape) == 1 or name == "wpe.weight":
         return Type.F32
     return kind if ".layers." in name or name.startswith("h.") else Type.F16
@@ -147,7 +147,7 @@ def _name(config: ModelConfig, name: str) -> str:
 
 
 def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Each tensor by its name in a checkpoint, as llama.cpp has its values."""
+    """Each tensor by its checkpoint name, with its values in llama.cpp's layout."""
     stored = {piece.stored.name: piece.stored for piece in plan(create_model(config, device="meta"))}
     interleaved = ARCHITECTURES[config.family].interleaved
     for name in tensors.names():
@@ -161,7 +161,7 @@ def _converted(config: ModelConfig, tensors: TensorSource) -> Iterator[tuple[str
 
 
 def _interleave(value: Tensor, heads: int) -> Tensor:
-    """A head's rows i and i + half of it side by side: the layout that llama.cpp turns for Llama."""
+    """Put each head's rows i and i + half next to each other: the layout that llama.cpp rotates for Llama."""
     return value.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(value.shape)
 
 
@@ -169,7 +169,7 @@ def _interleave(value: Tensor, heads: int) -> Tensor:
 
 
 def _unknown(config: ModelConfig) -> str | None:
-    """Why llama.cpp would compute something else than we do; None where it would not."""
+    """The reason why llama.cpp would compute something different; None if it would not."""
     theirs = ARCHITECTURES.get(config.family)
     if theirs is None:
         return config.family
@@ -211,7 +211,7 @@ def _describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 
 
 def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """The layers that see a window, and the metadata that comes with them (Gemma 3)."""
+    """Write which layers have a window, and their other metadata (Gemma 3)."""
     writer.add_sliding_window(next((window for window in config.windows if window is not None), 0))
     writer.add_sliding_window_pattern([window is not None for window in config.windows])
     if config.local_rope is not None:
@@ -221,7 +221,7 @@ def _describe_windows(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
 
 
 def _rope_factors(config: ModelConfig) -> NDArray[np.float32]:
-    """By how much Llama 3's scaling slows each rotation down."""
+    """The factor by which Llama 3's scaling slows each rotation."""
     assert config.rope is not None
     plain = config.rope.theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
     return (plain / frequencies(config.rope, config.head_dim)).numpy()

@@ -1,8 +1,8 @@
 """Another engine on the same work: llama.cpp on a processor, with the same weights, bits, threads and token ids.
 
-Driven through its low-level interface (llama-cpp-python), by a loop like a server's: every step takes a token of each
-sequence that decodes, and the prompts of those that have just come. Greedy, no end-of-sequence. Settings are its own
-defaults: keys and values in float16, its choice of attention, matrices repacked where it has kernels for that.
+A loop like a server's drives its low-level interface (llama-cpp-python): every step takes one token of each decoding
+sequence and the prompts of new ones. Greedy, no end-of-sequence. Settings are its defaults: float16 keys and values,
+its own choice of attention, matrices repacked where it has kernels for that.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ CONTEXT_STEP = 256  # a sequence's room is a multiple of it
 
 @cache
 def library() -> Any:
-    """llama_cpp, without its log. Raises ContenderFailed where it is not installed."""
+    """Import llama_cpp and silence its log. Raises ContenderFailed if it is not installed."""
     try:
         import llama_cpp
     except ImportError as error:
@@ -47,7 +47,7 @@ def _silence(llama: Any) -> Any:
 
 @dataclass
 class _Sequence:
-    """index: of its arrival. pending: tokens that were not read yet. stored: how many were."""
+    """index: of its arrival. pending: tokens not read yet. stored: the number of tokens read."""
 
     index: int
     pending: list[int]
@@ -76,9 +76,9 @@ class Decoder:
         np.ctypeslib.as_array(self.batch.n_seq_id, (self.step_size,))[:] = 1  # each token is of one sequence
 
     def step(self, running: Mapping[int, _Sequence]) -> dict[int, int]:
-        """Read what is pending, decodes first, as much as a step takes.
+        """Read pending tokens, decodes first, up to a step's size.
 
-        running: by llama.cpp's number of the sequence. Returns the likeliest next token of those that are read whole.
+        running: by llama.cpp's sequence number. Returns the likeliest next token of each fully read sequence.
         """
         rows, due = 0, []
         for number in sorted(running, key=lambda number: (len(running[number].pending) > 1, number)):
@@ -99,7 +99,7 @@ class Decoder:
         return dict(zip(due, self._likeliest(len(due)), strict=True))
 
     def _put(self, row: int, number: int, start: int, token_ids: Sequence[int]) -> None:
-        """Tokens of one sequence, from that position on, into the batch from that row on."""
+        """Put a sequence's tokens, from position `start` on, into the batch from `row` on."""
         end = row + len(token_ids)
         self.token_ids[row:end] = token_ids
         self.positions[row:end] = range(start, start + len(token_ids))
@@ -108,14 +108,14 @@ class Decoder:
             self.batch.seq_id[each][0] = number
 
     def _likeliest(self, count: int) -> list[int]:
-        """Of each row whose logits were wanted, in the order of the batch."""
+        """The likeliest token of each row with logits, in batch order."""
         if count == 0:
             return []
         logits = np.ctypeslib.as_array(self.llama.llama_get_logits(self.context), (count, self.vocab_size))
         return logits.argmax(axis=1).tolist()
 
     def forget(self, number: int | None = None) -> None:
-        """A sequence, or all."""
+        """Drop one sequence from the cache, or all."""
         memory = self.llama.llama_get_memory(self.context)
         if number is None:
             self.llama.llama_memory_clear(memory, False)
@@ -131,7 +131,7 @@ class Decoder:
 def _load(llama: Any, path: Path) -> Any:
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
-    # Its path for AMX has crashed at the first step; without the repacked kinds of memory it is not taken.
+    # Its AMX path has crashed in the first step; without repacked buffers it is not taken.
     params.use_extra_bufts = "amx" not in doctor.hardware()["instruction sets"]
     model = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
@@ -140,7 +140,7 @@ def _load(llama: Any, path: Path) -> Any:
 
 
 def _built_with(llama: Any) -> str:
-    """The processor's features that it was compiled for, as it says: "AVX2 AVX512 …"."""
+    """The processor features it was compiled for, as it reports them: "AVX2 AVX512 …"."""
     said = llama.llama_print_system_info().decode().replace(":", "|").split("|")
     return " ".join(part.split("=")[0].strip() for part in said if part.strip().endswith("= 1"))
 
@@ -157,13 +157,13 @@ class LlamaCpp:
         self.room = -(-context // CONTEXT_STEP) * CONTEXT_STEP
         self.cache_bytes = batch * self.room * kv_bytes_per_token(files.config, KV_BYTES)
         self.needed_bytes = self.cache_bytes
-        if self.scheme in GGUF_FORMATS:  # of any other, `build` says that there is none
+        if self.scheme in GGUF_FORMATS:  # for any other, `build` says that there is no file
             self.needed_bytes += int(parameter_count(files.config) * widths(files.config, self.scheme).weight)
         self.about = ""
         self.decoder: Decoder | None = None
 
     def build(self) -> None:
-        llama = library()  # before a file is written for it
+        llama = library()  # fails before a file is written
         path = self.files.path(self.scheme)
         self.file_bytes = path.stat().st_size
         self.decoder = Decoder(path, self.batch, self.room, self.files.config.vocab_size)

@@ -26,7 +26,7 @@ RESULT_TIMEOUT = 300.0  # seconds without any result, after which the peer count
 class Transformers:
     """One request at a time through `generate`, or all through continuous batching. Greedy, no end-of-sequence.
 
-    ours: the same checkpoint as our model, which says what shape, number type and device it is to have.
+    ours: the same checkpoint as our model, which sets the peer's shape, number type and device.
     """
 
     def __init__(self, name: str, checkpoint: Checkpoint, ours: Model, batch: int) -> None:
@@ -86,7 +86,7 @@ class Transformers:
         return Run(arrivals, times)
 
     def _batched(self, arrivals: Sequence[Arrival]) -> Run:
-        """Requests are handed to its own thread as they arrive, and every token carries that thread's time stamp."""
+        """Hand requests to its thread as they arrive; every token carries that thread's time stamp."""
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
@@ -129,7 +129,7 @@ class Transformers:
 
 
 def _pool(tokens: int, batch: int) -> dict[str, Any]:
-    """Room for all sequences at once, in pages: given, so that it does not depend on what memory happens to be free."""
+    """A fixed page pool for all sequences at once, so that it does not depend on the memory that happens to be free."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     page = 256
@@ -138,7 +138,7 @@ def _pool(tokens: int, batch: int) -> dict[str, Any]:
 
 
 class _TokenClock:
-    """What `generate` calls a streamer: told of the prompt first, then of every token as soon as the host has it."""
+    """A streamer for `generate`: receives the prompt first, then every token as soon as the host has it."""
 
     def __init__(self, start: float, times: list[float]) -> None:
         self.start, self.times, self.prompt_seen = start, times, False
@@ -156,7 +156,7 @@ class _TokenClock:
 
 
 def build_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Any:
-    """The transformers model of the same shape; with the checkpoint's weights where there are any, else noise."""
+    """The transformers model of the same shape, with the checkpoint's weights if it has any, else noise."""
     import transformers
 
     raw = write_config(config)

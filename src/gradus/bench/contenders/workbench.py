@@ -1,4 +1,4 @@
-"""A model on a device, and every contender that can be had for it: the phases, and the peers that are installed."""
+"""A model on a device, and every contender for it: the phases, and the installed peers."""
 
 import gc
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from gradus.models.precision import Precision, resolve_device
 from gradus.quantization.mix import Mix
 from gradus.quantization.precision import quantized_as, resolve
 
-if TYPE_CHECKING:  # it needs a package that only the peer's weights need
+if TYPE_CHECKING:  # needs a package that only the peer's weights need
     from gradus.bench.contenders.gguf_files import GGUFFiles
 
 
 @dataclass
 class Workbench:
-    """One model, loaded once; the phases share its weights, as they share its code.
+    """One model, loaded once. The phases share its weights, as they share its code.
 
     schemes: the same model with its matrices quantized, loaded when a contender first asks for one.
     solutions: a student's phases, by contender.
@@ -54,7 +54,7 @@ class Workbench:
     def open(
         cls, model: str, device: str, dtype: str, progress: Progress | None = None, quantize: str | None = None
     ) -> "Workbench":
-        """quantize: a scheme, a YAML file, or None; all contenders then have it, and none a scheme of its own.
+        """Load a model. quantize: a scheme or a YAML file for all contenders, which then have no scheme of their own.
 
         Raises ConfigError or CheckpointError in one line.
         """
@@ -67,7 +67,7 @@ class Workbench:
         return cls(checkpoint, where, precision, loaded)
 
     def of(self, contender: str) -> "Workbench":
-        """With the model in the contender's scheme. Raises ConfigError for a scheme that cannot be."""
+        """The workbench with the model in the contender's scheme. Raises ConfigError for an impossible scheme."""
         _, scheme = quantized(contender)
         if scheme is None:
             return self
@@ -80,7 +80,7 @@ class Workbench:
         return self.schemes[scheme]
 
     def bytes_to_load(self, contender: str) -> int:
-        """Of weights that are not there yet, about; 0 for a scheme that cannot be, of which `of` tells."""
+        """Approximate bytes of weights still to be loaded; 0 for an impossible scheme, which `of` reports."""
         _, scheme = quantized(contender)
         if scheme is None or scheme in self.schemes:
             return 0
@@ -112,9 +112,9 @@ class Workbench:
         return self.precision.scheme is not None
 
     def widths(self, contender: str) -> Widths:
-        """Of quantized weights the average over all that a step reads, their scales included.
+        """Bytes per weight and per key or value. Quantized weights: the average over a step's reads, scales included.
 
-        Raises ConfigError for a scheme that cannot be, ContenderFailed for one that a peer has not.
+        Raises ConfigError for an impossible scheme, ContenderFailed for one that a peer lacks.
         """
         name, scheme = quantized(contender)
         config, model = self.model.config, self.model
@@ -133,7 +133,7 @@ class Workbench:
         return model_bytes(self.model)
 
     def contender(self, name: str, room: "Room") -> Contender:
-        """name: a phase, the final engine, the same without some of its switches, or a peer; with a scheme or not."""
+        """Make a contender. name: a phase, a peer, or the final engine, with or without switches off; also a scheme."""
         if quantized(name)[0] == LLAMA_CPP:
             from gradus.bench.contenders.llama_cpp import LlamaCpp
 
@@ -143,7 +143,7 @@ class Workbench:
         return EngineContender(name, self, room)
 
     def engine(self, contender: str, room: "Room") -> Engine:
-        """The contender's engine with room for exactly what is asked of it, without what its name switches off."""
+        """Build the contender's engine with exactly this room, and without the optimizations its name switches off."""
         engine, off = switched(contender)
         room, model = room.of(contender), self.of(contender).model
         limits = ModelLimits(model.config.vocab_size, min(room.context + 1, model.config.context_length))
@@ -165,17 +165,16 @@ class Workbench:
         return kv_bytes_per_token(self.model.config, self.model.dtype.itemsize)
 
     def free_bytes(self) -> int:
-        """What contenders may take together: the rest is for activations, logits and fragments."""
+        """Bytes for all contenders together; the rest is for activations, logits and fragmentation."""
         return int(0.8 * free_memory(self.device))
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a contender is built for: sequences of up to `context` tokens, `batch` at a time.
+    """The size that a contender is built for: up to `batch` sequences of `context` tokens.
 
-    cache_tokens: positions of cache that it gets; None is as many as `batch` sequences of `context` can fill.
-    token_budget: most tokens per step, where prompts are cut; None is the phase's own choice. kv_dtype: how the final
-    engine keeps keys and values.
+    cache_tokens: cache positions; None means `batch` times `context`. token_budget: most tokens per step, if prompts
+    are cut; None leaves it to the phase. kv_dtype: the type of the final engine's keys and values.
     """
 
     context: int
@@ -189,9 +188,9 @@ class Room:
         return self.cache_tokens or self.batch * self.context
 
     def of(self, contender: str) -> "Room":
-        """For this contender: one without pages reserves a whole context per sequence, and runs as many as fit.
+        """The room for this contender: without pages it reserves a whole context per sequence, and runs as many as fit.
 
-        Raises ContenderFailed if not a single one does.
+        Raises ContenderFailed if not even one fits.
         """
         engine, _ = switched(contender)
         if self.cache_tokens is None or engine == FINAL or "cache_tokens" in heeded(engine):
@@ -202,7 +201,7 @@ class Room:
 
 
 class EngineContender:
-    """One of our engines, driven directly: token ids in, token ids out, no text and no server between."""
+    """One of our engines, driven directly: token ids in and out, without text or a server."""
 
     def __init__(self, name: str, bench: Workbench, room: Room) -> None:
         self.name = name
@@ -240,17 +239,17 @@ class EngineContender:
 
     def close(self) -> None:
         self.engine = None
-        gc.unfreeze()  # or what this engine was made of would never be let go
+        gc.unfreeze()  # otherwise this engine's memory would never be freed
         release(self.bench.device)
 
 
 def streamed_bytes(model: Model) -> int:
-    """What a step reads of a model's weights: all but the tables that are looked up by row."""
+    """Bytes of weights that a step reads: all but the tables that are looked up by row."""
     return sum(tensor.nbytes for part in (model.layers, model.norm, model.head) for tensor in part.parameters())
 
 
 def forget_prefixes(engine: Engine) -> None:
-    """Empty what a prefix cache keeps of requests that are over."""
+    """Drop all that a prefix cache keeps of finished requests."""
     forget = getattr(engine.scheduler.cache, "forget", None)
     if forget is not None:
         forget()

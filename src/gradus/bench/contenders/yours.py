@@ -1,6 +1,6 @@
 """A student's phases among the contenders: "your p01" runs what p01 runs, with the student's functions in place.
 
-Results keep such an entry beside the course's own, and a sentence under the table says how far it came. No torch here.
+Results keep such an entry next to the course's own, and a sentence under the table compares the two. No torch here.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from gradus.exercises.solution import Solution
 
 
 def solutions(where: Path, benchmarks: list[Benchmark]) -> dict[str, Solution]:
-    """The student's phases that these benchmarks have a place for, by contender: "your p01".
+    """The student's phases that these benchmarks measure, by contender: "your p01".
 
     Raises ConfigError if there is none, if one does not import, and if a file cannot be read.
     """
@@ -29,12 +29,12 @@ def solutions(where: Path, benchmarks: list[Benchmark]) -> dict[str, Solution]:
     if not found:
         raise ConfigError(f"{where}: nothing of {solution.listed(mine)} is all written yet")
     for one in found:
-        one.module("engine")  # before anything else takes time
+        one.module("engine")  # fails before anything slow
     return {one.name: one for one in found}
 
 
 def _whole(name: str, where: Path, *, alone: bool) -> Solution | None:
-    """None for one of several phases that is only begun."""
+    """The phase, if it is complete; None for one that is only begun, among several."""
     try:
         return solution.load(name, where)
     except solution.Unfinished:
@@ -44,7 +44,7 @@ def _whole(name: str, where: Path, *, alone: bool) -> Solution | None:
 
 
 def beside(contenders: tuple[str, ...], names: list[str]) -> tuple[str, ...]:
-    """A table's contenders, each followed by the student's own of the same phase."""
+    """A table's contenders, each followed by the student's version of the phase."""
     return tuple(one for name in contenders for one in (name, YOURS + name) if one == name or one in names)
 
 
@@ -81,7 +81,7 @@ def _worded(value: float, table: Table) -> str:
 
 
 def _before(entry: Entry, cell: Cell) -> Entry | None:
-    """The baseline: the student's own if it was measured, else the course's."""
+    """The baseline: the student's if it was measured, else the course's."""
     base = phases.available()[0].name
     if entry.contender in (YOURS + base, base):
         return None

@@ -1,8 +1,8 @@
-"""What a phase's `benchmark.py` says: the question, the tables that answer it, and in prose why they say what they say.
+"""The parts of a phase's `benchmark.py`: the question, the tables that answer it, and prose that explains the answer.
 
-A table has rows (workloads) and contenders; every contender runs every row. Prose may quote a measured number only as a
-field, as in `{output-length/200/p01/output_tok_s}`: it is filled in from results.json, so no number can outlive its
-measurement. No torch here.
+A table has rows (workloads) and contenders; every contender runs every row. Prose quotes a measured number only as a
+field, such as `{output-length/200/p01/output_tok_s}`. Fields are filled in from results.json, so no number can outlive
+its measurement. No torch here.
 """
 
 import math
@@ -21,22 +21,21 @@ SWITCHES = {
     "graphs": "graphs",
     "overlap": "overlap",
 }
-"""What the final engine's switches are called in titles."""
+"""The names of the final engine's switches in titles."""
 
 LLAMA_CPP = "llama.cpp"
 PEERS: dict[str, Policy] = {"transformers": cached, "transformers-batch": continuous, LLAMA_CPP: continuous}
-"""Other engines, and the policy by which each is predicted. transformers: `generate` one by one, and `generate_batch`.
-"""
+"""Other engines, each with the policy that predicts it. transformers: `generate` one by one, and `generate_batch`."""
 
 ON_CPU_ALONE = (LLAMA_CPP,)
-"""Peers that are left out on a GPU: what is installed of them runs on processors."""
+"""Peers that are left out on a GPU: their installed builds run on processors."""
 
 GGUF_FORMATS: dict[str | None, str] = {None: "F16", "int8": "Q8_0", "int4": "Q4_0"}
 """llama.cpp's format with as many bits for each weight of the layers as a scheme of ours. None: unquantized."""
 
 
 YOURS = "your "
-"""Begins the name of a contender that runs a student's functions: "your p01" is p01 with them in place."""
+"""The prefix of contenders that run a student's functions: "your p01" is p01 with them in place."""
 
 ByDevice = int | None | Mapping[str, int]
 
@@ -46,11 +45,11 @@ class Row:
     """One workload of a table.
 
     x: its place on the figure's axis. batch: most sequences at once (None: as many as the workload has requests).
-    slots: of the engine, where it has more than ever run at once (None: as many as run).
-    workload: the same everywhere, or by device ("cpu", "cuda"); a device that is not named leaves the row out.
-    context: tokens that a sequence may have (None: as many as the workload's longest). cache_tokens: positions of cache
-    that every contender gets; one that reserves a whole context for each sequence then runs as many as that holds.
-    token_budget: most tokens per step, for contenders that cut prompts. These three may be given by device as well.
+    slots: the engine's slots, if more than ever run at once (None: as many as run).
+    workload: one for all devices, or by device ("cpu", "cuda"); devices without one leave the row out.
+    context: most tokens per sequence (None: the workload's longest). cache_tokens: cache positions for every contender;
+    one that reserves a whole context per sequence runs as many sequences as that holds. token_budget: most tokens per
+    step, for contenders that cut prompts. All three may also be given by device.
     """
 
     label: str
@@ -63,7 +62,7 @@ class Row:
     token_budget: ByDevice = None
 
     def on(self, device: str) -> "RowOnDevice | None":
-        """The row as it is on a device; None where it is not for that device."""
+        """The row on one device; None if it has no workload there."""
         workload = self.workload if isinstance(self.workload, Workload) else self.workload.get(device)
         if workload is None:
             return None
@@ -76,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RowOnDevice:
-    """What a row asks of the contenders on one device; see Row."""
+    """A row on one device; see Row."""
 
     workload: Workload
     context: int | None
@@ -86,7 +85,7 @@ class RowOnDevice:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Goodput counts requests that meet both, in seconds: until the first token, and between tokens on average."""
+    """Limits in seconds, to the first token and between tokens on average. Goodput counts requests that meet both."""
 
     ttft: float
     tpot: float
@@ -94,17 +93,17 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """axis: what the rows' labels are. metric: the one that is predicted and drawn; columns: the others to show.
+    """axis: the meaning of the rows' labels. metric: the one predicted and drawn; columns: other metrics to show.
 
-    against: the contender that speed-ups count from, in the same scheme where the row has it so; "first row" compares
+    against: the contender that speed-ups are relative to, in the same scheme if the row has it; "first row" compares
     each contender with its own first row.
-    scale: of the figure's axes: "log", "linear", or "names" where the rows' x says nothing. goals: by device, for
-    goodput. panels: metrics that the figure shows side by side, of a table of one row; () draws `metric` alone.
-    gpu_only: contenders that a CPU leaves out, where they are what another one is. once_s: a contender whose warm-up
-    takes longer than so many seconds is timed once.
-    quick: the rows of a quick look: workloads of seconds, under labels of their own, on which the contenders differ in
-    the same direction as on the whole ones. A quick look leaves out tables without them; where no table of a benchmark
-    has any, it cuts the first rows of each. quick_title: where the title does not fit those rows.
+    scale: "log" or "linear" axes, or "names" if x has no meaning. goals: for goodput, by device.
+    panels: metrics that the figure of a one-row table shows side by side; () draws `metric` alone.
+    gpu_only: contenders left out on a CPU, where they equal another one. once_s: a contender whose warm-up takes more
+    than this many seconds is timed once.
+    quick: the rows of a quick look: workloads of seconds, with their own labels, on which the contenders differ in the
+    same direction as on the full ones. A quick look leaves out tables without such rows; if no table of a benchmark has
+    any, it cuts the first rows of each. quick_title: a title for these rows, if the usual one does not fit.
     """
 
     name: str
@@ -124,7 +123,7 @@ class Table:
     quick_title: str = ""
 
     def titled(self, quick: bool) -> str:
-        """Its title in a whole run, or in a quick look."""
+        """The title in a full run, or in a quick look."""
         return (quick and self.quick_title) or self.title
 
 
@@ -133,7 +132,7 @@ FIRST_ROW = "first row"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What is to be said of a result. explains: why it is what it is, against the prediction. loses: where it loses."""
+    """Prose on a result. explains: why it differs from the prediction. loses: where the idea costs something."""
 
     explains: str
     loses: str
@@ -141,11 +140,11 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """question: what is asked. prediction: what to expect and from which reasoning, before anything was measured.
+    """question: the question to answer. prediction: the expected answer and the reasoning, written before measuring.
 
-    policy: how the phase schedules, for its prediction. profile: the context at which a decode step is taken apart, for
-    each of these contenders. accounts: by hardware ("cpu", "h200"). step: what the phase adds on the ladder, in a
-    sentence that quotes its own numbers alone.
+    policy: the phase's schedule, for its prediction. profile: the context at which each of these contenders' decode
+    steps is taken apart. accounts: by hardware ("cpu", "h200"). step: what the phase adds on the ladder, in a sentence
+    that quotes only its own numbers.
     """
 
     question: str
@@ -171,7 +170,7 @@ def quantized(contender: str) -> tuple[str, str | None]:
 
 
 def in_scheme(contender: str, scheme: str | None) -> str:
-    """`quantized` backwards."""
+    """The inverse of `quantized`."""
     return contender if scheme is None else f"{contender}:{scheme}"
 
 
@@ -182,7 +181,7 @@ def is_peer(contender: str) -> bool:
 def switched(contender: str) -> tuple[str, tuple[str, ...]]:
     """A contender's engine, and what is switched off in it: "final-graphs:int8" is ("final", ("graphs",)).
 
-    A student's phase has the engine of the phase.
+    For a student's phase, the engine is the phase.
 
     Raises ConfigError for an unknown switch, and for a phase, which has none.
     """

@@ -1,6 +1,6 @@
 """Benchmarks of more than one engine: ladder, ablation of the final engine, every workload, decoding on a processor.
 
-Each has a size for a GPU and a smaller one for a CPU, but for the last. No torch here.
+Each but the last has a size for a GPU and a smaller one for a CPU. No torch here.
 """
 
 import math
@@ -22,15 +22,15 @@ from gradus.config.options import FINAL
 
 LADDER, ABLATION, MATRIX, CPU_DECODE = "ladder", "ablation", "matrix", "cpu-decode"
 
-PAGE = 16  # positions: a sequence's last page is half empty on average, never more than whole
+PAGE = 16  # positions: a sequence's last page is half empty on average
 
 
 Work = dict[str, Workload]
-"""By device."""
+"""A workload for each device."""
 
 
 def cache_for(works: Iterable[Workload]) -> int:
-    """Positions of cache that hold any of these workloads, all its sequences at once."""
+    """Cache positions that hold any of these workloads with all its sequences at once."""
     return max(sum(job.prompt + job.output + PAGE for job in work.whole) for work in works)
 
 
@@ -40,7 +40,7 @@ def cache_for(works: Iterable[Workload]) -> int:
 def ladder() -> Benchmark:
     """One workload, every phase, the final engine and the peers, in the same memory for keys and values.
 
-    What each rung adds stands in its phase's own benchmark, as `step`.
+    Each phase's own benchmark says what its rung adds (`step`).
     """
     rungs = tuple(phase.name for phase in phases.available() if phase.has("benchmark"))
     devices = ("cpu", "cuda")
@@ -76,7 +76,7 @@ def ladder() -> Benchmark:
 
 
 CONTEXT = {"cpu": 576, "cuda": 8192}
-"""What a slot reserves, as a server must that does not know how long a sequence will be."""
+"""Positions per slot: a server cannot know in advance how long a sequence will be."""
 MEMORY = {"cpu": 3 * 576, "cuda": 4 * 8192}
 BUDGET = {"cpu": 96, "cuda": 1024}
 
@@ -145,7 +145,7 @@ STEPS_OF_PEERS = {
 # Graphs are made of kernels, so without kernels there are none.
 OFF = ("prefix_cache", "chunked", "overlap", "graphs", "kernels-graphs")
 
-# Prompts fall in so often that one gap in fifty has one in it, and for as long as the fastest engine decodes.
+# Prompts arrive so often that one gap in fifty contains one, for as long as the fastest engine decodes.
 WORK: dict[str, Work] = {
     "one alone": {"cuda": single_stream(128, 256), "cpu": single_stream(24, 12)},
     "many alike": {"cuda": burst(64, 512, 128), "cpu": burst(4, 32, 8)},
@@ -247,9 +247,9 @@ ABLATION_ACCOUNTS = {
 
 
 def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
-    """With as much cache as the real lengths need.
+    """A row with as much cache as the real lengths need.
 
-    (As many times the longest as there are requests, for every contender at once, would be more than a GPU has.)
+    (The longest length for every request, for all contenders at once, would exceed a GPU's memory.)
     """
     cache = {device: cache_for([work]) for device, work in WORK[name].items()}
     return Row(name, x, WORK[name], cache_tokens=cache, token_budget=token_budget)
@@ -258,7 +258,7 @@ def _roomy(name: str, x: float = 0, token_budget: ByDevice = None) -> Row:
 # -- the matrix --------------------------------------------------------------------------------------------------------
 
 BATCHING = ("p03", "p04", "p05", "p06", "p09", "p10", FINAL)
-"""p03 to p06 pay for every operation's launch, so answers are short: a step is a step."""
+"""p03 to p06 pay for every operation's launch, so answers are short; more steps would show nothing new."""
 GOALS = {"cuda": Goal(ttft=0.5, tpot=0.05), "cpu": Goal(ttft=10.0, tpot=0.5)}
 POOL = {"cuda": 16_384, "cpu": 1024}
 
@@ -373,7 +373,7 @@ PRESSURE: Work = {
 
 
 def _sixteen() -> Table:
-    """The phases where nothing is shared, long, late or short of memory: what a step costs, and little else."""
+    """The phases where nothing is shared, long, late or short of memory: little matters but the cost of a step."""
     row = Row("all", 0, {device: workloads.sixteen(device) for device in ("cpu", "cuda")})
     return Table(
         name="sixteen",
@@ -387,7 +387,7 @@ def _sixteen() -> Table:
 
 
 def _kind(name: str, title: str, row: Row, metric: str, columns: tuple[str, ...]) -> Table:
-    """A table of one workload, so that it can have the numbers that this kind is about."""
+    """A table of one workload, with the metrics that matter for this kind."""
     return Table(
         name, title, "workload", (row,), BATCHING, metric, columns, against=BATCHING[0], scale="log", goals=GOALS
     )

@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    settings.py      what was asked for, and where progress is shown
+    settings.py      the request, and the display of progress
     drive.py         the workload driven through the engine, every token timed; repeats, interleaved
     memory.py        how much memory a contender takes
     idle.py          how long the GPU waits for the host between two steps

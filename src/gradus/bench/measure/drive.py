@@ -1,9 +1,9 @@
-"""A workload driven through an engine, every token timed on the host's clock; and repeats, one contender after another.
+"""Drive a workload through an engine, time every token on the host's clock, and repeat, contenders taking turns.
 
-The driver is open-loop: a request is submitted when its time has come, however busy the engine is, and its latency
-counts from that time, not from when the driver got round to it. (A driver that waits for the engine before it sends
-the next request measures a kinder world: coordinated omission.) Tokens are counted when the host has them, which is
-when they could be sent to a user; a step's only wait for the device is in its commit, so no time is taken too early.
+The driver is open-loop: it submits a request at its arrival time, however busy the engine is, and counts latency from
+that time, even if the driver was late. (A driver that waits for the engine before it sends the next request hides
+queueing: coordinated omission.) A token counts when the host has it and could send it to a user. A step waits for the
+device only in its commit, so no time is taken too early.
 """
 
 import math
@@ -26,15 +26,15 @@ from gradus.engine.request import Request, SamplingParams
 from gradus.engine.sequence import Output
 from gradus.text.completion import Completion
 
-RAW_REQUESTS = 8  # a sample keeps each request's times up to this many; beyond, the distributions must do
+RAW_REQUESTS = 8  # a sample keeps the times of up to this many requests; of more, only distributions
 
 
 class ContenderFailed(RuntimeError):
-    """A contender could not do the work; its text becomes the reason in the report."""
+    """A contender could not do the work. The report gives the message as the reason."""
 
 
 def check_completions(completions: Sequence[Completion], params: Sequence[SamplingParams]) -> None:
-    """Raises ContenderFailed unless every request got all the tokens and log-probabilities that it asked for."""
+    """Raise ContenderFailed unless every request got all tokens and log-probabilities that it asked for."""
     for completion, asked in zip(completions, params, strict=True):
         got = len(completion.token_ids)
         if got != asked.max_tokens:
@@ -52,11 +52,11 @@ def check_completions(completions: Sequence[Completion], params: Sequence[Sampli
 class Run:
     """One workload, run once. Times in seconds from the start; token_times[i] are those of arrival i.
 
-    arrivals: as they really came; a conversation's next turn has its whole prompt, and the time that it came at.
-    rows, padding_rows: what the model computed, and what of it no sequence asked for; None where it is not known.
-    cached_tokens: positions of prompts that were found in a cache. preemptions: how often a sequence had to give way.
-    host_s: time that steps took beside the model's work (see `Stopwatch`). peak_bytes: the contender's own memory.
-    cache_bytes: the most that sequences held of the cache. cache_waste: percent of what they held that stored nothing.
+    arrivals: the actual ones; a conversation's next turn has its whole prompt and its real arrival time.
+    rows, padding_rows: rows that the model computed, and those among them that are padding; None if unknown.
+    cached_tokens: prompt positions found in a cache. preemptions: how many times a sequence was preempted.
+    host_s: time that steps took outside the model (see `Stopwatch`). peak_bytes: the contender's own memory.
+    cache_bytes: the most cache that sequences held. cache_waste: percent of it that stored nothing.
     """
 
     arrivals: Sequence[Arrival]
@@ -72,18 +72,18 @@ class Run:
     cache_waste: float | None = None
 
     def check(self) -> None:
-        """Raises ContenderFailed unless every request got exactly the tokens that it asked for."""
+        """Raise ContenderFailed unless every request got exactly the tokens that it asked for."""
         for index, (arrival, times) in enumerate(zip(self.arrivals, self.token_times, strict=True)):
             if len(times) != arrival.max_tokens:
                 raise ContenderFailed(f"request {index} got {len(times)} tokens instead of {arrival.max_tokens}")
 
     def sample(self, goal: Goal | None = None) -> dict[str, Any]:
-        """What is kept of it, as JSON. Latencies count from a request's arrival.
+        """The run as JSON, for results.json. Latencies count from a request's arrival.
 
-        ttft: until the first token. itl: every gap between two times at which tokens of a request came, and
-        tokens_at_once how many came at a time on average, where it was more than one. tpot: a request's mean time per
-        token after the first. e2e: until the last token. seconds: from the first arrival to the last token. decode_s,
-        decode_tokens: the time when every request had its first token, and the tokens that came then.
+        ttft: until the first token. itl: every gap between deliveries of a request's tokens; tokens_at_once: tokens per
+        delivery on average, if more than one. tpot: a request's mean time per token after the first. e2e: until the
+        last token. seconds: from the first arrival to the last token. decode_s, decode_tokens: the span in which every
+        request had its first token, and the tokens of that span.
         """
         requests = list(zip(self.arrivals, self.token_times, strict=True))
         moments = [sorted(set(times)) for times in self.token_times]
@@ -143,7 +143,7 @@ def _meets(goal: Goal, arrival: Arrival, times: Sequence[float]) -> bool:
 
 @dataclass
 class Stopwatch:
-    """Stands before an engine's runner and adds up where the host's time goes. Costs about a microsecond per step.
+    """Wraps an engine's runner and adds up the host's time. Costs about a microsecond per step.
 
     run_s: inside `run`, which on a GPU only launches. wait_s: inside `get`, waiting for the device.
     """
@@ -187,7 +187,7 @@ def drive(
     device: torch.device,
     after_step: Callable[[], None] = lambda: None,
 ) -> Run:
-    """Run the arrivals through `engine`, submitting each when its time has come. Returns when the last has ended.
+    """Run the arrivals through `engine`, submitting each at its time. Returns when the last has ended.
 
     after_step: called after each step, inside the measured time. Raises ContenderFailed if a request fails.
     """
@@ -228,10 +228,10 @@ def drive(
 
 
 class _Audience:
-    """The users: when each asks what, what came back when, and what is asked next because of it.
+    """The users: their requests and times, the tokens they received, and the next turns of their conversations.
 
-    due: (time, index, request) of users that have not asked yet, a heap; a conversation's next turn comes into it when
-    the one before has ended.
+    due: a heap of (time, index, request) not submitted yet; a conversation's next turn joins when the previous one
+    ends.
     """
 
     def __init__(self, arrivals: Sequence[Arrival], engine: Engine) -> None:
@@ -253,9 +253,9 @@ class _Audience:
         heappush(self.due, (arrival.at, index, request))
 
     def hear(self, outputs: Sequence[Output], now: float) -> None:
-        """Take what a step gave them. Raises ContenderFailed if it failed one."""
+        """Take a step's outputs. Raises ContenderFailed if one of them is a failure."""
         times, followers = self._times, self._followers
-        for output in outputs:  # of every token of every stream: what this costs, the GPU may have to wait for
+        for output in outputs:  # runs for every token of every stream, and the GPU may have to wait for it
             if output.error is not None:
                 raise ContenderFailed(output.error)
             heard = times[output.request_id]
@@ -265,7 +265,7 @@ class _Audience:
                 self._remember(output, now)
 
     def _remember(self, output: Output, now: float) -> None:
-        """In a conversation: what was said is a part of the next turn's prompt."""
+        """Keep a conversation's output, which is part of the next turn's prompt."""
         index = int(output.request_id)
         if index in self._followers:
             self._answers[index] += output.tokens
@@ -273,7 +273,7 @@ class _Audience:
                 self._answer(index, now)
 
     def _answer(self, index: int, now: float) -> None:
-        """What was said so far, and then the next turn."""
+        """Queue the next turn: the conversation so far, and its new tokens."""
         follower = self._followers[index]
         arrival = self.arrivals[follower]
         said = (*self.arrivals[index].prompt, *self._answers[index])
@@ -282,7 +282,7 @@ class _Audience:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything it was given; a CPU has."""
+    """Wait until the device has finished all its work; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -293,8 +293,7 @@ def synchronize(device: torch.device) -> None:
 class Contender(Protocol):
     """Something that can run a workload. Built once, before its warm-up; closed when its cell is done.
 
-    needed_bytes: of the device's memory, while it is built. about: what of its settings is its own, known once it is
-    built; "" where there is nothing to tell.
+    needed_bytes: device memory while it exists. about: settings of its own, known once it is built; "" for none.
     """
 
     name: str
@@ -304,28 +303,28 @@ class Contender(Protocol):
     def build(self) -> None: ...
 
     def run(self, arrivals: Sequence[Arrival], *, watch_memory: bool = False) -> Run:
-        """Run the arrivals. watch_memory: look at every step how much is in use; for runs that are not timed."""
+        """Run the arrivals. watch_memory: record memory use at every step, in runs that are not timed."""
 
     def close(self) -> None: ...
 
 
 @dataclass
 class Trial:
-    """A contender on one workload: its samples, or why there are none."""
+    """A contender on one workload: its samples, or the reason for having none."""
 
     contender: Contender
     samples: list[dict[str, Any]] = field(default_factory=list)
     failed: str | None = None
-    watched: Run | None = None  # the warm-up, in which memory was looked at
+    watched: Run | None = None  # the warm-up, with memory recorded
     warm_up_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """How often a cell is run: `usual`, or `if_slow` where its slowest contender takes more than `slow_s` seconds.
+    """The number of repeats: `usual`, or `if_slow` if the slowest contender takes more than `slow_s` seconds.
 
-    floor_s: what the slowest takes at least; beside it counts how long its warm-up took. once_s: a contender whose
-    warm-up took longer is run once, so that the others' repeats need not wait for its.
+    floor_s: the slowest contender's predicted time; its warm-up's time counts as well. once_s: a contender whose
+    warm-up took longer is timed once, so that the others need not wait for its repeats.
     """
 
     usual: int = 5
@@ -335,7 +334,7 @@ class Repeats:
     once_s: float = math.inf
 
     def wants(self, trial: Trial, repeat: int) -> bool:
-        """Whether a contender takes part in a repeat, the first being 0."""
+        """Whether a contender takes part in a repeat; the first is 0."""
         return repeat == 0 or trial.warm_up_s <= self.once_s
 
     def count(self, ready: Sequence[Trial]) -> int:
@@ -355,11 +354,11 @@ def compare(
     goal: Goal | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> list[Trial]:
-    """Run every contender several times, so that whatever drifts (heat, neighbors) drifts for all alike.
+    """Run every contender several times, in turns, so that drift (heat, neighbors) affects all alike.
 
-    Each is built once, warms up with `warm_up` outside the clock, and then they take turns: A B C, B C A, C A B. Where
-    they do not fit into memory side by side, they run in blocks, and the first half of each one's repeats is apart
-    from the second half: A B C A B C, rebuilt each time. A contender that fails is left out with its reason.
+    Each is built once and warms up with `warm_up`, untimed. Then they take turns: A B C, B C A, C A B. Contenders that
+    do not fit into memory together run in blocks and are rebuilt each time, with the two halves of their repeats apart:
+    A B C A B C. A contender that fails is left out with its reason.
     done: called after every run, the warm-ups included.
     """
     trials = [Trial(contender) for contender in contenders]
@@ -414,7 +413,7 @@ def _measure(trial: Trial, arrivals: Sequence[Arrival], goal: Goal | None, done:
 
 @contextmanager
 def _catching(trial: Trial) -> Iterator[None]:
-    """A contender that fails must not take the others' measurements with it, whatever it is that it raises."""
+    """Record any exception as the contender's failure, so that the others' measurements survive."""
     try:
         yield
     except Exception as error:

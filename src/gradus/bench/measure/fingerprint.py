@@ -1,7 +1,7 @@
-"""What machine a number comes from, and what that machine reaches: the two ceilings that every prediction stands on.
+"""The machine behind a number, and its measured bandwidth and arithmetic rate, on which every prediction rests.
 
-Data sheets promise; here the ceilings are measured, on random data (a GPU multiplies zeros faster), over more memory
-than any cache holds, and the best of several runs counts: a ceiling is what can be had undisturbed.
+Rates are measured on random data (a GPU multiplies zeros faster), over more memory than any cache holds. The best of
+several runs counts, because a ceiling is the undisturbed rate.
 """
 
 import platform
@@ -27,7 +27,7 @@ PACKAGES = ("torch", "triton", "numba", "transformers", "llama-cpp-python", "num
 
 
 def fingerprint(device: torch.device, *, quick: bool = False) -> dict[str, Any]:
-    """hardware, rates, versions: what results.json says of the machine. quick: rates from less work, less exact."""
+    """The machine for results.json: hardware, rates, versions. quick: less exact rates, from less work."""
     known = doctor.hardware()
     hardware = {name: known[name] for name in ("processor", "cores", "instruction sets")}
     hardware["memory"] = known["memory"].split(",")[0]
@@ -88,10 +88,10 @@ def rates(device: torch.device, quick: bool = False) -> dict[str, float]:
 
 
 def machine_of(found: dict[str, float], activations: torch.dtype, weights: torch.dtype | None = None) -> Machine:
-    """The ceilings for a model. weights: of another type than the activations, where they are.
+    """The ceilings for a model. weights: their type, if it is not the activations'.
 
-    Products run in the activations' type. Narrower weights may be widened for that, or the activations narrowed, which
-    is measured where the model is loaded: so then the faster of both types is the ceiling.
+    Products run in the activations' type. Narrower weights may be widened for that, or the activations narrowed;
+    loading a model measures which is faster. So the ceiling is the faster of both types.
     """
     rates = {"float32" if kind == torch.float32 else "bfloat16" for kind in (activations, weights or activations)}
     return Machine(bandwidth=found["read_gb_s"] * 1e9, rate=max(found[f"{kind}_tflop_s"] for kind in rates) * 1e12)
@@ -114,7 +114,7 @@ def _product_rate(device: torch.device, dtype: torch.dtype, width: int) -> float
 
 
 def _launch_seconds(device: torch.device, count: int = 2000) -> float:
-    """One operation on one number, from Python: what a kernel costs before it does anything."""
+    """Seconds of one operation on one number, from Python: the cost of a launch."""
     value = torch.zeros(1, device=device)
 
     def many() -> None:
@@ -125,7 +125,7 @@ def _launch_seconds(device: torch.device, count: int = 2000) -> float:
 
 
 def _fastest(work: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """Seconds of the fastest run after two to warm up, each waited for."""
+    """Seconds of the fastest run after two warm-ups, each synchronized."""
     times = []
     for repeat in range(repeats + 2):
         synchronize(device)

@@ -1,6 +1,6 @@
-"""What a GPU is and how busy it is, as NVML, the driver's own library, knows it; and how long its kernels take.
+"""A GPU's identity and load, from the driver's library NVML, and the time of its kernels.
 
-Without NVML, what torch knows has to do.
+Without NVML, torch supplies what it knows.
 """
 
 import threading
@@ -17,7 +17,7 @@ UNTIMED_REPLAYS = 2
 
 
 def describe(index: int = 0) -> dict[str, str]:
-    """Name, memory, driver and state, as far as they are known."""
+    """Name, memory, driver and state, as far as known."""
     import torch
 
     found = torch.cuda.get_device_properties(index)
@@ -50,10 +50,10 @@ def describe(index: int = 0) -> dict[str, str]:
 
 
 def graph_microseconds(launches: Sequence[Callable[[], Any]], replays: int = 5) -> float:
-    """Of one of these launches, in a CUDA graph of all of them: the median of several replays.
+    """Time one of these launches in a CUDA graph of all of them: the median of several replays.
 
-    Let each work on buffers of its own, larger than the L2 cache together. All run once before the graph is captured,
-    since a library begins what it cannot begin within one.
+    Each should work on its own buffers, which together exceed the L2 cache. All run once before the capture, because
+    libraries initialize themselves in ways that a capture forbids.
     """
     import torch
 
@@ -76,7 +76,7 @@ def graph_microseconds(launches: Sequence[Callable[[], Any]], replays: int = 5) 
 
 @dataclass
 class Utilization:
-    """Samples how busy the GPU is, in a thread of its own, while the context lasts. Empty without NVML.
+    """Samples the GPU's load in a thread while the context lasts. Empty without NVML.
 
     busy_percent: share of the last sampling period in which a kernel ran, as the driver counts it.
     """

@@ -1,9 +1,9 @@
-"""Does the GPU wait for the host between two steps, and for how long?
+"""Measure whether the GPU waits for the host between two steps, and for how long.
 
-The host's own time says nothing about it: what it does while the GPU works costs nothing. So the GPU is asked. An event
-lies before and after each step's work. If the one after the last step has not come when the next step's work has been
-handed over whole, the GPU has had no pause. If it has, the pause is at most the time between the two steps' events, and
-the time that handing over took.
+The host's own time does not answer this, because work that overlaps with the GPU is free. So CUDA events are recorded
+before and after each step's work. If the previous step's last event is still pending once all of the next step's work
+is queued, the GPU had no pause. Otherwise the pause is at most the time between the two steps' events, and at most the
+time that queueing took.
 """
 
 import time
@@ -17,14 +17,14 @@ import torch
 from gradus.engine.engine import Engine
 from gradus.engine.plan import Plan, Result
 
-FULL = 0.75  # a step counts with at least this share of the most sequences that any step had
+FULL = 0.75  # a step counts if it has at least this share of the largest step's sequences
 
 
 @dataclass(slots=True)
 class Step:
-    """sequences: how many decoded; 0 where anything else ran. handing_over_us: the host's time in `run`.
+    """sequences: how many decoded; 0 if anything else ran. handing_over_us: the host's time in `run`.
 
-    late: the step before had ended when this one had been handed over.
+    late: the previous step had ended before all of this one's work was queued.
     """
 
     sequences: int
@@ -35,7 +35,7 @@ class Step:
 
 
 class IdleWatch:
-    """Stands before an engine's runner, on a GPU. Costs some microseconds per step: for runs that are not timed."""
+    """Wraps an engine's runner on a GPU. Costs some microseconds per step, so it is for untimed runs."""
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
@@ -54,7 +54,7 @@ class IdleWatch:
         return result
 
     def idle_us(self) -> list[float]:
-        """How long the GPU waited at most before each full step of decodes, in microseconds."""
+        """An upper bound of the GPU's wait before each full step of decodes, in microseconds."""
         torch.cuda.synchronize()
         most = max((step.sequences for step in self.steps), default=0)
         return [

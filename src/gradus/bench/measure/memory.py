@@ -1,6 +1,6 @@
-"""How much memory a contender takes, and that it is let go of afterwards.
+"""Measure a contender's memory, and release it afterwards.
 
-A GPU's allocator counts; a CPU's does not, so there the tensors are gone through.
+A GPU's allocator counts bytes; a CPU's does not, so there the tensors are added up.
 """
 
 import gc
@@ -17,17 +17,17 @@ from gradus.models import Model
 
 
 class MemoryWatch:
-    """The most memory that was in use, of all the times when it was looked at.
+    """The largest memory use over all observations.
 
-    tensor_bytes: of the tensors that live from step to step. (A CPU keeps no account of what is allocated.)
-    cache_bytes: what sequences held of the cache. cache_waste: percent of it that stored nothing, over all looks.
+    tensor_bytes: tensors that live from step to step. (On a CPU, nothing counts temporary ones.)
+    cache_bytes: the cache that sequences held. cache_waste: percent of it that stored nothing, over all observations.
     """
 
     def __init__(self, engine: Engine, bytes_a_position: int, *, tensors: bool) -> None:
         self.cache, self.bytes_a_position = engine.scheduler.cache, bytes_a_position
         self.attention = getattr(engine.runner, "attention", None) if tensors else None
         self.tensor_bytes = 0
-        self._most_held = self._held = self._stored = 0  # positions; the last two summed over all looks
+        self._most_held = self._held = self._stored = 0  # positions; the last two summed over all observations
 
     def look(self) -> None:
         self.tensor_bytes = max(self.tensor_bytes, tensor_bytes(self.attention))
@@ -46,9 +46,9 @@ class MemoryWatch:
 
 
 def positions_held(cache: CacheManager) -> tuple[int, int]:
-    """How many positions sequences hold of a cache, and how many of those store something; (0, 0) without a cache.
+    """Cache positions that sequences hold, and the used ones among them; (0, 0) without a cache.
 
-    A slot is held whole by the sequence in it; of pages only those that a sequence needed.
+    A sequence holds a whole slot, or just the pages that it needed.
     """
     if hasattr(cache, "usage"):
         usage = cache.usage()
@@ -59,12 +59,12 @@ def positions_held(cache: CacheManager) -> tuple[int, int]:
 
 
 def allocated(device: torch.device) -> int:
-    """Bytes that tensors hold on a GPU now; 0 on a CPU, where they are not counted."""
+    """Bytes allocated on a GPU; 0 on a CPU, where nothing counts them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def release(device: torch.device) -> None:
-    """Let go of what is no longer used, so that the next contender finds the memory as this one did."""
+    """Free unused memory, so that the next contender starts with as much as this one did."""
     gc.collect()
     if device.type == "cuda":
         synchronize(device)
@@ -77,7 +77,7 @@ def model_bytes(model: Model) -> int:
 
 
 def tensor_bytes(owner: Any) -> int:
-    """Memory of all tensors that an object holds, in its attributes, lists, tuples and dicts; each storage once."""
+    """Bytes of all tensors in an object's attributes, lists, tuples and dicts, each storage counted once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in _tensors(owner, 4)}
     return sum(storages.values())
 

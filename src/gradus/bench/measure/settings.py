@@ -1,4 +1,4 @@
-"""What a user asks `gradus bench` for, and where its progress is shown."""
+"""The request to `gradus bench`, and the display of its progress."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from gradus.quantization.schemes import AS_STORED
 
 
 class Watcher(Protocol):
-    """Where progress is shown: as bars, or not at all."""
+    """Shows progress: as bars, as lines, or not at all."""
 
     def cell(self, title: str, runs: int) -> None: ...
     def run_done(self) -> None: ...
@@ -20,10 +20,10 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What `gradus bench` was asked for. tables: only these; contenders: only these (None: all). quantize: as in `LLM`.
-    impl: a student's folder or file, whose phases run beside ours.
+    """The options of `gradus bench`. tables, contenders: only these; () means all. quantize: as in `LLM`.
+    impl: a student's folder or file; its phases run in addition to ours.
 
-    Raises ConfigError for fewer repeats than one.
+    Raises ConfigError for fewer than one repeat, and for options that exclude each other.
     """
 
     model: str
@@ -48,7 +48,7 @@ class Settings:
             raise ConfigError(f"{', '.join(PEERS)} run no matrices that are quantized here: leave them or quantize out")
 
     def of_quantized(self, precision: Precision) -> dict[str, Any]:
-        """What a run's settings say of quantized matrices; nothing where none is."""
+        """The run's settings for quantized matrices; {} without any."""
         if precision.scheme is None:
             return {}
         return {"quantize": self.quantize or AS_STORED, "scheme": precision.scheme, "dtype": self.dtype}

@@ -1,7 +1,7 @@
-"""A workload played through a phase's schedule, with the roofline as its clock: what the phase could reach at best.
+"""The best that a phase could reach: a workload played through its schedule, with the roofline as the clock.
 
-A policy says what a phase runs in each step, and nothing about how fast: it is the phase's scheduler in miniature. The
-clock adds each step's floor, and requests arrive while it runs; so the prediction has latencies too, not just a rate.
+A policy is the phase's scheduler in miniature: it says what runs in each step, not how fast. The clock adds each step's
+floor, and requests arrive while it runs, so the prediction has latencies too, not just a rate.
 No torch here.
 """
 
@@ -52,7 +52,7 @@ Policy = Callable[[Sequence[Job], Clock, int], None]
 
 
 def recompute(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p00: one at a time, and the whole sequence for every token. Span (0, n)."""
+    """p00: one sequence at a time, recomputed for every token. Span (0, n)."""
     for index, job in enumerate(jobs):
         clock.wait_until(job.at)
         for generated in range(job.output):
@@ -61,7 +61,7 @@ def recompute(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
 
 
 def cached(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p01: one at a time; the prompt once, then one row per token. Spans (0, P), then (n, 1)."""
+    """p01: one sequence at a time; its prompt once, then one row per token. Spans (0, P), then (n, 1)."""
     for index, job in enumerate(jobs):
         clock.wait_until(job.at)
         clock.step([SpanShape(0, job.prompt)])
@@ -72,9 +72,9 @@ def cached(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
 
 
 def static(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p02: up to `batch` of those that wait start together, padded to the longest, and end together.
+    """p02: up to `batch` waiting jobs start together, padded to the longest, and end together.
 
-    A shorter prompt has pad rows in the prefill; a sequence that is done runs on as padding until the last one is.
+    A shorter prompt gets pad rows in the prefill; a finished sequence stays as padding until the last one ends.
     """
     waiting = deque(enumerate(jobs))
     while waiting:
@@ -91,19 +91,19 @@ def static(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
 
 
 def continuous(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p03 and p04: at every step those that are done leave and those that wait enter; no pad rows, prefills among
-    decodes. Memory is taken to suffice."""
+    """p03 and p04: finished sequences leave and waiting ones enter at every step; no pad rows, and prefills run among
+    decodes. Assumes enough memory."""
     _Continuous(jobs, clock, batch).run()
 
 
 def reusing(jobs: Sequence[Job], clock: Clock, batch: int) -> None:
-    """p05 and p06: a prefix that an earlier job has computed is not computed again. With a budget in the clock, prompts
-    are cut so that no step has more tokens."""
+    """p05 and p06: prefixes that an earlier job computed are reused. If the clock has a budget, prompts are cut to keep
+    every step within it."""
     _Continuous(jobs, clock, batch, reuse=True).run()
 
 
 class _Continuous:
-    """The state of a schedule that is chosen anew at every step. Jobs run in the order in which they arrive."""
+    """The state of a schedule that is chosen anew at every step. Jobs run in order of arrival."""
 
     def __init__(self, jobs: Sequence[Job], clock: Clock, batch: int, *, reuse: bool = False) -> None:
         self.jobs, self.clock, self.batch, self.reuse = jobs, clock, batch, reuse
@@ -155,7 +155,7 @@ class _Continuous:
 
 
 def arrived(jobs: Sequence[Job], times: Sequence[Sequence[float]]) -> list[float]:
-    """When each job came: a conversation's next turn counts from the end of the one before."""
+    """When each job arrived: a conversation's next turn counts from the end of the previous one."""
     return [job.at if job.follows is None else times[job.follows][-1] + job.at for job in jobs]
 
 

@@ -1,8 +1,8 @@
-"""What a step costs at least: the bytes it must move and the operations it must do, from the configuration alone.
+"""A lower bound for a step: the bytes it must move and the operations it must do, from the configuration alone.
 
-A forward pass is two kinds of work. Products with weights read every weight once, however many rows go through; so few
-rows wait for memory, many for arithmetic. Attention reads the keys and values of every sequence, and no row shares them
-with another sequence; so it hardly profits from batching. Each kind takes as long as the slower of its two needs:
+A forward pass is two kinds of work. Products read every weight once, however many rows go through, so few rows wait for
+memory and many for arithmetic. Attention reads the keys and values of every sequence, which sequences do not share, so
+batching hardly helps it. Each kind takes as long as the slower of its two needs:
 
     matrices    max(weights / bandwidth,  2 x weights x rows / rate)
     attention   max(keys and values / bandwidth,  4 x query width x visible positions / rate)
@@ -31,7 +31,7 @@ class SpanShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Bytes a value: of a stored weight, and of a stored key or value."""
+    """Bytes per value: of a stored weight, and of a stored key or value."""
 
     weight: float
     kv: float
@@ -39,7 +39,7 @@ class Widths:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured of it: bytes per second when reading memory, operations per second in a large product."""
+    """Measured rates: bytes per second when reading memory, operations per second in a large product."""
 
     bandwidth: float
     rate: float
@@ -71,7 +71,7 @@ class Cost:
         return self.matrix_flops + self.attention_flops
 
     def seconds(self, machine: Machine) -> float:
-        """The floor of one step. (Of a sum of steps it is the floor of their fusion, which no engine runs.)"""
+        """The floor of one step. (For a sum of steps it is the floor of their fusion, which no engine runs.)"""
         matrices = max(self.weight_bytes / machine.bandwidth, self.matrix_flops / machine.rate)
         attention = max(self.kv_bytes / machine.bandwidth, self.attention_flops / machine.rate)
         return matrices + attention
@@ -110,7 +110,7 @@ def step_cost(config: ModelConfig, spans: Iterable[SpanShape], widths: Widths) -
 
 
 def positions_read(span: SpanShape, window: int | None) -> int:
-    """Stored positions that one layer reads for this span, each once: those that any of its rows may see."""
+    """Stored positions that any row of this span may see; one layer reads each once."""
     end = span.start + span.rows
     return end if window is None else min(end, window + span.rows - 1)
 

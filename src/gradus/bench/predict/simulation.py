@@ -1,9 +1,8 @@
 """The scheduler alone: real requests, real pages, a real queue, and a model that is a formula.
 
-The runner here makes tokens from (seed, position) and lets virtual time pass: as long as the step would take at least
-on a published accelerator, by the roofline. So ten thousand requests take seconds, every latency follows from the
-schedule alone and is the same on every machine; and what is left to measure by the wall clock is the scheduler itself.
-No torch here.
+The runner makes tokens from (seed, position) and lets virtual time pass: the roofline's floor for the step on a
+published accelerator. So ten thousand requests take seconds, and every latency follows from the schedule alone, on any
+machine. The wall clock measures only the scheduler itself. No torch here.
 """
 
 import gc
@@ -38,13 +37,13 @@ from gradus.scheduling.scheduler import Scheduler
 
 SHAPE = "llama-3.1-8b"
 H200 = Machine(bandwidth=4.8e12, rate=989e12)
-"""As published for the H200: HBM3e bytes per second, dense bfloat16 operations per second."""
+"""The H200's published rates: HBM3e bytes per second, dense bfloat16 operations per second."""
 BFLOAT16 = Widths(weight=2, kv=2)
 VOCABULARY = 32_000
 PREFIX, PROMPTS, ANSWERS = 256, (32, 512), (16, 256)
 TOKEN_BUDGET = 2048
 POSITIONS_EACH = 320
-"""Room in the cache, times the batch: less than a sequence of mean length takes, so that pages run out."""
+"""Cache positions per sequence of a full batch: fewer than the mean length needs, so that pages run out."""
 OVERLOAD = 1.5
 """Requests arrive this many times as fast as the machine can serve them, so a queue builds up."""
 QUEUE_EVERY = 20  # steps between two looks at the queue
@@ -62,7 +61,7 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class SimulatedStep:
-    """A step that is done as soon as it is asked for."""
+    """A step that completes immediately."""
 
     rows: int
     sampled: Sampled
@@ -72,7 +71,7 @@ class SimulatedStep:
 
 
 class SimulatedRunner:
-    """Gives every row that is sampled from a token, and takes as much virtual time as the roofline says."""
+    """Gives every sampled row a token, and advances virtual time by the roofline's floor."""
 
     def __init__(self, config: ModelConfig, clock: VirtualClock, slots: int, machine: Machine = H200) -> None:
         self.config = config
@@ -94,14 +93,14 @@ class SimulatedRunner:
 
 
 def tokens_at(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Column:
-    """The rule: what sequences of these seeds say at these positions, in any batch."""
+    """The tokens of sequences with these seeds at these positions, in any batch."""
     mixed = seeds * np.uint64(0x9E3779B97F4A7C15) + positions * np.uint64(0xBF58476D1CE4E5B9)
     return ((mixed >> np.uint64(20)) % np.uint64(VOCABULARY)).astype(np.int64)
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Wall seconds of the scheduler's calls, step by step, and what the steps were like."""
+    """Wall seconds of the scheduler's calls, step by step, and the size of each step."""
 
     adds: list[float] = field(default_factory=list)
     schedules: list[float] = field(default_factory=list)
@@ -153,7 +152,7 @@ class Simulation:
 
 
 class _Watched:
-    """The scheduler, with the stopwatch running in those calls that are made for every request and step."""
+    """The scheduler, with the stopwatch running during the calls made for every request and step."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._scheduler = simulation, simulation.scheduler
@@ -186,9 +185,9 @@ class _Watched:
 
 
 def requests(count: int, batch: int, policy: Policy = "fcfs", seed: int = SEED) -> tuple[Workload, list[Request]]:
-    """So many requests with a common beginning, mixed lengths, and arrivals that outrun the machine.
+    """Make `count` requests with a common beginning, mixed lengths, and arrivals that outrun the machine.
 
-    Under "priority" each has one of three, under "deadline" a number of seconds that suits its length.
+    Under "priority" each gets one of three priorities, under "deadline" a number of seconds that suits its length.
     """
     rate = OVERLOAD / seconds_per_request(SHAPES[SHAPE], batch)
     workload = shared_prefix(count, significant(rate), PREFIX, PROMPTS, ANSWERS, seed)
@@ -207,7 +206,7 @@ def requests(count: int, batch: int, policy: Policy = "fcfs", seed: int = SEED) 
 
 
 def seconds_per_request(config: ModelConfig, batch: int) -> float:
-    """What one request takes of the machine's time when `batch` of mean length decode together; prefix hits aside."""
+    """Machine time per request of mean length when `batch` of them decode together, without prefix hits."""
     prompt, answer = PREFIX + sum(PROMPTS) / 2, sum(ANSWERS) / 2
     context = SpanShape(int(prompt + answer / 2), 1)
     step = step_cost(config, [context] * batch, BFLOAT16).seconds(H200)
@@ -216,7 +215,7 @@ def seconds_per_request(config: ModelConfig, batch: int) -> float:
 
 
 def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, Any]]:
-    """All requests from the first arrival to the last token."""
+    """Serve all requests, from the first arrival to the last token."""
     workload, made = requests(count, batch, policy)
     simulation = Simulation(batch, batch * POSITIONS_EACH // DEFAULT_PAGE_SIZE, policy)
     pending = deque(zip((job.at for job in workload.jobs), made, strict=True))
@@ -262,7 +261,7 @@ def serve(count: int, batch: int, policy: Policy) -> tuple[Workload, dict[str, A
 
 
 def steady(batch: int, steps: int, prompt: int = 512) -> dict[str, Any]:
-    """Nothing but decodes: every sequence of a full batch, step after step, none coming and none going."""
+    """Measure pure decoding: a full batch, step after step, without arrivals or endings."""
     answer = prompt + 2 * steps  # none ends before the last prompt is done and all steps are taken
     simulation = Simulation(batch, batch * (prompt + answer) // DEFAULT_PAGE_SIZE + batch)
     for request in short_requests(batch, prompt, (answer, answer)):
@@ -273,22 +272,22 @@ def steady(batch: int, steps: int, prompt: int = 512) -> dict[str, Any]:
 
 
 def queued(length: int, batch: int, steps: int) -> dict[str, Any]:
-    """A full batch of short requests, ever new ones taking the place of those that end, and `length` behind them."""
+    """Measure a full batch of short requests with `length` more in the queue, each ending replaced at once."""
     simulation = Simulation(batch, batch * 128 // DEFAULT_PAGE_SIZE)
     supply = short_requests(length + (steps + 64) * batch, 32, (16, 64))
     for request in itertools.islice(supply, length + batch):
         simulation.engine.submit(request)
-    for _ in range(64):  # until as many end at every step as at any other
+    for _ in range(64):  # until endings are spread evenly over the steps
         simulation.step()
         _refill(simulation, length, supply)
     return _measured(simulation, steps, supply, length)
 
 
 def pages(count: int, windows: tuple[int | None, ...], waves: int) -> dict[str, Any]:
-    """What the cache manager takes for a page, in microseconds: while the pool has free ones, and once it is full.
+    """Measure the cache manager's microseconds per page, with free pages in the pool and with a full pool.
 
-    Waves of 256 sequences of 64 tokens in and 128 out, which share nothing: admitted, grown a page at a time, published
-    and released. They take turns in a pool that stays fresh and in one that is full, for a machine's speed drifts.
+    Waves of 256 unrelated sequences, 64 tokens in and 128 out, are admitted, grown a page at a time, published and
+    released. Fresh and full pools take turns, because a machine's speed drifts.
     """
     draw = Random(f"{SEED} pages")
     fresh, full = (PagedCache(count, DEFAULT_PAGE_SIZE, windows, PrefixIndex()) for _ in range(2))
@@ -304,7 +303,7 @@ def pages(count: int, windows: tuple[int | None, ...], waves: int) -> dict[str, 
 
 
 def _wave(cache: PagedCache, draw: Random, sequences: int = 256) -> float:
-    """Microseconds of the cache's calls per page that they took."""
+    """Microseconds of the cache's calls per page taken."""
     prompt, answer = 64, 128
     drawn = [[int(draw.random() * VOCABULARY) for _ in range(prompt + answer)] for _ in range(sequences)]
     texts = dict(enumerate(drawn))
@@ -338,7 +337,7 @@ def _refill(simulation: Simulation, length: int, supply: Iterator[Request]) -> N
 
 
 def short_requests(count: int, prompt: int, answer: tuple[int, int], seed: int = SEED) -> Iterator[Request]:
-    """One after the other, with nothing in common."""
+    """Unrelated requests, one after the other."""
     limits, draw = ModelLimits(VOCABULARY, SHAPES[SHAPE].context_length), Random(f"{seed} short")
     params = [SamplingParams(max_tokens=tokens, seed=0) for tokens in range(answer[0], answer[1] + 1)]
     for number in range(count):
@@ -348,7 +347,7 @@ def short_requests(count: int, prompt: int, answer: tuple[int, int], seed: int =
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """The garbage collector looks only at what comes from here on, as in a server that froze what it had loaded."""
+    """Limit the garbage collector to objects made from here on, as in a server that froze what it had loaded."""
     gc.collect()
     gc.freeze()
     try:

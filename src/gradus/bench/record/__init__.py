@@ -1,4 +1,4 @@
-"""What was measured, on disk, and the pieces that reports are made of: numbers, sentences, figures.
+"""Results on disk, and the pieces of reports: numbers, sentences, figures.
 
 Read in this order:
 

@@ -1,6 +1,6 @@
-"""The numbers that are read from a sample, by the field's names, and the one way in which each is shown.
+"""The metrics read from a sample, by the field's names, and the one format of each.
 
-A sample is what one run of one workload left behind: see `measure.Run.sample`. No torch here.
+A sample is the record of one run of one workload: see `measure.drive.Run.sample`. No torch here.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Sample = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """heading: with its unit. read: None where a sample does not have it. floor: what the roofline says of it."""
+    """heading: with its unit. read: its value in a sample, or None. floor: its value in a prediction."""
 
     heading: str
     read: Callable[[Sample], float | None]
@@ -23,7 +23,7 @@ class Metric:
     floor: Callable[[Mapping[str, Any]], float | None] = lambda prediction: None
 
     def times_floor(self, measured: float, floor: float) -> float:
-        """How many times as long it took as the prediction says: 1 is the floor itself."""
+        """Measured over predicted, as a factor: 1 is the floor itself."""
         return floor / measured if self.more_is_better else measured / floor
 
 
@@ -116,7 +116,7 @@ PERCENT = {"padding", "waste", "hit", "memory_share"}
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of the repeats: the median, the smallest and the largest."""
+    """The repeats' median, smallest and largest value."""
 
     median: float
     low: float
@@ -124,13 +124,13 @@ class Spread:
 
 
 def spread(samples: list[dict[str, Any]], metric: str) -> Spread | None:
-    """None where no repeat has that number."""
+    """Summarize a metric over the repeats; None if no repeat has it."""
     values = [value for sample in samples if (value := METRICS[metric].read(sample)) is not None]
     return Spread(median(values), min(values), max(values)) if values else None
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
-    """As results.json keeps it."""
+    """The prediction in the form of results.json."""
     return {
         name: significant(value) if isinstance(value := getattr(prediction, name), float) else value
         for name in Prediction.__slots__
@@ -138,7 +138,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
 
 
 def shown(value: float, metric: str = "") -> str:
-    """Three significant digits and no exponent: 0.0123, 1.23, 12.3, 123, 1,235."""
+    """Format with three significant digits and no exponent: 0.0123, 1.23, 12.3, 123, 1,235."""
     if metric in PERCENT:
         return f"{value:.0f} %" if value == 0 or value >= 10 else f"{value:.1f} %"
     if abs(value) >= 100:

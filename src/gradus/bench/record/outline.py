@@ -1,4 +1,4 @@
-"""How the report of a benchmark without workloads begins: the question, the prediction, and the tables of each run."""
+"""The beginning of a study's report: the question, the prediction, and the tables of each run."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,7 +17,7 @@ def opening(
     quick: str,
     about: Callable[[Run], Iterable[Part]],
 ) -> Iterator[Part]:
-    """quick: what is said of a run that was a quick look. about: what follows a run's title."""
+    """quick: a note for runs that were a quick look. about: the text after a run's title."""
     yield from question
     yield "## Predicted"
     yield from prediction

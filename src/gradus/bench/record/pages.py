@@ -2,18 +2,18 @@
 
 A pair of comments encloses a table, which a report replaces:
 
-    <!-- results:begin p02 -->              all tables of p02, a model each hardware, with figures
+    <!-- results:begin p02 -->              all tables and figures of p02, one model per hardware
     <!-- results:begin p02/batch-size -->   one of them
-    <!-- results:begin p02/batch-size/chart -->  its chart alone, for each hardware
+    <!-- results:begin p02/batch-size/chart -->  only its chart, for each hardware
     <!-- results:begin ladder -->           the ladder
     <!-- results:begin beside-vllm -->      both engines, all models in one table
-    <!-- results:begin beside-vllm/sampling -->  the same of a section of its own
-    <!-- results:begin sampling -->         what sampling parameters cost
-    <!-- results:begin quality -->          what quantization does to predictions
-    <!-- results:begin http-cost -->        what a script in benchmarks/ found (`scripts`)
+    <!-- results:begin beside-vllm/sampling -->  the same for one section
+    <!-- results:begin sampling -->         the cost of sampling parameters
+    <!-- results:begin quality -->          the effect of quantization on predictions
+    <!-- results:begin http-cost -->        a script's results (`scripts`)
     <!-- results:end -->
 
-A number in a page's own sentences has its field behind it (`prose`), and is replaced as well:
+A number in a page's own sentences is followed by its field (`prose`), and is replaced as well:
 
     the final engine replays 178<!-- h200/p10: profile/final/kernels --> per step
 """

@@ -1,8 +1,8 @@
 """Figures in one style, from numbers alone: SVG that reads on light and on dark pages, in grey, and at half size.
 
-The background is transparent and the text mid-grey. The colors are those of Okabe and Ito, which every kind of color
-vision tells apart; markers and dashes tell the lines apart without color. An SVG carries a digest of what it shows, so
-a stale figure is found without drawing it again, whatever release of matplotlib drew it.
+The background is transparent and the text mid-grey. The colors are Okabe and Ito's, distinguishable with any color
+vision; markers and dashes distinguish lines without color. An SVG carries a digest of its content, so a stale figure is
+found without drawing it again, whichever release of matplotlib drew it.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-STYLE = 5  # changes when the drawing does, so that every figure counts as stale
+STYLE = 5  # incremented when the drawing changes, which makes every figure stale
 GREY = "#747c84"
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7", "#0072B2", "#999999", "#B8A800")
 MARKERS = "osD^vP*X"
@@ -31,7 +31,7 @@ MARK = "gradus-figure:"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One contender's points. floor: the prediction at the same places, None where there is none."""
+    """One contender's points. floor: the prediction for each point, or None."""
 
     name: str
     x: Sequence[float]
@@ -44,10 +44,10 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class Picture:
     """kind: "lines" over an axis; "levels", one value per series; "dots", rows of names with a dot for each series; or
-    "panels", rows of names with a panel for each series, side by side. labels: what to write at the x of each row (of
-    dots and panels: which are drawn from the top down, their values to the right).
+    "panels", rows of names with a panel for each series, side by side. labels: the text at each row's x (dots
+    and panels draw rows from the top down, values to the right).
 
-    scale: "log" or "linear", of both axes; "names" where rows are not numbers: one beside the other, values on a log
+    scale: "log" or "linear" for both axes; "names" for rows that are not numbers, evenly spaced, with values on a log
     axis.
     """
 
@@ -66,7 +66,7 @@ class Picture:
 
 
 def is_current(file: Path, picture: Picture) -> bool:
-    """Whether the file shows just this picture."""
+    """Whether the file shows exactly this picture."""
     if not file.exists():
         return False
     found = re.search(MARK + r"([0-9a-f]+)", file.read_text(encoding="utf-8"))
@@ -166,7 +166,7 @@ LABEL = 0.07  # the height of a line's name, of the axes' height
 
 
 def _name_lines(axes: "Axes", picture: Picture) -> None:
-    """Each line's name beside its end, in its color; names that would touch are moved apart."""
+    """Write each line's name next to its end, in its color, and move names apart that would touch."""
     to_axes = axes.transData + axes.transAxes.inverted()
     ends = [to_axes.transform((series.x[-1], series.y[-1]))[1] for series in picture.series]
     for place, index in zip(
@@ -179,7 +179,7 @@ def _name_lines(axes: "Axes", picture: Picture) -> None:
 
 
 def spread_out(places: Sequence[float], least: float) -> list[float]:
-    """Ascending places, moved as little as a pass up and a pass down need so that none is closer than `least`."""
+    """Ascending places at least `least` apart, moved by one pass up and one pass down."""
     moved = list(places)
     for i in range(1, len(moved)):
         moved[i] = max(moved[i], moved[i - 1] + least)
@@ -191,7 +191,7 @@ def spread_out(places: Sequence[float], least: float) -> list[float]:
 
 
 def _draw_levels(axes: "Axes", picture: Picture) -> None:
-    """A mark a series, the first on top, its value beside it. On a log axis a thin line leads from it to its floor."""
+    """Draw one mark per series, the first on top, with its value. On a log axis a thin line leads to its floor."""
     for place, series in enumerate(picture.series):
         value, color = series.y[0], COLORS[place % len(COLORS)]
         floor = series.floor[0] if series.floor else None
@@ -217,7 +217,7 @@ def _draw_levels(axes: "Axes", picture: Picture) -> None:
 
 
 def _draw_panels(figure: "Figure", picture: Picture) -> None:
-    """One metric per panel, one row per name: a dot and its value. (On a log axis a bar's length says nothing.)"""
+    """Draw one metric per panel, one row per name: a dot and its value. (On a log axis, bar length has no meaning.)"""
     panels = figure.subplots(1, len(picture.series), sharey=True)
     for axes, series in zip(panels, picture.series, strict=True):
         least = min((value for value in series.low if value > 0), default=1.0)
@@ -242,7 +242,7 @@ def _draw_panels(figure: "Figure", picture: Picture) -> None:
 
 
 def _draw_dots(axes: "Axes", picture: Picture) -> None:
-    """In each row the series one below the other, so that none hides another."""
+    """Draw each row's series one below the other, so that none hides another."""
     for index, series in enumerate(picture.series):
         aside = 0.2 * (index - (len(picture.series) - 1) / 2)
         places = [place + aside for place in series.x]
@@ -257,18 +257,18 @@ def _draw_dots(axes: "Axes", picture: Picture) -> None:
 
 
 def _label_within_decades(axis: "Axis") -> None:
-    """Where a log axis has few powers of ten on it, label what lies between as well: one or two labels say no scale."""
+    """Label ticks between powers of ten if a log axis has few of them: one or two labels show no scale."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     low, high = axis.get_view_interval()
     if axis.get_scale() != "log":
         return
-    if high < 4 * low:  # hardly bent: even steps, as on a linear axis
+    if high < 4 * low:  # nearly linear: even steps
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     elif high < 3000 * low:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0, 3.0)))
 
 
 def _plain(value: float, _: object) -> str:
-    """1,000 and 0.5, never 10^3."""
+    """Format a tick as 1,000 or 0.5, never 10^3."""
     return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.3g}"

@@ -5,9 +5,9 @@
     {output-length/200/p01/speedup}                  against the table's `against`
     {profile/p01/kernels}                            a profile's number; `top` is its first kernel's name
     {random:gpt2-124m, float32: batch/64/p02/itl_ms} a certain run, by the title that the report gives it
-    {rates/read_gb_s}                                of the machine
+    {rates/read_gb_s}                                a rate of the machine
 
-A field that the results do not have is a mistake, never an empty place. No torch here.
+A field that the results lack is an error, never a blank. No torch here.
 """
 
 import re
@@ -20,17 +20,17 @@ from gradus.errors import ConfigError
 
 FIELD = re.compile(r"\{([^{}]+)\}")
 
-# What may hold digits without being a measurement: names of phases, number types, models, hardware.
+# Digits that are no measurement: names of phases, number types, models, hardware.
 NAMES = re.compile(r"\b(?:p\d\d|fp\d+|bf\d+|float\d+|bfloat\d+|int\d+|[A-Za-z]+\d+[A-Za-z]?\b|p\d\d?\b)|\S*-\d\S*")
 
 
 def fill(text: str, results: Results, benchmark: Benchmark) -> str:
-    """Put the numbers in. Raises ConfigError naming the field that the results do not have."""
+    """Fill in the numbers. Raises ConfigError naming a field that the results lack."""
     return FIELD.sub(lambda match: lookup(match[1], results, benchmark), text)
 
 
 def loose_numbers(text: str) -> list[str]:
-    """Numbers that stand in the prose itself, backed by nothing: a test wants none."""
+    """Numbers written into the prose with no field behind them; a test allows none."""
     bare = NAMES.sub("", FIELD.sub("", text))
     return re.findall(r"\d[\d.,]*", bare)
 
@@ -81,13 +81,13 @@ def predicted(entry: Entry, table: Table) -> float | None:
 
 
 def times_floor(entry: Entry, table: Table) -> float | None:
-    """Measured over predicted, as times: 1 would be the floor itself."""
+    """Measured over predicted, as a factor: 1 is the floor itself."""
     floor, measured = predicted(entry, table), spread(entry.samples, table.metric)
     return None if floor is None or measured is None else METRICS[table.metric].times_floor(measured.median, floor)
 
 
 def speedup(entry: Entry, cell: Cell, run: Run, table: Table) -> float | None:
-    """How many times as good as what the table compares with; None where there is nothing to compare with."""
+    """The factor relative to the table's `against`; None if there is nothing to compare with."""
     base = reference(entry, cell, run, table)
     measured, before = spread(entry.samples, table.metric), spread(base.samples, table.metric) if base else None
     if measured is None or before is None:
@@ -106,7 +106,7 @@ def reference(entry: Entry, cell: Cell, run: Run, table: Table) -> Entry | None:
 
 
 def facts(run: Run) -> dict[str, Any]:
-    """Hardware, rates and versions in the order in which a report lists them."""
+    """Hardware, rates and versions, in a report's order."""
     rates = run.fingerprint["rates"]
     return {
         **run.fingerprint["hardware"],

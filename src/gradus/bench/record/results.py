@@ -1,9 +1,9 @@
-"""results.json: what was measured, on what, with which settings. Everything else in reports/ is made from it.
+"""results.json: samples, machine and settings. Everything else in reports/ is made from it.
 
     reports/<hardware>/<benchmark>/results.json
       runs        one per model, precision and group: the machine's fingerprint, the settings with commit and seed
         cells     one per row of a table: the workload, and for each contender the prediction and every repeat's sample
-        profiles  where a decode step's time went
+        profiles  where the time of a decode step went
 
 A file is replaced as a whole, so an interrupted run leaves the cells before it. No torch here.
 """
@@ -55,7 +55,7 @@ class Cell:
 class Run:
     """One model in one precision, on one machine.
 
-    group: which of the benchmark's cases, where some are measured apart from the others; "" otherwise.
+    group: the benchmark's cases that it covers, if they are measured separately; else "".
     """
 
     model: str
@@ -116,7 +116,7 @@ def path(root: Path, hardware: str, benchmark: str) -> Path:
 
 
 def figure_name(found: Results, run: Run, table: str) -> str:
-    """The table's name, and the model's where there are several."""
+    """The table's name, with the model's if there are several."""
     slug = "-".join(re.findall(r"[a-z0-9.]+", f"{run.model} {run.dtype}".lower().replace("random:", "")))
     return f"{table}.svg" if run is found.runs[0] else f"{table}-{slug}.svg"
 
@@ -128,7 +128,7 @@ def find(root: Path) -> Iterator[Results]:
 
 
 def read(file: Path) -> Results:
-    """Raises ConfigError for what is not a results file of this schema."""
+    """Read a results file. Raises ConfigError for anything else, and for another schema."""
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
         if raw["schema"] != SCHEMA:
@@ -142,7 +142,7 @@ def read(file: Path) -> Results:
 
 
 def write(file: Path, results: Results) -> int:
-    """All or nothing. Returns the size in bytes; one above MAX_BYTES is kept, but is too large to be committed."""
+    """Write all or nothing. Returns the size in bytes; above MAX_BYTES a file is too large to commit."""
     text = dumps(results)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_suffix(".part")
@@ -152,9 +152,9 @@ def write(file: Path, results: Results) -> int:
 
 
 def update(root: Path, hardware: str, benchmark: str, run: Run) -> int:
-    """Put one run into its file, whatever else is there. Returns the file's size in bytes.
+    """Put one run into its file and keep the others. Returns the file's size in bytes.
 
-    Several processes may do so at once, as long as each has models of its own.
+    Several processes may do so at once if each has its own models.
     """
     file = path(root, hardware, benchmark)
     with _locked(file.parent):
@@ -165,7 +165,7 @@ def update(root: Path, hardware: str, benchmark: str, run: Run) -> int:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone in the folder: others who ask for it wait."""
+    """Lock the folder; other processes wait."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -176,7 +176,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def dumps(results: Results) -> str:
-    """JSON that can be read and compared line by line, and stays small: whatever fits on a line is on one."""
+    """JSON that is small and can be compared line by line: everything that fits on one line is on one."""
     return _laid_out(_plain(results), "") + "\n"
 
 

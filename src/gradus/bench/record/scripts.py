@@ -1,6 +1,6 @@
-"""What the scripts in benchmarks/ wrote down, as pages show it: the JSON file lies beside its script.
+"""Results of scripts in `benchmarks`, as pages show them. Each JSON file lies next to its script.
 
-These two measure something else than a workload on an engine, so their results are no results.json. No torch here.
+These scripts measure something other than workloads on engines, so they write no results.json. No torch here.
 """
 
 import json
@@ -20,7 +20,7 @@ SHARES = {"client_percent": "busiest client", "server_percent": "server"}
 
 
 def parts(name: str, folder: Path, page: Path) -> list[Part]:
-    """What `page` shows of a script's results; [] where it has not been run. folder: benchmarks/."""
+    """A script's results as `page` shows them; [] if it has not been run. folder: `benchmarks`."""
     file = folder / f"{_stem(name)}.json"
     if not file.is_file():
         return []
@@ -30,7 +30,7 @@ def parts(name: str, folder: Path, page: Path) -> list[Part]:
 
 
 def command(name: str) -> str:
-    """What writes that file."""
+    """The command that writes the file."""
     script = f"benchmarks/{_stem(name)}"
     return f"python {script}.py --out {script}.json"
 
@@ -40,7 +40,7 @@ def _stem(name: str) -> str:
 
 
 def _http_cost(found: dict[str, Any], samples: str) -> list[Part]:
-    """The server beside Python: a row each for every number of streams."""
+    """HTTP compared with plain Python: two rows for each number of streams."""
     load = found["rows"][0]["load"]
     header = ["streams", "side", METRICS["output_tok_s"].heading, "kept"]
     header += [*(METRICS[column].heading for column in COLUMNS), *SHARES.values()]
@@ -78,7 +78,7 @@ def _middles(measured: list[dict[str, Any]]) -> list[str]:
 
 
 def _shares(measured: list[dict[str, Any]]) -> list[str]:
-    """Of a processor, the clients' and the server's; Python's side has neither."""
+    """The clients' and the server's share of a processor; plain Python has neither."""
     known = [[sample[name] for sample in measured if name in sample] for name in SHARES]
     return [_percent(median(values) / 100) if values else "" for values in known]
 

@@ -6,14 +6,14 @@ ASKED is what benchmarks/beside_vllm.py writes, for us and for vLLM alike:
     quantize, kv_dtype    as in `LLM`: how matrices, and keys and values, are kept
     interface      "engine": steps driven directly; "LLM": `LLM.generate`, which makes log-probabilities' objects, too
     repeats        how often each case is timed
-    thorough       whether to say what machine this is, what a case takes at least, and how long the GPU waits
+    thorough       whether to report the machine, each case's floor, and the GPU's idle time
     quick          a rehearsal
     cases          label, prompts (token ids), max_tokens (one per prompt), sampling (parameters, alike in both),
                    unmeasured (whole runs before those that are timed: one, or enough to fill the cache's pages),
                    new_prompts (whether no two runs have prompts that begin alike)
 
-FOUND is written after every case, so what was measured before a failure is there: hardware, fingerprint, dtype,
-precision, and for each case its samples and prediction, or why there are none.
+FOUND is written after every case, so a failure keeps the earlier ones: hardware, fingerprint, dtype, precision, and
+each case's samples and prediction, or the reason for having none.
 """
 
 import itertools
@@ -50,7 +50,7 @@ Case = dict[str, Any]
 
 
 def run_block(asked: dict[str, Any], found_file: Path) -> None:
-    """Measure every case. Raises ConfigError for a model or a contender that there is not."""
+    """Measure every case. Raises ConfigError for an unknown model or contender."""
     bench = Workbench.open(asked["model"], asked["device"], asked["dtype"], quantize=asked["quantize"])
     found: dict[str, Any] = {
         "hardware": hardware_name(bench.device),
@@ -80,7 +80,7 @@ def run_block(asked: dict[str, Any], found_file: Path) -> None:
 
 def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, Any], *, idle: bool) -> None:
     rounds = map(partial(_round, case), itertools.count())
-    for _ in range(case["unmeasured"]):  # every shape is seen, compiled and allocated
+    for _ in range(case["unmeasured"]):  # compiles and allocates for every shape
         interface.sample(next(rounds))
     kept["samples"] = [interface.sample(next(rounds)) for _ in range(repeats)]
     if idle:
@@ -90,7 +90,7 @@ def _measure(interface: "Interface", case: Case, repeats: int, kept: dict[str, A
 
 
 def _round(case: Case, number: int) -> Case:
-    """The case with prompts that no other round begins alike, where it asks for that."""
+    """The case, with prompts that begin unlike any other round's if it asks for new ones."""
     if not case["new_prompts"]:
         return case
     return case | {"prompts": [[number + 1, *prompt[1:]] for prompt in case["prompts"]]}
@@ -106,7 +106,9 @@ def _floor(
     jobs = tuple(Job(0.0, len(prompt), most) for prompt, most in zip(case["prompts"], case["max_tokens"], strict=True))
     rates = machine_of(machine["rates"], bench.model.dtype)
     if asked["quantize"] and not EIGHT_BITS.isdisjoint(Mix.of(asked["quantize"]).schemes):
-        rates = replace(rates, rate=2 * rates.rate)  # at most: attention and what is not quantized have half of that
+        rates = replace(
+            rates, rate=2 * rates.rate
+        )  # an upper bound: attention and unquantized products run at half of it
     work = Workload(case["label"], case["label"], jobs)
     return prediction_json(predict(policy, work, bench.model.config, bench.widths(contender), rates, room.batch))
 
@@ -121,7 +123,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-# -- what a case runs through ------------------------------------------------------------------------------------------
+# -- interfaces --------------------------------------------------------------------------------------------------------
 
 
 class Interface(Protocol):
@@ -137,7 +139,7 @@ class Interface(Protocol):
 
 
 class ThroughEngine:
-    """Steps driven directly, every token timed. Of the sampling parameters it takes the temperature."""
+    """Drives steps directly and times every token. The temperature is its only sampling parameter."""
 
     def __init__(self, name: str, bench: Workbench, room: Room) -> None:
         self._contender = EngineContender(name, bench, room)
@@ -157,7 +159,7 @@ class ThroughEngine:
 
 
 class ThroughLLM:
-    """`LLM.generate`, as programs call it: completions come back, with an object per log-probability."""
+    """Calls `LLM.generate`, as programs do: it returns completions, with an object per log-probability."""
 
     def __init__(self, name: str, bench: Workbench, room: Room) -> None:
         _, off = switched(name)

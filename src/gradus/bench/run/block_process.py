@@ -1,6 +1,6 @@
-"""Blocks of a comparison as processes: each engine wants most of a GPU's memory, and an environment of its own.
+"""Run blocks of a comparison as processes: each engine needs most of a GPU's memory, and its own environment.
 
-A block's process reads one JSON file and writes another, as `gradus.bench.run.block` says; its first two arguments are
+A block's process reads one JSON file and writes another (see `gradus.bench.run.block`). Its first two arguments are
 their names. No torch here.
 """
 
@@ -24,9 +24,9 @@ def run_block(
     more: Mapping[str, str],
     seconds: int,
 ) -> tuple[Found, str | None]:
-    """Run one block. Returns what it wrote, as far as it came, and why it came no further.
+    """Run one block. Returns the results it wrote, and the reason if they are incomplete.
 
-    work: a folder for the two files. log: where what it says is kept. more: of the environment. seconds: at most.
+    work: a folder for the two files. log: a file for its output. more: environment variables. seconds: the time limit.
     """
     question, answer = work / f"{name}-asked.json", work / f"{name}-found.json"
     question.write_text(json.dumps(asked))
@@ -48,7 +48,7 @@ def run_block(
 def run_vllm(
     name: str, vllm: Path, script: Path, asked: Mapping[str, Any], work: Path, log: Path, seconds: int
 ) -> tuple[Found, str | None]:
-    """vLLM's block. vllm: the folder that it was unpacked in. script: benchmarks/vllm_block.py.
+    """Run vLLM's block. vllm: the folder that vLLM was unpacked in. script: benchmarks/vllm_block.py.
 
     -P: vLLM must not find the script's neighbors among its own modules.
     """
@@ -58,7 +58,7 @@ def run_vllm(
 
 
 def _last_line(log: Path) -> str:
-    """Of what a process said before it ended; the error, if it ended with one."""
+    """The last line of a process's output: the error, if it ended with one."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or ["it said nothing"])[-1][:200]

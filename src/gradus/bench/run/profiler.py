@@ -1,7 +1,7 @@
-"""Where a step's time goes: kernels, launches, the host. torch's own profiler, read and added up.
+"""Break a step's time down into kernels, launches and the host, with torch's profiler.
 
-A profiled step is slower than one that is not, because every launch is written down. So the step is timed first,
-unprofiled, and the profiler is asked only for what it cannot disturb: how long kernels ran, and how many there were.
+Profiling slows a step, because every launch is recorded. So the step is timed first, unprofiled. The profiler supplies
+only what it does not disturb: the kernels' times and their number.
 """
 
 import os
@@ -32,10 +32,11 @@ TOP = 5
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Decode steps of a contender, on average. Times in milliseconds per step.
+    """A contender's average decode step. Times in milliseconds.
 
-    context, batch: tokens already there, and sequences. step_ms: unprofiled, on the host's clock. device_ms: the sum
-    of all kernels (on a GPU; on a CPU of all operations' own time). kernels: launched in a step (on a CPU: operations).
+    context, batch: tokens stored per sequence, and sequences. step_ms: unprofiled, on the host's clock. device_ms: the
+    sum of all kernels (on a GPU; on a CPU of all operations' own time). kernels: launched in a step (on a CPU:
+    operations).
     top: (name, percent of device_ms, how often in a step), the longest first. prefill_ms: the step of the prompt.
     """
 
@@ -78,7 +79,7 @@ class Steps:
         return steps
 
     def timed(self, count: int) -> list[float]:
-        """Seconds of each of the next steps, waited for."""
+        """Seconds of each of the next steps, synchronized."""
         times = []
         for _ in range(count):
             synchronize(self.device)
@@ -94,7 +95,7 @@ def profile_steps(
 ) -> StepProfile:
     """Take `STEPS` decode steps of a phase apart. trace: where to write a timeline for chrome://tracing or Perfetto."""
     workload = burst(batch, context, LONGEST_RUN)
-    Steps.prepare(bench, contender, workload).timed(4)  # warm: this context's prefill and decode have been seen
+    Steps.prepare(bench, contender, workload).timed(4)  # warm-up for this context's prefill and decode
     steps = Steps.prepare(bench, contender, workload)
     steps.timed(STEPS)
     unprofiled = median(steps.timed(STEPS))
@@ -123,10 +124,10 @@ def profile_steps(
 
 @contextmanager
 def without_markers() -> Iterator[None]:
-    """Keep the profiler's `USDT:` lines, marks for tracing tools, off stderr. Everything else appears at the end.
+    """Keep the profiler's `USDT:` lines, marks for tracing tools, off stderr. All other output appears at the end.
 
-    They come from C++, which no handler of Python's sees. KINETO_LOG_LEVEL silences them for a whole process, together
-    with errors, and only if it is set before torch is loaded.
+    C++ writes them, so no Python handler sees them. KINETO_LOG_LEVEL silences a whole process, errors included, and
+    only if it is set before torch is loaded.
     """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as said:
@@ -143,7 +144,7 @@ def without_markers() -> Iterator[None]:
 
 
 def sustain(bench: Workbench, contender: str, *, context: int, batch: int, seconds: float) -> None:
-    """Prefill and decode for that long, for an observer of the device."""
+    """Prefill and decode for `seconds`, while something observes the device."""
     workload = burst(batch, context, LONGEST_RUN)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -183,7 +184,7 @@ def short(name: str, most: int = 70) -> str:
 
 
 def render(found: StepProfile, say: Callable[[str], None]) -> None:
-    """For people: one line a fact."""
+    """Print the profile, one fact per line."""
     what = "kernels" if found.device == "cuda" else "operations"
     say(f"{found.contender}, decode of {found.batch} x 1 token after {found.context}:")
     say(f"  a step takes          {found.step_ms:.3f} ms (the prompt's step: {found.prefill_ms:.3f} ms)")

@@ -1,4 +1,4 @@
-"""Progress on stderr: on a terminal a bar of the cell that is being measured, elsewhere a line a cell."""
+"""Progress on stderr: on a terminal a bar for the current cell, elsewhere one line per cell."""
 
 import time
 from types import TracebackType
@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class Bars:
-    """Use as a context; the bar vanishes at its end, the notes stay."""
+    """Progress bars, used as a context. The bar vanishes at its end; notes stay."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
@@ -26,7 +26,7 @@ class Bars:
         self.loading = _Loading(self)
 
     def cell(self, title: str, runs: int) -> None:
-        """A cell begins, of so many runs."""
+        """Begin a cell of `runs` runs."""
         if self._task is not None:
             self._bars.remove_task(self._task)
         self._task = self._bars.add_task(title, total=runs)
@@ -51,7 +51,7 @@ class Bars:
 
 
 class _Loading:
-    """The loading of a model, told in the same place: one note when it begins is enough for seconds of work."""
+    """Progress of loading a model: one note at its beginning is enough for seconds of work."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars

@@ -1,10 +1,7 @@
-"""How a script in `benchmarks` ends where it cannot run: with one line that says what is missing and what to do.
+"""The end of a script in `benchmarks` that cannot run: one line that says what is missing and what to do.
 
-if __name__ == "__main__":
-    need_triton()       # above the imports of kernels, which import Triton
-
-if __name__ == "__main__":
-    sys.exit(ran(main))
+A script calls `sys.exit(ran(main))`. If it imports kernels, which import Triton, it first calls `need_triton()`, above
+those imports and only when it is `__main__`.
 """
 
 import sys

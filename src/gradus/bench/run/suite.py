@@ -1,4 +1,4 @@
-"""A benchmark from its declaration to its results: every cell predicted, measured and written down, one by one."""
+"""Run a benchmark from its declaration to its results: predict, measure and write cell by cell."""
 
 import platform
 import resource
@@ -29,7 +29,7 @@ from gradus.bench.studies import beside
 from gradus.bench.workloads import SEED, Workload
 from gradus.errors import ConfigError
 
-LONGEST_WARM_UP = 10.0  # seconds of floor; where the whole workload would take longer, fewer tokens warm up
+LONGEST_WARM_UP = 10.0  # predicted seconds; a longer workload warms up with fewer tokens
 QUICK_REPEATS, QUICK_JOBS, QUICK_PROMPT, QUICK_OUTPUT, QUICK_ROWS = 2, 4, 24, 6, 2
 PROFILE = "profile"  # named like a table, to ask for it alone or with others
 QUICK_SECONDS = 0.5  # until the last arrival
@@ -76,10 +76,10 @@ class Suite:
             self._finish(run, name)
         return file
 
-    # -- what is to be measured ----------------------------------------------------------------------------------------
+    # -- choosing the work --------------------------------------------------------------------------------------------
 
     def _begin(self, before: Results) -> Run:
-        """A new run, or the one that is to be resumed: of the same commit, on the same kind of machine."""
+        """A new run, or the one to resume: of the same commit, on the same kind of machine."""
         fresh = Run(
             model=self.bench.checkpoint.name,
             dtype=self.bench.dtype,
@@ -105,7 +105,7 @@ class Suite:
         return old if old is not None and (narrowed or self.settings.resume) and same else fresh
 
     def _rows(self, benchmark: Benchmark, table: Table) -> Sequence[Row]:
-        """The table's rows; of a quick look those that are meant for it, or the first ones cut."""
+        """The table's rows; in a quick look its quick rows, or else its first rows, cut."""
         if not self.settings.quick:
             return table.rows
         if any(one.quick for one in benchmark.tables):
@@ -114,7 +114,7 @@ class Suite:
         return list({row.label: row for row in reversed(cut[:QUICK_ROWS])}.values())[::-1]  # equal ones once
 
     def _cell(self, name: str, table: Table, row: Row) -> Cell | None:
-        """None where the row is not for this device, or its sequences are too long for the model."""
+        """The row's cell; None if it is not for this device, or its sequences are too long for the model."""
         here, config = row.on(self.bench.device.type), self.bench.model.config
         if here is None:
             return None
@@ -156,7 +156,7 @@ class Suite:
     def _has_place(self, contender: str) -> bool:
         if self.bench.device.type != "cpu" and quantized(contender)[0] in ON_CPU_ALONE:
             return False
-        peers = self.settings.peers and not self.bench.quantized  # theirs would be other matrices
+        peers = self.settings.peers and not self.bench.quantized  # a peer would run other matrices
         return peers or not is_peer(contender)
 
     # -- one cell ------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Suite:
         config = self.bench.model.config
         try:
             widths = self.bench.widths(contender)
-        except (ConfigError, ContenderFailed):  # it will fail again, and say so, when it is built
+        except (ConfigError, ContenderFailed):  # building it will fail again and report this
             return None
         if not is_peer(contender):
             with suppress(ContenderFailed):
@@ -207,7 +207,7 @@ class Suite:
         return prediction_json(found)
 
     def _add_memory_share(self, entry: Entry) -> None:
-        """What of memory's measured rate the tokens came at: bytes of a step, on average, over the median gap."""
+        """Add the achieved share of memory bandwidth: a step's average bytes over the median gap."""
         for sample in entry.samples:
             if entry.prediction and "itl_ms" in sample:
                 step_bytes = entry.prediction["bytes"] / entry.prediction["steps"]
@@ -219,10 +219,10 @@ class Suite:
         return Repeats(fixed, fixed) if fixed else Repeats(floor_s=floor)
 
     def _warm_up(self, workload: Workload, floor: float) -> Workload:
-        """The whole workload, so that every shape has been seen; where it takes too long, its prompts and a few tokens.
+        """The whole workload, so that every shape occurs; if that takes too long, its prompts and a few tokens.
 
-        On a GPU a shape's first use may load or choose a kernel. On a CPU it does not, so there it may be cut short, as
-        it is for a quick look.
+        On a GPU, a shape's first use may load or choose a kernel. A CPU has no such cost, so there, and in a quick
+        look, the warm-up may be cut short.
         """
         at_once = workload.within(0.0)
         longest = 0.0 if self.settings.quick else LONGEST_WARM_UP
@@ -262,7 +262,7 @@ class Suite:
 
 
 def _cut(row: Row, device: str) -> Row | None:
-    """The row with fewer and shorter requests, labeled as what it is; None where it is not for the device."""
+    """The row with fewer and shorter requests, and a label that says so; None if it is not for the device."""
     here = row.on(device)
     if here is None:
         return None
@@ -280,7 +280,7 @@ def _is_measured(run: Run, cell: Cell) -> bool:
 
 
 def targets(name: str) -> list[str]:
-    """ "all" is every benchmark. Raises ConfigError for a name that does not exist."""
+    """The benchmarks that a name stands for; "all" is every one. Raises ConfigError for an unknown name."""
     if name == "all":
         return registry.names()
     if name == beside.NAME:
@@ -290,7 +290,7 @@ def targets(name: str) -> list[str]:
 
 
 def _check_names(wanted: Sequence[str], settings: Settings, names: list[str]) -> None:
-    """Raises ConfigError for a table or a contender that none of the benchmarks has. names: of a student's phases."""
+    """Raise ConfigError for a table or contender that no benchmark has. names: of a student's phases."""
     tables = [table for name in wanted for table in registry.load(name).tables]
     for kind, asked, known in (
         ("table", settings.tables, {*(table.name for table in tables), PROFILE}),
