@@ -1,6 +1,6 @@
-"""`python -m gradus.bench`: the same commands with the standard library's own argument parser.
+"""`python -m gradus.bench`: the same commands with the standard library's argument parser.
 
-For machines where a plain checkout and torch are all there is: no typer, no rich, perhaps no matplotlib.
+For machines with only a plain checkout and torch: no typer, no rich, perhaps no matplotlib.
 
     PYTHONPATH=src:. python -m gradus.bench p01 --device cuda --model random:gpt2-124m --dtype float32
     PYTHONPATH=src:. python -m gradus.bench sampling --device cuda --model random:qwen3-0.6b --dtype bfloat16
@@ -21,7 +21,7 @@ from gradus.errors import GradusError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, or 2 for a mistake of the user's, told in one line."""
+    """Run one command. Returns the exit code: 0, or 2 for a user's mistake, which it prints in one line."""
     if arguments is None:
         accept_every_character()
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""What the commands do, whichever front end called them: `gradus …`, or `python -m gradus.bench …` without typer."""
+"""The work of the commands, for both front ends: `gradus …`, and `python -m gradus.bench …` without typer."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from gradus.errors import ConfigError
 
 DEFAULT = engine_settings.Settings()
 OWN_REPORTS = "my-reports"
-"""Where `gradus bench` writes unless told otherwise: beside the repository's own reports, never over them."""
+"""Default output folder of `gradus bench`, apart from the repository's own reports."""
 OBSERVED_SECONDS = 3.0
-"""How long `gradus profile` keeps a GPU decoding while NVML watches."""
+"""Seconds for which `gradus profile` keeps a GPU decoding while NVML samples its load."""
 
 
 def bench(
@@ -41,10 +41,10 @@ def bench(
 ) -> list[Path]:
     """Measure `target` ("p01", "sampling", "all"), then write the reports and figures. Returns the results files.
 
-    Raises ConfigError or CheckpointError in one line. text: what quality is measured on; None is the repository's own.
-    impl: a student's folder or file, whose phases get rows of their own; sentences about them are said first.
-    commit: what the results are said to come from, where git cannot tell. Without matplotlib the figures are left to a
-    later `gradus report`.
+    Raises ConfigError or CheckpointError in one line. text: the text for quality; None is the repository's own.
+    impl: a student's folder or file; its phases get rows of their own, and sentences about them are printed first.
+    commit: the commit to record, if git does not know it. Without matplotlib, a later `gradus report` draws the
+    figures.
     """
     from gradus.bench.contenders.workbench import Workbench
     from gradus.bench.measure.settings import Settings
@@ -78,7 +78,7 @@ def bench(
 
 
 def _say_tables(file: Path, say: Callable[[str], None]) -> None:
-    """The quick look's tables, narrow enough for a terminal."""
+    """Print a quick look's tables, narrow enough for a terminal."""
     from gradus.bench import registry
     from gradus.bench.record import results
     from gradus.bench.report import narrow_table
@@ -92,7 +92,7 @@ def _say_tables(file: Path, say: Callable[[str], None]) -> None:
 
 
 def _say_yours(file: Path, say: Callable[[str], None]) -> None:
-    """The sentences about a student's phases, those of the run that was just made: it is the one that names them."""
+    """Print the sentences about a student's phases in the run just made, which is the one that has them."""
     from gradus.bench import registry
     from gradus.bench.contenders import yours
     from gradus.bench.record import results
@@ -116,7 +116,7 @@ def bench_scheduler(
 ) -> Path:
     """Simulate the scheduler without a model, then write the report. Returns the results file.
 
-    requests, batches, policy: None and () are what the committed report has. Raises ConfigError in one line.
+    requests, batches, policy: None and () mean those of the committed report. Raises ConfigError in one line.
     """
     from gradus.bench.studies import scheduling
 
@@ -130,9 +130,9 @@ def bench_scheduler(
 
 
 def report(root: Path | None = None, *, check: bool = False, say: Callable[[str], None] = print) -> int:
-    """Make every report, figure and table again from the results. Returns how many files were (check: are) outdated.
+    """Remake every report, figure and table from the results. Returns the number of outdated files.
 
-    root: a folder of results; None is the repository's own, whose README and lessons are brought up to date as well.
+    check: only report them. root: a folder of results; None is the repository's own, with its README and lessons.
     """
     from gradus.bench import report as reports
     from gradus.bench.record.pages import pages
@@ -170,7 +170,7 @@ def profile(
 ) -> Path:
     """Take decode steps of an engine apart, print where the time went, and write a timeline for Perfetto.
 
-    phase: or "final". Raises ConfigError for an engine, model or context that cannot be.
+    phase: or "final". Raises ConfigError for an impossible engine, model or context.
     """
     from gradus.bench.contenders.workbench import Workbench
     from gradus.bench.measure.gpu import Utilization
@@ -198,7 +198,7 @@ def profile(
 
 
 def repository() -> Path:
-    """Where the course lies. Raises ConfigError where it is not installed from its repository."""
+    """The course's folder. Raises ConfigError if it is not installed from its repository."""
     return phases.highest().path.parents[1]
 
 
@@ -212,7 +212,7 @@ def _can_draw() -> bool:
 
 
 def watcher() -> "AbstractContextManager[Any]":
-    """Bars on a terminal where rich is installed, else one line per cell; both on stderr."""
+    """Progress on stderr: bars on a terminal with rich, else one line per cell."""
     try:
         from gradus.bench.run.progress import Bars
 

@@ -1,6 +1,6 @@
-"""Every benchmark by its name, and every contender by its own: how it is predicted, and what people call it.
+"""Every benchmark and every contender by name: its policy for predictions, and its title.
 
-`declare` says what a benchmark is. All are found here, those of the phases at run time. No torch here.
+`declare` says what a benchmark is. Those of the phases are found at run time. No torch here.
 """
 
 from gradus import phases
@@ -38,17 +38,17 @@ TITLES = {
 
 
 def names() -> list[str]:
-    """Everything that `gradus bench` can run: the phases that have a benchmark.py, and what spans several of them."""
+    """All that `gradus bench` can run: the phases with a benchmark.py, and the suites that span phases."""
     return [*_phases(), *suites.SUITES]
 
 
 def reported() -> list[str]:
-    """Everything that a report can be made of."""
+    """All benchmarks that have reports."""
     return [*names(), beside.NAME]
 
 
 def load(name: str) -> Benchmark:
-    """The benchmark of a phase ("p01"), or of that name. Raises ConfigError for a name that does not exist."""
+    """The benchmark of a phase ("p01") or of another name. Raises ConfigError for an unknown name."""
     if name in suites.SUITES:
         return suites.SUITES[name]()
     if name == beside.NAME:
@@ -60,7 +60,7 @@ def load(name: str) -> Benchmark:
 
 
 def step_of(contender: str) -> str:
-    """What a contender adds on the ladder, with fields for its own numbers; "" for one that is no rung."""
+    """The sentence on what a contender adds on the ladder, with fields for its numbers; "" if it is no rung."""
     name, _ = quantized(contender)
     if name == FINAL:
         return suites.STEP_OF_FINAL
@@ -69,7 +69,7 @@ def step_of(contender: str) -> str:
 
 
 def policy_of(contender: str) -> Policy | None:
-    """How a contender schedules, as far as its prediction is concerned."""
+    """The policy that predicts a contender."""
     if is_peer(contender):
         return PEERS[quantized(contender)[0]]
     engine, off = switched(contender)
@@ -79,7 +79,7 @@ def policy_of(contender: str) -> Policy | None:
 
 
 def title_of(contender: str) -> str:
-    """A contender's name, or a benchmark's, for people: "p01 KV cache", "final engine, int8", "The ladder"."""
+    """The title of a contender or a benchmark: "p01 KV cache", "final engine, int8", "The ladder"."""
     named = TITLES | {phase.name: f"{phase.name} {phase.title}" for phase in phases.available()}
     if contender in named:
         return named[contender]
@@ -96,5 +96,5 @@ def title_of(contender: str) -> str:
 
 
 def _phases() -> dict[str, phases.PhaseInfo]:
-    """Those that have a benchmark.py, by name, in the course's order."""
+    """The phases with a benchmark.py, by name, in course order."""
     return {phase.name: phase for phase in phases.available() if phase.has("benchmark")}

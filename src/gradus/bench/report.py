@@ -1,9 +1,9 @@
-"""From results.json to everything that is read: report.md, its figures, and the tables in the lessons and the README.
+"""Make everything readable from results.json: report.md, its figures, and the tables in the lessons and the README.
 
-All of it is made again from the JSON alone, so it can be checked: `outdated` says what differs from that.
+All of it follows from the JSON alone, so it can be checked: `outdated` lists what differs.
 `record/pages.py` describes the marks by which a page says what belongs where.
 
-No torch here, and matplotlib only where a figure is really drawn.
+No torch here, and matplotlib only where a figure is drawn.
 """
 
 import os
@@ -28,12 +28,12 @@ from gradus.errors import ConfigError
 
 NAMES_OF_HARDWARE = {"cpu": "CPU", "h100": "NVIDIA H100", "h200": "NVIDIA H200"}
 OWN_WORDS = {module.NAME: module for module in (sampling_report, quality_report, speculation_report)}
-"""Benchmarks that are no workload on several engines, and say what they found in words and tables of their own."""
+"""Studies, which have their own tables and prose, because they do not run workloads on several engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """A file that is not what the results say, and what it would have to be. picture: of a figure, else None."""
+    """A file that differs from the results, and its correct content. picture: of a figure, else None."""
 
     file: Path
     text: str
@@ -43,8 +43,8 @@ class Outdated:
 def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
     """Every report and figure under `root` that does not match its results.json.
 
-    with_prose: with the accounts in the benchmarks, which speak of the repository's own results. Raises ConfigError
-    when they quote a number that the results do not have.
+    with_prose: include the benchmarks' accounts, which discuss the repository's own results. Raises ConfigError if they
+    quote a number that the results lack.
     """
     for found in results.find(root):
         folder = root / found.hardware / found.benchmark
@@ -57,7 +57,7 @@ def outdated(root: Path, *, with_prose: bool = True) -> Iterator[Outdated]:
 
 
 def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Picture]]]:
-    """report.md and the figures. What is no workload on several engines says it in its own words."""
+    """report.md and the figures. Studies supply their own."""
     if found.benchmark == scheduling.NAME:
         return render_parts(scheduling.report_parts(found)), ()
     if found.benchmark in OWN_WORDS:
@@ -69,7 +69,7 @@ def _made(found: Results, with_prose: bool) -> tuple[str, Iterable[tuple[str, Pi
 
 
 def figures_of(found: Results) -> Iterable[tuple[str, Picture]]:
-    """(file name, picture) of everything that is drawn of the results."""
+    """(file name, picture) of every figure of the results."""
     return _made(found, with_prose=False)[1]
 
 
@@ -88,7 +88,7 @@ def _refilled(text: str, root: Path, page: Path) -> str:
 
 
 def _measured(where: str, field: str, root: Path, page: Path) -> str:
-    """A number in a page's prose, as "h200/p10" and `prose.lookup` name it. Raises ConfigError if there is none."""
+    """The value of a field in a page's prose. where: as in "h200/p10". Raises ConfigError if there is none."""
     found = next((one for one in results.find(root) if f"{one.hardware}/{one.benchmark}" == where), None)
     if found is None:
         raise ConfigError(f"{page}: there are no results of {where}, whose {field} is in its text")
@@ -108,7 +108,7 @@ def _read(file: Path) -> str:
 
 
 def render(found: Results, benchmark: Benchmark, *, with_prose: bool = True) -> str:
-    """report.md: the question, the prediction, and for each model every table with what is to be said about it."""
+    """report.md: the question, the prediction, and every table of each model with its prose."""
     parts = [_heading(found), benchmark.question, "## Predicted", benchmark.prediction]
     if found.benchmark == beside.NAME:
         parts.append("## Measured")
@@ -142,17 +142,17 @@ def _heading(found: Results) -> str:
 
 
 def _origin(found: Results) -> list[str]:
-    """What every report ends with: the machine, the settings, the command."""
+    """The ending of every report: the machine, the settings, the command."""
     return ["## On what, and how", *(_facts(run) for run in found.runs), _again(found)]
 
 
 def render_parts(parts: Iterable[str | tuple[list[str], list[list[str]]]]) -> str:
-    """Paragraphs, and tables given as a header and rows."""
+    """Join paragraphs, and tables given as a header and rows."""
     return "\n\n".join(part if isinstance(part, str) else markdown(*part) for part in parts) + "\n"
 
 
 def _beside(found: Results, section: str) -> list[str]:
-    """Gradus and vLLM, all models in one table; and what either could not run."""
+    """Gradus and vLLM, all models in one table, and the workloads that either could not run."""
     return [markdown(*beside.summary(found, section)), *beside.skipped(found, section)]
 
 
@@ -214,10 +214,10 @@ def _again(found: Results) -> str:
 
 
 def _numbers(run: Run) -> str:
-    """The options that say which types of numbers a run has."""
+    """The options that set a run's number types."""
     if "scheme" in run.settings:
         return f" --dtype {run.settings['dtype']} --quantize {run.settings['quantize']}"
-    return "" if " " in run.dtype else f" --dtype {run.dtype}"  # mixed widths are what "auto" may choose on a CPU
+    return "" if " " in run.dtype else f" --dtype {run.dtype}"  # "auto" may choose mixed widths on a CPU
 
 
 def hardware_title(hardware: str) -> str:
@@ -251,13 +251,13 @@ def table_of(run: Run, table: Table) -> str:
 
 
 MOST_COLUMNS = 5
-"""Of a table in the README or a lesson; the report has the rest."""
+"""Most columns of a table in the README or a lesson; the report has the rest."""
 
 
 def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
-    """`table_of`, as far as it fits on a page that is read from top to bottom: the metric and the first columns.
+    """`table_of` for a page that is read from top to bottom: the metric and the first columns.
 
-    Where the figure has panels, these are the columns, and each contender says what it adds.
+    If the figure has panels, they are the columns, and a sentence says what each contender adds.
     """
     cells = run.of(table.name)
     if table.panels:
@@ -278,7 +278,7 @@ def short_table_of(found: Results, run: Run, benchmark: Benchmark, table: Table)
 
 
 def _narrowed(text: str) -> str:
-    """A table without the floor, which needs the report's words, and without the columns that are too many."""
+    """A table without the floor, which needs the report's explanation, and without surplus columns."""
     lines = [line[2:-2].split(" | ") for line in text.splitlines()]
     kept = [i for i, name in enumerate(lines[0]) if name.strip() not in ("predicted", "ratio")][:MOST_COLUMNS]
     return "\n".join("| " + " | ".join(line[i] for i in kept) + " |" for line in lines)
@@ -290,7 +290,7 @@ def _median(entry: Entry, metric: str) -> str:
 
 
 def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
-    """What each rung adds, as a list."""
+    """A list of what each rung adds."""
     (cell,) = run.of(table.name)
     entries = [entry for entry in cell.entries if entry.samples]
     said = [(registry.title_of(entry.contender), _step(entry, cell, found, run, benchmark)) for entry in entries]
@@ -298,7 +298,7 @@ def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
 
 
 def _step(entry: Entry, cell: Cell, found: Results, run: Run, benchmark: Benchmark) -> str:
-    """A contender's sentence; its fields name the whole workload, and a quick look has another label."""
+    """A contender's sentence. Its fields name the full workload, so a quick look replaces the label."""
     only = Results(found.hardware, found.benchmark, [run])
     whole = benchmark.table(cell.table).rows[0].label
     sentence = registry.step_of(entry.contender).replace(f"{{{cell.table}/{whole}/", f"{{{cell.table}/{cell.row}/")
@@ -329,7 +329,7 @@ def _row(entry: Entry, cell: Cell, run: Run, table: Table) -> list[str]:
 
 
 def narrow_table(run: Run, table: Table) -> str:
-    """For a terminal: what was run, the metric, the speed-up, and the rows that the model computed."""
+    """A table for a terminal: contender, metric, speed-up, and the rows that the model computed."""
     header = [table.axis, "", METRICS[table.metric].heading, *(["speed-up"] if table.against else []), "rows"]
     lines = [header]
     for cell in run.of(table.name):
@@ -350,7 +350,7 @@ def narrow_table(run: Run, table: Table) -> str:
 
 
 def profile_table(run: Run, *, short: bool = False) -> str:
-    """What a decode step is made of. short: without the context, and on a GPU without the longest kernel."""
+    """The parts of a decode step. short: without the context, and on a GPU without the longest kernel."""
     on_gpu = run.device == "cuda"
     header = ["", "context", "step ms", "kernels run ms" if on_gpu else "operations ms"]
     header += ["kernels" if on_gpu else "operations", *(["GPU idle"] if on_gpu else []), "most of it"]
@@ -373,7 +373,7 @@ def profile_table(run: Run, *, short: bool = False) -> str:
 
 
 def _beyond_the_step(run: Run) -> Iterator[str]:
-    """Why parts of a step add up to more than the step, where a table shows that."""
+    """The reason why a step's parts add up to more than the step, if a table shows that."""
     if not any(profile["device_ms"] > profile["step_ms"] for profile in run.profiles):
         return
     if run.device == "cuda":
@@ -383,7 +383,7 @@ def _beyond_the_step(run: Run) -> Iterator[str]:
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A table; columns of numbers to the right."""
+    """A Markdown table, with numbers aligned right."""
     left = [all(not re.match(r"[\d–]", row[i]) for row in rows) for i in range(len(header))]
     lines = [header, ["---" if flush else "---:" for flush in left], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -405,7 +405,7 @@ def figures(found: Results, benchmark: Benchmark) -> Iterator[tuple[str, Picture
 
 
 def has_figure(run: Run, table: Table) -> bool:
-    """Not of two rows that a line would join: the table says as much."""
+    """Whether a table gets a figure. A line between two points would add nothing to the table."""
     rows = len(run.of(table.name))
     return rows > 0 and (rows != 2 or table.scale == "names")
 
@@ -433,7 +433,7 @@ def picture_of(found: Results, run: Run, table: Table) -> Picture:
 
 
 def _panels(found: Results, run: Run, table: Table) -> Picture:
-    """A panel for each of the table's `panels`, of its one row; contenders from the top down."""
+    """The table's one row as a panel per metric in `panels`, with contenders from the top down."""
     (cell,) = run.of(table.name)
     entries = [entry for entry in cell.entries if entry.samples]
     series = []
@@ -475,7 +475,7 @@ def _series(contender: str, cells: list[Cell], table: Table) -> Series:
 
 
 def block(wanted: str, root: Path, page: Path) -> str:
-    """What stands between the markers: for each hardware the first model's tables, and the way to the whole report."""
+    """The text between the markers: per hardware, the first model's tables and a link to the full report."""
     name, _, only = wanted.partition("/")
     only, chart = only.removesuffix("/chart"), only.endswith("/chart")
     if wanted in scripts.SCRIPTS:
@@ -507,13 +507,13 @@ NOT_YET = "\nNot measured yet: `{command}` does it on your machine.\n\n"
 
 
 def _beside_command(section: str) -> str:
-    """For the first group of the section."""
+    """The command for the section's first group."""
     group = next(name for name, group in beside.GROUPS.items() if group.section == section)
     return "python benchmarks/beside_vllm.py" + (f" --cases {group}" if group else "")
 
 
 def _in_own_words(name: str, root: Path, page: Path) -> str:
-    """One of OWN_WORDS, of the first model on each hardware."""
+    """A study's tables, for the first model on each hardware."""
     parts: list[str | tuple[list[str], list[list[str]]]] = []
     for found in results.find(root):
         if found.benchmark == name:
@@ -523,12 +523,12 @@ def _in_own_words(name: str, root: Path, page: Path) -> str:
 
 
 def _folder(found: Results, root: Path, page: Path) -> str:
-    """The way from a page to the results."""
+    """The results' folder, relative to a page."""
     return Path(os.path.relpath(root / found.hardware / found.benchmark, page.parent)).as_posix()
 
 
 def _whence(found: Results, runs: Ordered[Run], where: str) -> str:
-    """The hardware and the model that a page shows, the first of these runs, and where the rest is."""
+    """The hardware and the model of the first run, which a page shows, and links to the rest."""
     run = runs[0]
     others = f" (and {len(runs) - 1} more in [the report]({where}/report.md))" if len(runs) > 1 else ""
     rates = run.fingerprint["rates"]
@@ -565,7 +565,7 @@ def _of_hardware(found: Results, benchmark: Benchmark, only: str, root: Path, pa
 
 
 def _chart(found: Results, table: Table, root: Path, page: Path) -> Iterator[str]:
-    """One table's chart of the first model, and the way to the report. Raises ConfigError if nothing is drawn of it."""
+    """The first model's chart of a table, and a link to the report. Raises ConfigError if it has no chart."""
     where, run = _folder(found, root, page), found.runs[0]
     if not has_figure(run, table):
         raise ConfigError(
@@ -576,5 +576,5 @@ def _chart(found: Results, table: Table, root: Path, page: Path) -> Iterator[str
 
 
 def is_short(page: Path, root: Path) -> bool:
-    """Whether a page is read from top to bottom, as the README and the lessons are; docs/ is for looking things up."""
+    """Whether a page is read from top to bottom, like the README and the lessons. docs/ is for reference."""
     return not page.is_relative_to(root.parent / "docs")

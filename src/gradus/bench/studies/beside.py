@@ -1,9 +1,9 @@
-"""Gradus beside vLLM: the same token ids on the same GPU within the hour, and what is asked of the comparison.
+"""Gradus compared with vLLM: the same token ids on the same GPU within an hour, with a target for each case.
 
-Declared here, measured by benchmarks/beside_vllm.py: two engines that each want the GPU's memory take turns as
-processes, Gradus, vLLM and Gradus again, so that a drift of the machine shows as a difference between the first and the
-last. Each process warms up with every workload whole, then runs it several times. What sampling parameters cost is a
-group of cases of its own: measured apart, and shown in a table of its own. No torch here.
+benchmarks/beside_vllm.py measures what is declared here. Two engines that each need the GPU's memory take turns as
+processes: Gradus, vLLM and Gradus again, so that drift shows as a difference between the first and the last. Each
+process warms up with every full workload, then runs it several times. Sampling parameters are a group of their own,
+measured separately and shown in a separate table. No torch here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,14 +23,14 @@ NAME = "beside-vllm"
 OURS, THEIRS = f"{FINAL}-prefix_cache", "vllm"
 OUR_BLOCKS, THEIR_BLOCK = ("A1", "A2"), "B"
 MAX_SEQUENCES = 256
-TEMPERATURE = 0.6  # of many requests; one alone is greedy
+TEMPERATURE = 0.6  # for many requests; a single one is greedy
 REPEATS = 3
 
 IN, OUT, DECODE = "prompt_tok_s", "output_tok_s", "decode_tok_s"
 
 SAMPLING, QUANTIZED, STEADY = "sampling", "quantized", "steady"
 SECTIONS = ("", STEADY, SAMPLING, QUANTIZED)
-"""What reports and pages show in a table of its own. The first has no name."""
+"""Groups that reports and pages show in separate tables. The first has no name."""
 
 AT_USUAL_TEMPERATURE = f"one request greedy, many at temperature {TEMPERATURE}, end-of-sequence ignored"
 
@@ -39,9 +39,9 @@ AT_USUAL_TEMPERATURE = f"one request greedy, many at temperature {TEMPERATURE}, 
 class Group:
     """Cases that are measured together, by the same processes.
 
-    interface: what our side goes through; see `gradus.bench.run.block`. sampled: how tokens are chosen, for reports.
-    quantize: how our matrices are kept: a scheme, or schemes by patterns of names. kv_dtype: the same of our cache.
-    vllm_config, vllm_options: what tells vLLM to keep them in as many bits: entries of config.json, and arguments.
+    interface: the way into our engine; see `gradus.bench.run.block`. sampled: how tokens are chosen, for reports.
+    quantize: our matrices' scheme, or schemes by name patterns. kv_dtype: the type of our cache.
+    vllm_config, vllm_options: entries of config.json and arguments that give vLLM the same number of bits.
     steady: prefix cache on and the pool full before the clock starts, on both sides; every round has new prompts.
     """
 
@@ -56,12 +56,12 @@ class Group:
 
     @property
     def contender(self) -> str:
-        """Our side."""
+        """Our contender's name."""
         return FINAL if self.steady else OURS
 
 
 def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
-    """config.json's entry for matrices in the format of compressed-tensors, all but the head's."""
+    """The config.json entry for matrices in compressed-tensors format, the head excepted."""
     kept = {"type": "int", "symmetric": True}
     group = {
         "targets": ["Linear"],
@@ -98,16 +98,16 @@ GROUPS: dict[str, Group] = {
     "int4-head": Group(QUANTIZED, quantize={"lm_head": "int8", "*": "int4"}, vllm_config=IN_INT4),
     "fp8-kv": Group(QUANTIZED, quantize="fp8", kv_dtype="fp8", vllm_options=IN_FP8 | {"kv_cache_dtype": "fp8"}),
 }
-"""By the names that runs and cases have for them. Where our head is quantized, vLLM's is not: it has no such choice."""
+"""Groups by their name in runs and cases. vLLM cannot quantize the head, even where ours is quantized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked for. must, aim: how many times vLLM's rate, measured beside it. floor_percent: aimed at as well.
+    """A case's target. must, aim: multiples of vLLM's rate in the same run. floor_percent: also part of the aim.
 
-    best: of vLLM 0.26.0 on an H200 in all earlier runs, in tokens per second; None where there were none. Hosts differ,
-    and a slow one slows vLLM more than us where a step is short; so what is reached counts against the better of this
-    and what is beside us.
+    best: vLLM 0.26.0's best rate on an H200 in all earlier runs, in tokens per second; None without any. With short
+    steps, a slow host slows vLLM more than us. So results count against the better of this rate and the one measured in
+    the same run.
     """
 
     must: float
@@ -118,10 +118,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One workload on one model: `shape` is the one that both run with random weights.
+    """One workload on one model, whose `shape` both engines run with random weights.
 
-    group: of GROUPS. parameters: of SamplingParams, by the names that both sides have for them, where they are what the
-    case is about.
+    group: of GROUPS. parameters: the fields of SamplingParams that the case is about; both engines use these names.
     """
 
     shape: str
@@ -140,19 +139,19 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unlike the name of any other case of the group."""
+        """A name that is unique in the group."""
         return f"{self.table}, {self.label}"
 
     @property
     def title(self) -> str:
-        """Of the table."""
+        """The table's title."""
         if self.group == SAMPLING:
             return f"{self.shape}, batch {len(self.workload.jobs)}: tokens per second by sampling parameters"
         return f"{', '.join(part for part in (self.shape, self.group) if part)}: {TITLES[self.metric]}"
 
     @property
     def sampling(self) -> dict[str, float]:
-        """What both sides are given."""
+        """The sampling parameters for both engines."""
         if self.group == SAMPLING:
             return {"temperature": 1.0, **self.parameters}
         return {"temperature": 0.0 if len(self.workload.jobs) == 1 else TEMPERATURE}
@@ -162,11 +161,10 @@ TABLES = {OUT: "", IN: "prefill", DECODE: "decode"}
 TITLES = {OUT: "tokens per second", IN: "prompts alone", DECODE: "tokens per second after the last first token"}
 
 STEADY_TOKENS = 262_144
-"""Positions of the cache in the steady state, at least: rounds of new prompts fill it before the clock starts."""
+"""Minimum cache positions in the steady state; rounds of new prompts fill them before the clock starts."""
 
 CONTEXTS = {"gpt2-124m": 1024}
-"""Tokens that both engines have room for in a sequence: as GPT-2 was made for; the others' workloads need no more than
-LONGEST."""
+"""Context length for both engines: GPT-2's own. The other models' workloads need no more than LONGEST."""
 LONGEST = 9216
 
 GPT2, QWEN, LLAMA_1B, LLAMA_8B = "gpt2-124m", "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
@@ -183,7 +181,7 @@ PARAMETERS: dict[str, dict[str, float]] = {
 
 
 def _quantized(group: str, alone: Target, many: Target, prompts: Target | None = None) -> Iterator[Case]:
-    """What is asked of matrices in few bits: of one request, of many, and of prompts."""
+    """Cases for quantized matrices: one request, many requests, and prompts."""
     yield Case(LLAMA_8B, "batch 1", single_stream(128, 256), alone, group=group)
     yield Case(LLAMA_8B, "batch 64", burst(64, 512, 256), many, group=group)
     if prompts is not None:
@@ -250,7 +248,7 @@ def vllm_config(config: ModelConfig, group: str = "") -> dict[str, Any]:
 
 
 def benchmark_of(cases: tuple[Case, ...], accounts: Mapping[str, Account]) -> Benchmark:
-    """A table for each model, and one for each that is asked for prompts' tokens."""
+    """Declare one table per model, and another for each model with prompt cases."""
     return Benchmark(
         question="The final engine and vLLM, on the same GPU and the same token ids: which is faster, and by how much?",
         prediction=(
@@ -342,7 +340,7 @@ ACCOUNTS: dict[str, Account] = {
         ),
     ),
 }
-"""What is to be said of the results, by hardware."""
+"""Prose on the results, by hardware."""
 
 BENCHMARK = benchmark_of(CASES, ACCOUNTS)
 
@@ -388,7 +386,7 @@ Rows = tuple[list[str], list[list[str]]]
 
 
 def sections_of(found: Results) -> list[str]:
-    """Those of the sections of which something has been measured."""
+    """The sections with measurements."""
     return [section for section in SECTIONS if any(True for _ in runs_of(found, section))]
 
 
@@ -397,7 +395,7 @@ def runs_of(found: Results, section: str) -> Iterator[Run]:
 
 
 def how(section: str) -> str:
-    """What a report says of the conditions."""
+    """The report's paragraph on the conditions."""
     if section in HOW_SECTIONS_ARE_MEASURED:
         return HOW_SECTIONS_ARE_MEASURED[section]
     return HOW_IT_IS_MEASURED.format(
@@ -406,7 +404,7 @@ def how(section: str) -> str:
 
 
 def summary(found: Results, section: str = "") -> Rows:
-    """A section's cases, all models in one table: both sides, the ratio, what was asked for, the share of the floor."""
+    """A section's cases, all models in one table: both rates, their ratio, the target, the share of the floor."""
     runs = {(run.model.removeprefix("random:"), run.group): run for run in runs_of(found, section)}
     cases = [case for case in CASES if GROUPS[case.group].section == section]
     rows = [
@@ -420,7 +418,7 @@ def summary(found: Results, section: str = "") -> Rows:
 
 
 def in_short(found: Results, section: str = "") -> Rows:
-    """`summary` as far as a glance goes: both rates and their ratio."""
+    """`summary` in short: both rates and their ratio."""
     header, rows = summary(found, section)
     kept = [header.index(name) for name in ("model", "workload", "vLLM tok/s", "Gradus tok/s", "ratio")]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
@@ -430,7 +428,7 @@ TO_BEST, BEST = "to its best", "vLLM's best"
 
 
 def skipped(found: Results, section: str = "") -> list[str]:
-    """One line for each of a section's workloads that one side could not run."""
+    """One line per workload of a section that an engine could not run."""
     return [
         f"{cell.table}, {cell.row}: "
         f"{'vLLM' if entry.contender == THEIRS else 'Gradus'} was not measured: {entry.skipped}."
@@ -442,7 +440,7 @@ def skipped(found: Results, section: str = "") -> list[str]:
 
 
 def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
-    """What stands in each column."""
+    """The row's text, by column."""
     ours, theirs = cell.entry(GROUPS[case.group].contender), cell.entry(THEIRS)
     table = next(table for table in BENCHMARK.tables if table.name == case.table)
     ratio = speedup(ours, cell, run, table) if ours else None
@@ -470,13 +468,13 @@ def _row(case: Case, cell: Cell, run: Run) -> dict[str, str]:
 
 
 def reached(target: Target, ratio: float, percent: float | None) -> str:
-    """ "aim", "must" or "no"; an aim that names a share of the floor wants both."""
+    """The result as "aim", "must" or "no". An aim with a share of the floor requires both."""
     floor = target.floor_percent is None or (percent is not None and percent >= target.floor_percent)
     return "aim" if ratio >= target.aim and floor else "must" if ratio >= target.must else "no"
 
 
 def _share_of_best(theirs: Entry | None, case: Case) -> float:
-    """vLLM's rate over the best that it has shown before: 1 where it shows more, or was not measured before."""
+    """vLLM's rate over its best earlier rate; at most 1, and 1 without an earlier one."""
     measured = spread(theirs.samples, case.metric) if theirs else None
     if measured is None or case.target.best is None:
         return 1.0

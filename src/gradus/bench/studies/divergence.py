@@ -1,18 +1,18 @@
-"""How far one model's predictions are from another's: the arithmetic, apart from models and texts.
+"""The distance between two models' predictions: the arithmetic, without models and texts.
 
-At each position, p is the reference's distribution over the vocabulary and q the other model's, from float32 logits (in
-float64 from there on: near models differ in the last digits):
+At each position, p is the reference's distribution over the vocabulary and q is the other model's, from float32 logits.
+All later arithmetic is in float64, because similar models differ in the last digits:
 
     KL divergence              Σ p (log p - log q), in nats; 0 where the two are the same
     top-1 agreement            the likeliest token of p is the likeliest of q
-    negative log-likelihood    -log q(t), t being the token that the text has; perplexity is exp of its mean
+    negative log-likelihood    -log q(t) of the text's token t; perplexity is exp of its mean
 
-Perplexity alone hides what changes: a token that became likelier pays for one that became less so. It is compared
-position by position (the ratio of two perplexities is exp of the mean difference), so that what makes a text hard for
-both models drops out.
+Perplexity alone hides changes: a token that became likelier offsets one that became less likely. So likelihoods are
+compared position by position (the ratio of two perplexities is exp of the mean difference), which cancels the text's
+own difficulty.
 
-Neighboring positions are not independent, documents nearly are. So a standard error is the spread of the figure over
-resamples of whole documents (the bootstrap, Efron 1979); with a single document there is none.
+Neighboring positions are not independent, but documents nearly are. So a standard error is the spread over resamples of
+whole documents (the bootstrap, Efron 1979). A single document gives none.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from torch import Tensor
 from gradus.bench.workloads import SEED
 
 CHUNK_VALUES = 1 << 22
-"""Logits of one model that are in memory at once: 32 MiB in float64, 27 positions of a vocabulary of 151,936."""
+"""The most logits of one model in memory at once: 32 MiB in float64, 27 positions of a vocabulary of 151,936."""
 RESAMPLES = 1000
 
 Logits = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ Logits = Callable[[Tensor], Tensor]
 
 
 class Scores(NamedTuple):
-    """One value per position, [n] each, in float64 on the models' device; of top1, 1 where they agree, else 0."""
+    """One value per position, [n] each, in float64 on the models' device. top1: 1 if the models agree, else 0."""
 
     kl: Tensor
     top1: Tensor
@@ -59,7 +59,7 @@ def compare(reference: Tensor, other: Tensor, targets: Tensor) -> Scores:
 def compare_hidden(
     reference: Logits, reference_hidden: Tensor, other: Logits, other_hidden: Tensor, targets: Tensor
 ) -> Scores:
-    """The same from hidden states [n, D], whose logits are made and forgotten a few positions at a time."""
+    """Compare hidden states [n, D]; logits exist for only a few positions at a time."""
     vocab_size = reference(reference_hidden[:1]).shape[-1]
     return join(
         compare(reference(reference_hidden[rows]), other(other_hidden[rows]), targets[rows])
@@ -68,13 +68,13 @@ def compare_hidden(
 
 
 def chunks(positions: int, vocab_size: int) -> Iterator[slice]:
-    """The positions in order, so many at a time that their logits are CHUNK_VALUES at most (and one at least)."""
+    """Slices of positions, each with at most CHUNK_VALUES logits (and at least one position)."""
     step = max(1, CHUNK_VALUES // vocab_size)
     return (slice(start, min(start + step, positions)) for start in range(0, positions, step))
 
 
 def join(parts: Iterable[Scores]) -> Scores:
-    """One after the other."""
+    """Concatenate scores."""
     return Scores(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
 
@@ -82,9 +82,9 @@ def join(parts: Iterable[Scores]) -> Scores:
 
 
 def summarize(scores: Scores, documents: Tensor) -> dict[str, float | None]:
-    """What a report says of all positions; a name that ends in _error is the standard error of the figure before it.
+    """The report's figures over all positions, each with its standard error under a name that ends in _error.
 
-    documents: int64 [n], the number of the document that each position is of. Errors are None where there is only one.
+    documents: int64 [n], each position's document number. Errors are None for a single document.
     """
     kl, top1, nll, reference_nll = (values.cpu() for values in scores)
     _, index, counts = torch.unique(documents.cpu(), return_inverse=True, return_counts=True)
@@ -110,9 +110,9 @@ def summarize(scores: Scores, documents: Tensor) -> dict[str, float | None]:
 
 
 def resampled_means(sums: Tensor, counts: Tensor) -> Tensor:
-    """[RESAMPLES] means over positions, each of as many documents as there are, drawn with replacement.
+    """[RESAMPLES] means over positions, each of D documents drawn with replacement.
 
-    sums: [D], a value summed over each document's positions; counts: [D], how many those are.
+    sums: [D], a value summed over each document's positions. counts: [D], their number of positions.
     """
     generator = torch.Generator().manual_seed(SEED)
     means = []

@@ -1,19 +1,19 @@
-"""`gradus bench quality`: how far a quantized model's predictions are from those of the model it was made of.
+"""`gradus bench quality`: the distance between a quantized model's predictions and the original's.
 
-Every model reads the same windows of a text, and is compared with float32 of the same file by its predictions of each
-token (divergence.py). That is far more sensitive than the score of a test. The first row is bfloat16, weights and
-activations, in which models are commonly served. It is the yardstick: a scheme that is no farther cannot be told from
-ordinary rounding.
+Every model reads the same windows of a text. Its prediction of each token is compared with that of the same file in
+float32 (divergence.py), which is far more sensitive than a test score. The first row is bfloat16, for weights and
+activations, as models are commonly served. It is the yardstick: a scheme at no greater distance is indistinguishable
+from ordinary rounding.
 
-Of the schemes it is the scheme alone that is measured. Activations are float32, so are all matrices that a scheme
-leaves, and products are plain torch, without a cache and without kernels. (Between models that all compute in bfloat16,
-the rounding of logits alone is a divergence of 0.001, and hides what is smaller.)
+A scheme's row measures the scheme alone. Activations and unquantized matrices are float32, and products are plain
+torch, without a cache or kernels. (Between models that all compute in bfloat16, rounding the logits is already a
+divergence of 0.001, which hides smaller ones.)
 
-AWQ and GPTQ look at a text before they round: every fourth document, which no model is judged on. What they are
-compared with, and they themselves, round weights that were taken off the grid of a 4-bit file first (`break_grid`).
+AWQ and GPTQ read a text before they round: every fourth document, on which no model is judged. They and the methods
+they are compared with round weights that were first taken off a 4-bit file's grid (`break_grid`).
 
-The reference stays in memory beside each of the others in turn. Only hidden states are kept of a text. Logits are
-computed for a few positions at a time, because those of a whole text over a large vocabulary would not fit in memory.
+The reference stays in memory with one other model at a time. Only hidden states are kept. Logits are computed for a few
+positions at a time, because those of a whole text over a large vocabulary would not fit in memory.
 """
 
 from collections.abc import Sequence
@@ -50,16 +50,16 @@ from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.mix import HEAD, NONE, Mix, factory
 
 QUICK_WINDOWS, QUICK_SAMPLES = 4, 8
-GROUP = 64  # weights with one scale, where ways to round are compared
+GROUP = 64  # weights per scale, for comparing rounding methods
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
     """A way to keep a model's weights, or its keys and values. name: as reports and `--contender` have it.
 
-    dtype: of activations, and of all that is not quantized. linear: makes the matrices. scheme: the same, by a scheme's
-    name; head: that of the head's. method: how `gradus quantize` rounds them to int4 in groups of GROUP; neither of the
-    others is then heeded. fp8_kv: keys and values are rounded as a cache in 8 bits keeps them.
+    dtype: of activations and everything unquantized. linear: makes the matrices. scheme: their scheme's name, instead
+    of linear; head: the head's. method: how `gradus quantize` rounds them to int4 in groups of GROUP, instead of both.
+    fp8_kv: round keys and values as an 8-bit cache does.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Contender:
     fp8_kv: bool = False
 
     def factory(self, config: ModelConfig) -> LinearFactory:
-        """For the matrices of this model."""
+        """The factory for this model's matrices."""
         if self.scheme is None:
             return self.linear
         return factory(Mix(self.name, ((HEAD, self.head), ("*", self.scheme))), config, self.linear)
@@ -86,12 +86,12 @@ CONTENDERS = (
     Contender("fp8-kv", fp8_kv=True),
     *(Contender(f"int4-g{GROUP}-{method}", method=method) for method in METHODS),
 )
-"""What is compared with REFERENCE, behind YARDSTICK."""
+"""The rows after YARDSTICK, compared with REFERENCE."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one model made of the text: of each window the hidden states [n, D] that predict its n targets."""
+    """One model's output for the text: per window, the hidden states [n, D] that predict its n targets."""
 
     contender: Contender
     model: Model
@@ -111,8 +111,8 @@ def measure(
 ) -> Path:
     """Compare bfloat16, and then each contender, with float32. Returns the results, written after each.
 
-    Raises ConfigError for settings that are for other benchmarks, a contender that is not among these, a model without
-    a tokenizer or with quantized matrices, and a text that is too short; CheckpointError as loading does.
+    Raises ConfigError for settings of other benchmarks, an unknown contender, a model without a tokenizer or with
+    quantized matrices, and a text that is too short. Raises CheckpointError as loading does.
     """
     wanted = _wanted(settings, contenders)
     reader = Reader.open(settings, text, watcher, progress)
@@ -126,7 +126,7 @@ def measure(
 
 
 def _wanted(settings: Settings, contenders: Sequence[Contender]) -> list[Contender]:
-    """Those that were asked for by name, or all."""
+    """The contenders asked for by name, or all."""
     others = (settings.tables, settings.resume, not settings.peers, settings.repeats, settings.quantize)
     if any(others) or settings.dtype != "auto":
         raise ConfigError(
@@ -142,9 +142,9 @@ def _wanted(settings: Settings, contenders: Sequence[Contender]) -> list[Contend
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A checkpoint, the windows that every model made of it reads, and the text that some are rounded by.
+    """A checkpoint, the windows that all its models read, and the calibration text.
 
-    samples: how many pieces of that text are looked at.
+    samples: how many pieces of the calibration text are used.
     """
 
     checkpoint: Checkpoint
@@ -172,7 +172,7 @@ class Reader:
         return cls(checkpoint, device, found, watcher, progress or Silent(), calibration, samples)
 
     def begin(self, settings: Settings, text: Text) -> Run:
-        """A run with one cell: a text is the workload, and each contender an entry."""
+        """A run with one cell: the text is the workload, and each contender is an entry."""
         documents, positions = self._documents()
         workload = {
             "what": (
@@ -220,7 +220,7 @@ class Reader:
         return load_model(checkpoint, dtype=contender.dtype, device=self.device, linear=linear, progress=self.progress)
 
     def _rounded(self, method: str) -> Model:
-        """By `gradus quantize`, from weights that are on no grid."""
+        """The model rounded by `gradus quantize`, from weights that are off the grid."""
         if method != "rtn" and self.calibration is None:
             raise ContenderFailed("a text of fewer than four documents leaves none to calibrate by")
         recipe = Recipe("int4", method, GROUP, self.samples)
@@ -235,7 +235,7 @@ class Reader:
             return self._loaded(written, Contender(method, linear=factory(written.quantized, written.config, Linear)))
 
     def entry(self, contender: Contender, against: Reading) -> Entry:
-        """The row of a table: what the model weighs, and how far it is from the other."""
+        """A table's row: the model's size, and its distance from the other."""
         try:
             reading = self.read(contender)
             size = weight_bytes(reading.model)
@@ -263,12 +263,12 @@ class Reader:
         return {name: None if value is None else significant(value, 6) for name, value in told.items()}
 
     def _documents(self) -> tuple[int, int]:
-        """How many documents are read, and how many positions count."""
+        """The number of documents read, and of positions that count."""
         return len({window.document for window in self.windows}), sum(len(window.targets) for window in self.windows)
 
 
 def weight_bytes(model: Model) -> int:
-    """What a checkpoint fills: quantized matrices as the model keeps them, all other values in bfloat16.
+    """Bytes of a checkpoint: quantized matrices as the model keeps them, all other values in bfloat16.
 
     Shared tensors count once. Tables of rotary positions are computed.
     """

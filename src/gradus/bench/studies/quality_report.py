@@ -1,4 +1,4 @@
-"""What quantization does to a model's predictions: what is said of what quality.py measured. No torch here."""
+"""The report on quality.py's results: the effect of quantization on a model's predictions. No torch here."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -50,7 +50,7 @@ HOW_TO_READ = (
 
 
 def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """What was read, the table and its figure. where: the folder of the figures, from the page."""
+    """The text that was read, the table and its figure. where: the figures' folder, relative to the page."""
     for cell in run.of(TABLE):
         yield f"{cell.workload['what']}.{_perplexity(cell)}"
         yield table_of(cell)
@@ -59,7 +59,7 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
 
 
 def _perplexity(cell: Cell) -> str:
-    """How hard the text is for the model before quantization: a figure out of proportion means that something broke."""
+    """The unquantized model's perplexity; an absurd value means that something broke."""
     first = next((entry for entry in cell.entries if entry.samples), None)
     return "" if first is None else f" The perplexity of {first.contender} is {shown(first.samples[0]['perplexity'])}."
 
@@ -118,7 +118,7 @@ def picture_of(cell: Cell, subtitle: str) -> Picture:
 
 def _series(name: str, sample: dict[str, Any]) -> Series:
     kl, error, bits = sample["kl"], sample["kl_error"] or 0.0, shown(sample["bits_per_weight"])
-    low = max(kl - error, kl / 10)  # a log axis has no place for 0
+    low = max(kl - error, kl / 10)  # a log axis cannot show 0
     return Series(f"{name} ({bits} bits)", [0], [kl], [low], [kl + error])
 
 
@@ -126,7 +126,7 @@ def _series(name: str, sample: dict[str, Any]) -> Series:
 
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
-    """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
+    """The paragraphs and tables of report.md, without the heading and the common ending."""
     quick = "Only a few windows were read."
     yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
     yield "## Where it loses"
@@ -140,7 +140,7 @@ def _about(found: Results, run: Run) -> Iterator[str | Rows]:
 
 
 def _losses(cell: Cell) -> str:
-    """The first row, and every other as times as far, the farthest first."""
+    """The first row's distance, and the others as multiples of it, the farthest first."""
     measured = [(entry.contender, sample) for entry in cell.entries for sample in entry.samples]
     if not measured:
         return "Nothing could be measured."
@@ -158,7 +158,7 @@ def _worst(sample: dict[str, Any]) -> str:
 
 
 def command(run: Run, device: str) -> str:
-    """What measures the run again."""
+    """The command that repeats the run."""
     texts = [cell.workload for cell in run.of(TABLE) if not cell.workload["own"]]
     given = "".join(f" --text {text['text']}" for text in texts)
     return f"gradus bench {NAME} --device {device} --model {run.model}{given}"

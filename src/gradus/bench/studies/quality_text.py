@@ -1,7 +1,8 @@
 """The text that quality is measured on: its documents, and the windows of it that models read.
 
-A window is read alone, from its first token to its last. The first tokens are only context: what a model predicts with
-next to nothing before it says little of the model. Windows do not overlap, so no position counts twice. No torch here.
+Each window is read separately, from its first token to its last. The first tokens are only context, because predictions
+with almost nothing before them say little about a model. Windows do not overlap, so no position counts twice. No torch
+here.
 """
 
 import hashlib
@@ -15,13 +16,13 @@ from gradus.errors import ConfigError
 from gradus.loading import Tokenizer
 
 WINDOW = 512
-"""Most tokens of a window; the last one of a document has what is left."""
+"""Most tokens per window; a document's last one has the remainder."""
 CONTEXT = 64
-"""How many tokens at the beginning of a window are not scored."""
+"""Tokens at the beginning of a window that are not scored."""
 DIVIDER = "\f"
-"""What divides a file into documents: a form feed. Blank lines only divide paragraphs."""
+"""The form feed that separates documents. Blank lines only separate paragraphs."""
 SHARE = 4
-"""Of so many documents the last is for quantizers to look at, and no model is judged on it."""
+"""One document in this many is for quantizers to read; no model is judged on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Window:
 
 
 def read(file: Path) -> Text:
-    """Plain UTF-8, in documents divided by form feeds. Raises ConfigError for a file that is not that."""
+    """Read plain UTF-8 text, its documents separated by form feeds. Raises ConfigError for any other file."""
     try:
         content = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -63,29 +64,29 @@ def read(file: Path) -> Text:
 
 
 def own(repository: Path) -> Text:
-    """The README, the lessons and the documentation, a document each.
+    """The README, the lessons and the documentation, one document per page.
 
-    English and code that few models can have been trained on, and whose license is the repository's. The tables that
-    are made from results are left out: they are numbers, and others after each measurement.
+    They are English and code that few models can have been trained on, under the repository's license. Tables made from
+    results are left out, because their numbers change with every measurement.
     """
     documents = (BLOCK.sub("", page.read_text(encoding="utf-8")) for page in pages(repository))
     return Text("the lessons and the documentation", tuple(documents), own=True)
 
 
 def divided(text: Text) -> tuple[Text, str | None]:
-    """What models are judged on, and what a quantizer may look at before; None where there are too few documents.
+    """Split a text: the part that models are judged on, and the part for quantizers; None if it has too few documents.
 
-    The documents that are judged keep their numbers.
+    The judged documents keep their numbers.
     """
     judged = ("" if number % SHARE == SHARE - 1 else document for number, document in enumerate(text.documents))
     return replace(text, documents=tuple(judged)), "\n".join(text.documents[SHARE - 1 :: SHARE]) or None
 
 
 def windows(text: Text, tokenizer: Tokenizer, context_length: int) -> list[Window]:
-    """Every window with a token that counts, document by document, at most `context_length` long.
+    """Every window with a scored token, document by document, at most `context_length` long.
 
-    Each one begins with the beginning-of-sequence token, where the model's texts do. Raises ConfigError where no
-    document is long enough.
+    Each begins with the beginning-of-sequence token if the model's texts do. Raises ConfigError if no document is long
+    enough.
     """
     begin = _beginning(tokenizer)
     step = min(WINDOW, context_length) - len(begin)

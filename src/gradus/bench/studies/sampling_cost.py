@@ -1,12 +1,12 @@
-"""`gradus bench sampling`: what each sampling parameter costs, beside the plain draw, through `LLM`.
+"""`gradus bench sampling`: the cost of each sampling parameter relative to the plain draw, through `LLM`.
 
-One engine per model serves everything, so that nothing differs but what the requests ask for. A round runs the plain
-draw, every parameter, and the plain draw again, on the same token ids; the next round goes the other way. So what
-drifts, drifts for both sides of a ratio. A first round with short answers warms up, outside the clock.
+One engine per model serves everything, so only the requests differ. A round runs the plain draw, every parameter, and
+the plain draw again, on the same token ids; the next round runs in reverse. So drift affects both sides of a ratio. A
+first, untimed round with short answers warms up.
 
-What a cut by probability costs turns on how peaked the distribution is, and random weights give flat ones. Dividing by
-a temperature of 0.1 makes them ten times as peaked, and leaves all other work as it is: so parameters that narrow the
-choice are measured at both temperatures, each beside the plain draw at its own.
+The cost of a cut by probability depends on how peaked the distribution is, and random weights give flat ones. A
+temperature of 0.1 makes logits ten times as peaked and leaves all other work unchanged. So parameters that narrow the
+choice are measured at both temperatures, each relative to the plain draw at its own.
 """
 
 import gc
@@ -37,7 +37,7 @@ from gradus.text.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """So many requests at once, their tokens in and out, and the rounds that count."""
+    """A batch: requests at once, their tokens in and out, and the timed rounds."""
 
     batch: int
     prompt: int
@@ -67,7 +67,7 @@ Asked = dict[str, Any]
 
 
 def parameters(vocab_size: int) -> dict[str, Asked]:
-    """What is asked for beside a temperature and a seed, by its name in the report; the plain draw comes first."""
+    """The parameters besides temperature and seed, by their name in the report; the plain draw is first."""
     three = {"top_k": 50, "top_p": 0.9, "min_p": 0.05}
     penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.5}
     repetition = {"repetition_penalty": 1.1}
@@ -89,7 +89,7 @@ def parameters(vocab_size: int) -> dict[str, Asked]:
 
 
 def asked_at(table: str, vocab_size: int) -> dict[str, Asked]:
-    """Of a table, every parameter with its temperature; beyond the first table, those that narrow the choice."""
+    """A table's parameters with its temperature; tables after the first have only those that narrow the choice."""
     every = parameters(vocab_size)
     if table != next(iter(TABLES)):
         every = {name: asked for name, asked in every.items() if name == PLAIN or NARROWING & asked.keys()}
@@ -103,7 +103,7 @@ def asked_at(table: str, vocab_size: int) -> dict[str, Asked]:
 def measure(settings: Settings, out: Path, watcher: Watcher, progress: Progress | None = None) -> Path:
     """Run every size at every temperature; the results are written after each. Returns the file.
 
-    Raises ConfigError for settings that are for other benchmarks, and as `LLM` does.
+    Raises ConfigError for settings of other benchmarks, and as `LLM` does.
     """
     if settings.tables or settings.contenders or settings.resume or not settings.peers:
         raise ConfigError(
@@ -121,11 +121,11 @@ def measure(settings: Settings, out: Path, watcher: Watcher, progress: Progress 
                 results.update(out, hardware, NAME, run)
         return results.path(out, hardware, NAME)
     finally:
-        gc.unfreeze()  # or the engine would never be let go
+        gc.unfreeze()  # otherwise the engine's memory would never be freed
 
 
 def is_measured(out: Path, hardware: str, model: str, dtype: str, commit: str) -> bool:
-    """Whether every size of a GPU is there at every temperature, of this commit."""
+    """Whether this commit's results have every GPU size at every temperature."""
     file = results.path(out, hardware, NAME)
     run = results.read(file).run(model, dtype) if file.exists() else None
     if run is None or run.settings["commit"] != commit:
@@ -147,7 +147,7 @@ def _open(settings: Settings, progress: Progress | None) -> tuple[LLM, Sequence[
         max_sequences=max(size.batch for size in sizes),
         context_length=max(work.longest for work in works),
         cache_tokens=cache_for(works),
-        switch_off=("prefix_cache",),  # or a run would find the prompts of the one before
+        switch_off=("prefix_cache",),  # otherwise a run would find the previous one's prompts
         progress=progress,
     )
     return llm, sizes
@@ -173,7 +173,7 @@ def _begin(llm: LLM, settings: Settings) -> Run:
 
 
 def _warm_up(llm: LLM, size: Size, prompts: Sequence[Sequence[int]]) -> None:
-    """What this size meets for the first time, it meets here."""
+    """Run everything that happens only the first time at this size."""
     short = replace(size, output=min(size.output, WARM_UP))
     for asked in asked_at(next(iter(TABLES)), llm.config.vocab_size).values():
         llm.generate(prompts, _params(short, asked))
@@ -214,12 +214,12 @@ def _order(names: Sequence[str], rounds: int) -> Iterator[str]:
 
 
 def _params(size: Size, asked: Asked) -> list[SamplingParams]:
-    """A seed for each request."""
+    """Sampling parameters for each request, with a seed of its own."""
     return [SamplingParams(max_tokens=size.output, ignore_eos=True, seed=SEED + i, **asked) for i in range(size.batch)]
 
 
 def _timed(llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> dict[str, Any]:
-    """From the call to its return. Raises ContenderFailed unless every request got what it asked for."""
+    """Time the call until it returns. Raises ContenderFailed unless every request got all it asked for."""
     start = time.perf_counter()
     completions = llm.generate(prompts, params)
     seconds = time.perf_counter() - start

@@ -1,7 +1,7 @@
-"""What sampling parameters cost: the numbers that follow from the samples of sampling_cost.py, and what they say.
+"""The report on sampling_cost.py's samples: the cost of sampling parameters.
 
-A parameter's sample lies between two of the plain draw, in one round, and its cost is a ratio to the mean of those two.
-So a cell has two samples of the plain draw per round, and one of everything else. No torch here.
+In each round, a parameter's sample lies between two of the plain draw, and its cost is the ratio to their mean. So a
+cell has two samples of the plain draw per round, and one of everything else. No torch here.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ TABLES = {
     "temperature-0.1": "Temperature 0.1: the same, ten times as peaked",
 }
 GOAL = 1.03
-"""What everything at once may cost a sequence that runs alone on a GPU, as times the plain draw."""
-DEAR = 1.05  # a parameter above it is named among the losses
+"""The most that all parameters together may cost a single sequence on a GPU, as a multiple of the plain draw."""
+DEAR = 1.05  # parameters above it are listed among the losses
 
 QUESTION = (
     "What does each sampling parameter cost, beside a draw that asks for a temperature and a seed alone?",
@@ -56,12 +56,12 @@ HOW_TO_READ = (
 
 
 def ratios(cell: Cell, name: str) -> list[float]:
-    """Of each round: the time of `name` as times the plain draw's. The plain draw itself has two per round."""
+    """Per round, the time of `name` as a multiple of the plain draw's. The plain draw itself has two per round."""
     return [seconds / plain for seconds, plain in _pairs(cell, name)]
 
 
 def more_us(cell: Cell, name: str) -> list[float]:
-    """Of each round: microseconds per token of a request that `name` takes longer than the plain draw."""
+    """Per round, the extra microseconds per token of a request that `name` takes."""
     steps = cell.workload["output_tokens"] / cell.workload["requests"]
     return [1e6 * (seconds - plain) / steps for seconds, plain in _pairs(cell, name)]
 
@@ -84,7 +84,7 @@ def _seconds(cell: Cell, name: str) -> list[float]:
 
 
 def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """What was run, and for each temperature its table and figure. where: the folder of the figures, from the page.
+    """The settings, then each temperature's table and figure. where: the figures' folder, relative to the page.
 
     The report, which lies in that folder, has all columns; any other page has a column per batch.
     """
@@ -108,7 +108,7 @@ def table_of(cells: list[Cell]) -> Rows:
 
 
 def short_table_of(cells: list[Cell]) -> Rows:
-    """A row per parameter, and for each batch its time as times the plain draw's."""
+    """A row per parameter, with its time per batch as a multiple of the plain draw's."""
     names = [entry.contender for entry in cells[0].entries]
     rows = [[name, *(_times(ratios(cell, name)) if cell.entry(name) else "–" for cell in cells)] for name in names]
     return ["times the plain draw", *(f"batch {cell.row}" for cell in cells)], rows
@@ -162,7 +162,7 @@ def _series(cell: Cell, names: list[str]) -> Series:
 
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
-    """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
+    """The paragraphs and tables of report.md, without the heading and the common ending."""
     quick = "Requests are few, and cut to a few tokens."
     yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
     shapes = [f"**{run.title}.** {said}" for run in found.runs if (said := _of_shape(run))]
@@ -179,7 +179,7 @@ def _about(found: Results, run: Run) -> Iterator[str | Rows]:
 
 
 def _one_reading(run: Run) -> str:
-    """The floor of everything that reads the logits once more."""
+    """The floor for parameters that read the logits once more."""
     bandwidth = run.fingerprint["rates"]["read_gb_s"]
     takes = [f"{shown(cell.workload['logits_bytes'] / bandwidth / 1e3)} µs at batch {cell.row}" for cell in _first(run)]
     return f"At the bandwidth that was measured here, reading the logits of a step once takes {_listed(takes)}."
@@ -190,7 +190,7 @@ def _first(run: Run) -> list[Cell]:
 
 
 def _of_shape(run: Run) -> str:
-    """The parameter that the shape matters most to, in the largest batch; "" where only one shape was measured."""
+    """The parameter that the distribution's shape affects most, in the largest batch; "" for a single shape."""
     as_given, peaked = (max(run.of(table), key=lambda cell: cell.batch, default=None) for table in TABLES)
     if as_given is None or peaked is None or as_given.row != peaked.row:
         return ""
@@ -204,7 +204,7 @@ def _of_shape(run: Run) -> str:
 
 
 def _losses(run: Run) -> str:
-    """Every parameter that is dear anywhere, at its dearest; and for a GPU whether the goal is reached."""
+    """Every parameter above DEAR, at its highest cost; on a GPU also whether the goal is reached."""
     worst: dict[str, tuple[float, str]] = {}
     for table in TABLES:
         for cell in run.of(table):
@@ -220,7 +220,7 @@ def _losses(run: Run) -> str:
 
 
 def _goal(run: Run) -> str:
-    """Everything at once in a batch of one, against what it may cost."""
+    """The cost of all parameters together in a batch of one, against the goal."""
     alone = [cell for table in TABLES for cell in run.of(table) if cell.batch == 1]
     times = [median(ratios(cell, EVERYTHING)) for cell in alone]
     if not times:

@@ -1,4 +1,4 @@
-"""`gradus bench scheduler`: the simulations of predict/, their results.json, and what report.md says of them."""
+"""`gradus bench scheduler`: run the simulations of predict/, write their results.json, and report on them."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from gradus.config.options import SETTINGS, Policy
 from gradus.errors import ConfigError
 
 NAME = "scheduler"
-HARDWARE = "cpu"  # where a scheduler runs, whatever runs the model
+HARDWARE = "cpu"  # a scheduler runs on the CPU, wherever the model runs
 REQUESTS, BATCHES = 10_000, (32, 256)
 STEADY_BATCH, STEADY_STEPS = 256, 1000
 QUEUES, QUEUE_STEPS = (100, 10_000, 100_000), 300
@@ -34,9 +34,9 @@ def measure(
     commit: str | None = None,
     say: Callable[[str], None] = lambda title: None,
 ) -> Path:
-    """Run every simulation and write the results; of another policy they are kept. Returns the file.
+    """Run every simulation and write the results, keeping those of other policies. Returns the file.
 
-    Raises ConfigError for a policy that there is not, and for numbers below 1.
+    Raises ConfigError for an unknown policy, and for numbers below 1.
     """
     policy = policy or SETTINGS["policy"].default
     SETTINGS["policy"].check(policy)
@@ -50,7 +50,7 @@ def measure(
     run = Run(f"random:{simulation.SHAPE}", f"simulated, {policy}", "cpu", _machine(), _settings(quick, commit))
     for cell in _cells(requests, batches, cast(Policy, policy), quick, say):
         run.put(cell)
-        gc.collect()  # a queue of 100,000 is not to be in the next one's way
+        gc.collect()  # free a queue of 100,000 before the next one
     found.put(run)
     results.write(file, found)
     return file
@@ -94,7 +94,7 @@ def _machine() -> dict[str, Any]:
 
 def _settings(quick: bool, commit: str | None) -> dict[str, Any]:
     from gradus.bench.measure.fingerprint import (
-        commit as current_commit,  # it brings torch in, which nothing else here needs
+        commit as current_commit,  # imports torch, which nothing else here needs
     )
 
     return {
@@ -130,7 +130,7 @@ LOSES = (
 
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
-    """report.md, in paragraphs and tables."""
+    """The paragraphs and tables of report.md."""
     yield "# The scheduler alone, simulated"
     yield OPENING[0]
     yield OPENING[1].format(model=found.runs[0].model.removeprefix("random:"))

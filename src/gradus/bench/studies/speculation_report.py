@@ -1,6 +1,6 @@
-"""What speculation brings: the numbers that follow from the samples of benchmarks/speculation.py, and what they say.
+"""The report on benchmarks/speculation.py's samples: the gain from each drafter.
 
-Every round runs each drafter's engine and the one without drafts, so a cell has a ratio per round. No torch here.
+Every round runs each drafter's engine and the one without drafts, so a cell has one ratio per round. No torch here.
 """
 
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ TABLES = {
     "code": "Functions to be completed",
     "open": "Open questions",
 }
-FIGURE = "open"  # the table that the figure is of
-FEWEST = 3  # sizes of a batch that make a figure: of two the table says all
-SLOWER = 0.99  # of the rate without drafts: below it, drafts have cost something
+FIGURE = "open"  # the table that the figure shows
+FEWEST = 3  # batch sizes that justify a figure; for two, the table is enough
+SLOWER = 0.99  # of the rate without drafts; below it, drafts count as a loss
 
 QUESTION = (
     "What does each drafter bring, on which texts, and at how many sequences at once; and what does it cost where it "
@@ -57,7 +57,7 @@ HOW_TO_READ = (
 
 
 def draft_model(scheme: str | None) -> str:
-    """What an engine with a draft model is called, by the draft's `draft_quantize`."""
+    """The name of an engine with a draft model, by its `draft_quantize`."""
     return DRAFT_MODEL if scheme is None else f"{DRAFT_MODEL}, {scheme}"
 
 
@@ -65,7 +65,7 @@ def draft_model(scheme: str | None) -> str:
 
 
 def ratios(cell: Cell, name: str) -> list[float]:
-    """Of each round: the rate as times that without drafts."""
+    """Per round, the rate as a multiple of the rate without drafts."""
     mine, plain = cell.entry(name), cell.entry(NONE)
     if mine is None or plain is None:
         return []
@@ -84,7 +84,7 @@ def tokens_per_step(entry: Entry) -> float | None:
 
 
 def stood(entry: Entry) -> list[float]:
-    """By position, as far as more than a probe was drafted."""
+    """Share of drafts accepted, by position, as far as drafts were more than a probe."""
     told = [sample["speculation"] for sample in entry.samples if "speculation" in sample]
     if not told:
         return []
@@ -116,7 +116,7 @@ def names_of(cells: list[Cell]) -> list[str]:
 
 
 def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
-    """For each kind of text its tables, and the figure. where: the folder of the figures, from the page."""
+    """The tables for each kind of text, and the figure. where: the figures' folder, relative to the page."""
     for table, title in TABLES.items():
         cells = run.of(table)
         if cells:
@@ -138,7 +138,7 @@ def tables_of(found: Results, run: Run, where: str) -> Iterator[str | Rows]:
 
 
 def rates_table(cells: list[Cell]) -> Rows:
-    """A row per drafter and batch: how fast, and how long the slowest waited."""
+    """A row per drafter and batch: the rate, and the slowest gaps."""
     header = ["batch", "drafts by", "tok/s", "times none", "TTFT p99 ms", "ITL p99 ms", "same"]
     rows = []
     for cell in cells:
@@ -155,7 +155,7 @@ def rates_table(cells: list[Cell]) -> Rows:
 
 
 def drafts_table(cells: list[Cell]) -> Rows:
-    """A row per drafter and batch: what was accepted, and what could have been."""
+    """A row per drafter and batch: accepted drafts, and the possible ones."""
     header = ["batch", "drafts by", "tokens per step", "stands, by position"]
     rows = []
     for cell in cells:
@@ -166,7 +166,7 @@ def drafts_table(cells: list[Cell]) -> Rows:
 
 
 def _every_step_rows(run: Run) -> Iterator[list[str]]:
-    """For each text and drafter what stood of the drafts at each position, what should have, and how far apart."""
+    """Per text and drafter: actual and expected acceptance by position, and the difference."""
     for cell in run.cells:
         for entry in drafters(cell):
             if told := (entry.prediction or {}).get("every step"):
@@ -193,7 +193,7 @@ def vllm_table(cells: list[Cell]) -> Rows:
 
 
 def _usual_rate(entry: Entry | None) -> float | None:
-    """The median of the rounds; None where there is none."""
+    """The median over the rounds; None without an entry."""
     return median([_rate(sample) for sample in entry.samples]) if entry and entry.samples else None
 
 
@@ -258,7 +258,7 @@ def _acceptance(name: str, cells: list[Cell]) -> Series:
 
 
 def report_parts(found: Results) -> Iterator[str | Rows]:
-    """report.md without its heading and what follows for every benchmark, in paragraphs and tables."""
+    """The paragraphs and tables of report.md, without the heading and the common ending."""
     quick = "Requests are few, and cut to a few tokens."
     yield from opening(found, QUESTION, PREDICTION, HOW_TO_READ, quick, partial(_about, found))
     yield "## Where it loses"
@@ -271,10 +271,10 @@ def _about(found: Results, run: Run) -> Iterator[str | Rows]:
 
 
 def command(run: Run, device: str) -> str:
-    """What measures it again. Folders of heads and of vLLM, and the draft, are the reader's to name."""
+    """The command that repeats the run. The reader fills in the draft, and the folders of the heads and of vLLM."""
     contenders = {entry.contender for cell in run.cells for entry in cell.entries}
     parts = ["python benchmarks/speculation.py", f"--device {device} --model {run.model}"]
-    parts += [] if " " in run.dtype else [f"--dtype {run.dtype}"]  # mixed widths are what "auto" may choose on a CPU
+    parts += [] if " " in run.dtype else [f"--dtype {run.dtype}"]  # "auto" may choose mixed widths on a CPU
     texts = [table for table in TABLES if run.of(table)]
     parts += [f"--texts {table}" for table in texts] if len(texts) < len(TABLES) else []
     parts += ["--heads DIR" for _ in run.profiles]
@@ -286,7 +286,7 @@ def command(run: Run, device: str) -> str:
 
 
 def _trained(told: dict[str, Any]) -> str:
-    """What heads were trained on, and how well."""
+    """The heads' training data and accuracy."""
     if "right" not in told:
         return f"*{told['heads']}*: nothing is known of their training."
     right = ", ".join(_percent(share) for share in told["right"])
