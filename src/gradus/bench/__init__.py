@@ -1,6 +1,6 @@
 """Measuring: the same work for every contender, a prediction before each number, and reports made from the samples.
 
-Read in this order. Each room imports only what stands above it:
+Read in this order. Each room imports only rooms above it:
 
     statistics.py    percentiles and medians
     workloads.py     what is asked: arrivals, prompt lengths, output lengths, and the token ids themselves

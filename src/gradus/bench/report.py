@@ -290,7 +290,7 @@ def _median(entry: Entry, metric: str) -> str:
 
 
 def _steps(found: Results, run: Run, benchmark: Benchmark, table: Table) -> str:
-    """A list of what each rung adds."""
+    """A list with each rung's sentence."""
     (cell,) = run.of(table.name)
     entries = [entry for entry in cell.entries if entry.samples]
     said = [(registry.title_of(entry.contender), _step(entry, cell, found, run, benchmark)) for entry in entries]

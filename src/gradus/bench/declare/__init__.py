@@ -2,7 +2,7 @@
 
 Read in this order:
 
-    declaration.py   the parts of a benchmark, of which each phase declares one
+    declaration.py   the parts of a benchmark; each phase declares one
     suites.py        benchmarks that span phases: ladder, ablation, matrix, decoding on a processor
 
 No torch here.

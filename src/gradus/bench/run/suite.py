@@ -280,7 +280,7 @@ def _is_measured(run: Run, cell: Cell) -> bool:
 
 
 def targets(name: str) -> list[str]:
-    """The benchmarks that a name stands for; "all" is every one. Raises ConfigError for an unknown name."""
+    """The benchmarks to run for a name; "all" is every one. Raises ConfigError for an unknown name."""
     if name == "all":
         return registry.names()
     if name == beside.NAME:

@@ -218,7 +218,7 @@ CASES = (
 )
 
 MOST_IDLE_US, AIM_IDLE_US = 100, 20
-"""What the GPU may wait for the host before a decode step of 256 sequences, in microseconds."""
+"""The GPU's longest acceptable wait for the host before a decode step of 256 sequences, in microseconds."""
 
 
 def cases_of(shape: str, group: str = "") -> list[Case]:

@@ -84,7 +84,7 @@ def tokens_per_step(entry: Entry) -> float | None:
 
 
 def stood(entry: Entry) -> list[float]:
-    """Share of drafts accepted, by position, as far as drafts were more than a probe."""
+    """The share of drafts accepted at each position that had any."""
     told = [sample["speculation"] for sample in entry.samples if "speculation" in sample]
     if not told:
         return []
@@ -155,7 +155,7 @@ def rates_table(cells: list[Cell]) -> Rows:
 
 
 def drafts_table(cells: list[Cell]) -> Rows:
-    """A row per drafter and batch: accepted drafts, and the possible ones."""
+    """A row per drafter and batch: tokens per step, and acceptance by position."""
     header = ["batch", "drafts by", "tokens per step", "stands, by position"]
     rows = []
     for cell in cells:
