@@ -66,7 +66,7 @@ def test_the_rectangle_has_the_filler_that_its_caption_counts():
     hatched = sum("url(#hatch)" in shape for shape in drawing.shapes)
     cells = sum(shape.startswith("<rect") for shape in drawing.shapes) - hatched  # hatching is a second rectangle
     assert (filler, rows) == (hatched - 1, cells - 3)  # the legend has one of each kind
-    wanted = [(len(prompt), len(answer)) for prompt, answer in figures.BATCH]
+    wanted = [(len(prompt), len(answer)) for prompt, answer in figures.BATCH.values()]
     assert (rows, filler) == counted_by_p02(wanted)
 
 
