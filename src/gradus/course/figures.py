@@ -22,12 +22,11 @@ from gradus.course import (
     figures_timeline,
 )
 from gradus.course.drawing import FREE, KEPT, NEW, WASTE, Drawing, Kind
+from gradus.course.xray.scenes import SCENES
 from gradus.exercises.declaration import repository
 
 ANN = (["A", "sea", "poem"], ["The", "tide", "came", "in", "at", "dawn"])
 """Ann's prompt, and the poem. The lessons let her have it whole, or only its beginning."""
-
-
 
 
 # -- p00 and p01: what each step computes ------------------------------------------------------------------------------
@@ -42,9 +41,7 @@ def recomputed() -> Drawing:
     drawing = Drawing(f"Without a cache, {STEPS} steps compute {rows} rows, of which {PROMPT + STEPS - 1} are new", 258)
     _staircase(drawing, old=WASTE)
     drawing.legend(212, [(NEW, "a new row"), (WASTE, "computed again, with the same result")])
-    drawing.words(
-        0, 246, f"Ann's poem: {rows} rows in {STEPS} steps, where {PROMPT + STEPS - 1} would do.", bold=True
-    )
+    drawing.words(0, 246, f"Ann's poem: {rows} rows in {STEPS} steps, where {PROMPT + STEPS - 1} would do.", bold=True)
     return drawing
 
 
@@ -144,7 +141,7 @@ def padded() -> Drawing:
 # -- p03: slots over time ----------------------------------------------------------------------------------------------
 
 SLOTS = 2
-REQUESTS = {"Ann": 7, "Ben": 3, "Cy": 2}  # in the order they came, and the steps that each takes
+REQUESTS = {asked.name: asked.output for asked in SCENES["p03"].asked}  # the steps that each takes
 
 
 def timeline(continuous: bool) -> list[list[str]]:

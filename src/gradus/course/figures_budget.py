@@ -115,11 +115,14 @@ class Run:
 def steps() -> Drawing:
     whole, chunked = Run(None).play(), Run(BUDGET).play()
     drawing = Drawing(
-        f"{LONG}'s prompt of {PROMPT:,} tokens among {len(PEOPLE) - 1} decodes: whole, the slowest gap between two tokens is "
-        f"{whole.longest_gap:.1f} ms; in chunks, {chunked.longest_gap:.1f} ms",
+        f"{LONG}'s prompt of {PROMPT:,} tokens among {len(PEOPLE) - 1} decodes: whole, the slowest gap between two "
+        f"tokens is {whole.longest_gap:.1f} ms; in chunks, {chunked.longest_gap:.1f} ms",
         386,
     )
-    for top, title, run in ((0, f"{LONG}'s prompt in one span", whole), (176, f"At most {BUDGET} tokens per step", chunked)):
+    for top, title, run in (
+        (0, f"{LONG}'s prompt in one span", whole),
+        (176, f"At most {BUDGET} tokens per step", chunked),
+    ):
         gap, first = f"slowest gap {run.longest_gap:.1f} ms", f"first token after {run.first_token:.1f} ms"
         drawing.words(0, top + 18, title, bold=True)
         drawing.words(800, top + 18, f"{gap}, {first}", anchor="end")

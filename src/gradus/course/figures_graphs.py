@@ -209,7 +209,9 @@ def overlap() -> Drawing:
     ):
         drawing.words(0, top + 18, title, bold=True)
         _lanes(drawing, top + 30, run, scale=(796 - 62) / waiting.now)
-    drawing.legend(382, [(BOX, "plan of step n"), (FREE, "its commit"), (NEW, "first span"), (KEPT, "decode"), (WASTE, "in vain")])
+    drawing.legend(
+        382, [(BOX, "plan of step n"), (FREE, "its commit"), (NEW, "first span"), (KEPT, "decode"), (WASTE, "in vain")]
+    )
     drawing.words(0, 416, "Ann's stop is in step 3. Seen late, it costs one span in step 4.", bold=True)
     return drawing
 

@@ -10,6 +10,7 @@ from gradus import phases
 from gradus.bench.workloads import conversational
 from gradus.cache.paged import PagedCache as WindowedCache
 from gradus.course.drawing import BOX, FREE, KEPT, NEW, WASTE, WIDTH, Drawing, Kind
+from gradus.course.xray.scenes import SCENES
 from gradus.engine.plan import Plan, Sampled
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.engine.sequence import Sequence, SpanResult
@@ -160,7 +161,7 @@ def windows() -> Drawing:
 
 # -- a preemption ------------------------------------------------------------------------------------------------------
 
-REQUESTS = {"Ann": (6, 11), "Ben": (5, 11), "Cy": (4, 5)}  # prompt, answer
+REQUESTS = {asked.name: (asked.length - asked.output, asked.output) for asked in SCENES["p04"].asked}  # prompt, answer
 PAGES = 6
 
 

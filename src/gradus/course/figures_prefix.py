@@ -94,7 +94,9 @@ def growing() -> Drawing:
         drawing.words(792, top + 18, f"{hits[name]} of {len(story.held(name))} pages hit", anchor="end")
         story.draw(drawing, top + 34, lambda page, fresh=fresh: NEW if page in fresh else KEPT, str)  # type: ignore[misc]
         top += 40 + rows * ROW
-    drawing.legend(424, [(NEW, "page by number, computed for this prompt"), (KEPT, "page that was there"), (FREE, "a node")])
+    drawing.legend(
+        424, [(NEW, "page by number, computed for this prompt"), (KEPT, "page that was there"), (FREE, "a node")]
+    )
     return drawing
 
 
