@@ -420,7 +420,7 @@ class Run {
     const tall = ["prefill", "recompute", "verify"].filter((kind) => used.has(kind));
     return make("div", { class: "legend" },
       tall.length ? key("tall", `${tall.join(", ")}: tokens of the span`) : null, used.has("chunk") ? key("tall chunk", "chunk of a prompt: tokens") : null,
-      used.has("decode") ? key("low", "decode: 1 token") : null, some((frame) => frame.waiting.length) ? key("dots", "waiting") : null,
+      used.has("decode") ? key("low", "decode: 1 token") : null, !(COMPACT && this.bySlot) && some((frame) => frame.waiting.length) ? key("dots", "waiting") : null,
       some((frame) => frame.preempted.length) ? key("cross", "preempted") : null,
       key("end", this.ahead ? "ended: its last result is recorded, one step after its last span" : "ended"),
       this.padded ? key("padding", "padding") : null, key("bar", "rows of the step"));
