@@ -22,7 +22,7 @@ SECTION = """
 **{question}** {workload}, in {before} and in {phase}:
 
 ```{{raw}} html
-<p><img src="../../demo/{phase}.svg" alt="{alt}"></p>
+<p><img class="demo" src="../../demo/{phase}.svg" alt="{alt}"></p>
 ```
 
 {look}
@@ -40,9 +40,10 @@ def setup(app: "Sphinx") -> None:
 
 
 def draw_all(app: "Sphinx") -> None:
+    """Draw the charts without a title: the question stands above them."""
     for phase, demo in DEMOS.items():
         file = Path(app.outdir, "demo", f"{phase}.svg")
-        charts.draw(file, recorded(phase).shown.series, demo.question, demo.across, demo.up, demo.chart)
+        charts.draw(file, recorded(phase).shown.series, "", demo.across, demo.up, demo.chart)
 
 
 def add_section(app: "Sphinx", page: str, text: list[str]) -> None:

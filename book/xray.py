@@ -22,7 +22,8 @@ SECTION = """
 ## Step through a run
 
 ```{{raw}} html
-<iframe class="xray" src="../../xray/{phase}.html?compact" title="A run of {phase}, by steps" loading="lazy"></iframe>
+<iframe class="xray{short}" src="../../xray/{phase}.html?compact" title="A run of {phase}, by steps" loading="lazy">
+</iframe>
 <p><a href="../../xray/{phase}.html">The whole page: every sequence, plan, slot and page of this run</a></p>
 ```
 
@@ -40,7 +41,8 @@ def add_section(app: Sphinx, page: str, text: list[str]) -> None:
     """Before the lesson's measurements, where what was built has been run."""
     phase = contents.lesson_of(page)
     if phase in PHASES:
-        text[0] = contents.before_measurements(page, text[0], SECTION.format(phase=phase))
+        short = "" if SCENES[phase].settings else " short"
+        text[0] = contents.before_measurements(page, text[0], SECTION.format(phase=phase, short=short))
 
 
 def write_runs(app: Sphinx) -> None:

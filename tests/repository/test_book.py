@@ -100,7 +100,7 @@ def test_a_demo_s_section_asks_then_shows_then_answers():
     section = demos.section(found)
     parts = [
         f"**{demo.question}** 16 requests at once, 8 to 32 tokens in, 8 to 32 out, in p03 and in p04:",
-        '<img src="../../demo/p04.svg" alt="sequences that run, by step: p03 and p04">',
+        '<img class="demo" src="../../demo/p04.svg" alt="sequences that run, by step: p03 and p04">',
         demo.look,
         "|  | p03 | p04 |  |\n| --- | ---: | ---: | --- |\n| steps | 137 | 32 | 4.3 times fewer |",
         "One run each of a model on 2 CPU cores.",

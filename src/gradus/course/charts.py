@@ -84,6 +84,7 @@ def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: 
 
     with matplotlib.rc_context(LOOK):
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot()
@@ -94,12 +95,13 @@ def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: 
                 axes.bar(places, values, 0.4, color=COLORS[index], label=name)
             elif chart == "areas":
                 axes.step(places, values, where="post", color=COLORS[index], label=name)
+                axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             else:
                 axes.plot(places, values, "os"[index], color=COLORS[index], label=name, markersize=5, alpha=0.8)
         axes.set(xlabel=across, ylabel=up)
         axes.set_title(title, loc="left", fontsize=13)
         axes.set_ylim(bottom=0)
-        axes.legend()
+        figure.legend(loc="outside upper right", ncols=len(series))  # beside no point
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(file, dpi=150, transparent=file.suffix == ".svg")

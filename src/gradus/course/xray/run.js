@@ -384,7 +384,7 @@ class Run {
     if (this.bySlot && this.padded) for (const slot of this.idle(frame))
       shapes.push(draw("rect", { class: "pad", x: x + 2, y: row("", slot) + 7, width: W - 4, height: H - 14, rx: 3 }));
     for (const span of frame.spans) {
-      const y = row(span.id, span.slot), small = span.kind === "decode", inset = small ? H / 3 - 1 : 3;
+      const y = row(span.id, span.slot), small = span.kind === "decode", inset = !small ? 3 : this.bySlot ? H / 2 - 5.5 : H / 3 - 1; // by slot it has a name on it
       shapes.push(draw("rect", { class: `span ${span.kind}`, x: x + 2, y: y + inset, width: W - 4, height: H - 2 * inset, rx: 3, fill: this.color[span.id] }));
       const said = this.bySlot ? span.id : small ? "" : String(span.tokens.length);
       if (said) shapes.push(draw("text", { class: "inside", x: x + W / 2, y: y + H / 2 + 4 }, said));
