@@ -39,7 +39,7 @@ GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys of a step of
 
 
 def splits() -> dict[str, list[int]]:
-    """As `gradus.kernels.attention_work` divides: the same share for every program, in whole steps of the loop."""
+    """As `gradus.kernels.attention.work` divides: the same share for every program, in whole steps of the loop."""
     share = ceil(sum(KEYS.values()) / GOAL)
     chunk = ceil(share / STEP) * STEP
     work = {}
