@@ -19,7 +19,7 @@ DOCS = (
 """In the order of reading; docs/design/ follows them."""
 PROJECT = ("CONTRIBUTING", "SECURITY", "CHANGELOG")
 MEASURED = "\n## What we measured\n"
-"""What a run has to show about a phase stands before this section of its lesson, where its commands have been given."""
+"""A lesson's run and demo stand before this section: by then its commands have been given."""
 
 
 @dataclass(frozen=True, slots=True)

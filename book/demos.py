@@ -1,6 +1,6 @@
 """A phase's demo inside its lesson: the question that it answers, the chart, and what the chart says.
 
-What is shown was recorded (benchmarks/demos.py): a book that is built on a busy machine shows the same. Importing this
+The runs are recorded (benchmarks/demos.py), so a book that is built on a busy machine shows the same. Importing this
 takes no Sphinx: the tests ask it.
 """
 

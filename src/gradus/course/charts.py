@@ -91,8 +91,8 @@ def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: 
         for index, (name, points) in enumerate(series.items()):
             places, values = zip(*points, strict=True)
             if chart == "bars":
-                places = [place + (index - 0.5) * 0.4 for place in places]
-                axes.bar(places, values, 0.4, color=COLORS[index], label=name)
+                aside = [place + (index - 0.5) * 0.4 for place in places]
+                axes.bar(aside, values, 0.4, color=COLORS[index], label=name)
             elif chart == "areas":
                 axes.step(places, values, where="post", color=COLORS[index], label=name)
                 axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -101,7 +101,7 @@ def draw(file: Path, series: Mapping[str, Points], title: str, across: str, up: 
         axes.set(xlabel=across, ylabel=up)
         axes.set_title(title, loc="left", fontsize=13)
         axes.set_ylim(bottom=0)
-        figure.legend(loc="outside upper right", ncols=len(series))  # beside no point
+        figure.legend(loc="outside upper right", ncols=len(series))  # where no point is
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(file, dpi=150, transparent=file.suffix == ".svg")

@@ -97,7 +97,7 @@ class Demo:
 
     @property
     def asks(self) -> dict[str, object]:
-        """What a recording of it has run, as plain data."""
+        """Name all that decides what runs, as plain data: a recording keeps it."""
         room = {"batch": self.batch, "context": self.context, "cache_tokens": self.cache_tokens}
         return {"before": self.before, "work": self.work.digest(), **room, "token_budget": self.token_budget}
 

@@ -104,7 +104,7 @@ def growing() -> Drawing:
 
 
 def evicting() -> Drawing:
-    """Ann's and Cy's sequences have ended, Ben's still runs, and a newcomer needs more pages than are free."""
+    """Draw the tree after Ann's and Cy's sequences have ended, and after a newcomer that lacks two free pages."""
     story = Story(pages=9)
     for name in PROMPTS:
         story.run(name)

@@ -1,4 +1,4 @@
-"""What the X-ray runs by default: Ann, Ben and Cy at the model, as in the lessons, in forty steps at most.
+"""The X-ray's default runs: Ann, Ben and Cy at the model, as in the lessons, in forty steps at most.
 
 p00 to p06 run what the lesson's text prints, so that its step 4 is the page's. A name with a number is that person's
 next request; a lowercase letter is somebody else's.
