@@ -553,6 +553,12 @@ def test_the_small_page_changes_within_a_frame_of_the_book(name, pressed):
     assert told[1:] == [True, "the end"]
 
 
+def test_a_person_has_one_color_in_every_scene(pressed):
+    colors = [pressed(page([recording(name).as_json()]), "note(runs[0].color);")[0] for name in ("p00", "p04", "p08")]
+    assert colors[0]["Cy"] == colors[1]["Cy"] == colors[2]["Cy"]
+    assert colors[1] == colors[2] and len(set(colors[1].values())) == 3
+
+
 def test_events_link_to_the_code(pressed):
     script = """key("p"); note(shown("a.code").map((one) => [one.innerText, one.getAttribute("href")]));"""
     text = page([recording("p04").as_json()], "../../{path}#L{line}")

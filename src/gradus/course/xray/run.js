@@ -3,6 +3,7 @@
 
 const recordings = JSON.parse(document.getElementById("recordings").textContent);
 const COLORS = ["#7cc4ef", "#f2b84b", "#6fc9a6", "#e3a3c8", "#f0e06a", "#a9b6f5", "#f29a76", "#c3cbd2"];
+const PEOPLE = ["Ann", "Ben", "Cy"]; // the lessons' three: each has a color in every scene
 const KINDS = [ // of events, in the order of their buttons: kind, name, key
   ["admission", "admission", "a"], ["waiting", "waiting", "q"], ["hit", "prefix hit", "h"], ["chunk", "chunk", "c"], ["preemption", "preemption", "p"],
   ["drafts", "drafts verified", "d"], ["split", "node split", "s"], ["eviction", "eviction", "v"],
@@ -47,7 +48,7 @@ class Run {
   constructor(recording) {
     this.recording = recording;
     this.frames = recording.frames;
-    this.color = Object.fromEntries(recording.sequences.map(({ id }, i) => [id, COLORS[i % COLORS.length]]));
+    this.color = Object.fromEntries(recording.sequences.map(({ id }, i) => [id, COLORS[(PEOPLE.includes(id) ? PEOPLE.indexOf(id) : i) % COLORS.length]]));
     this.lit = new Set();
     this.follow();
     this.bySlot = recordings.every(({ frames, settings }) => !frames[0].pages && settings.max_sequences > 1);
