@@ -145,3 +145,17 @@ def test_the_best_are_tried_with_weights_fetched_ahead_and_without_an_early_star
     assert {each.launch.ahead for each in more if each.early} == {0, 2, 4, 8}
     assert sum(not each.early for each in more) == 1 and sum(each.unpack == SUBNORMAL for each in more) == 1
     assert best not in more
+
+
+def test_with_a_like_devices_results_only_the_fastest_tiles_of_a_cell_race():
+    found = json.loads((ROOT / "benchmarks/quantized_linear.json").read_text())
+    known = quantized_linear.fastest_tiles(found)
+    device = torch.device("cpu")
+    bench = quantized_linear.Bench(device, torch.float16, MATRICES, 1.0, 1.0, 0.0, known)
+    cell = quantized_linear.Cell("int4", "qkv", 8)
+    times = found["products"][cell.key]["times"]
+    fastest = quantized_linear.launch_named(min(times, key=times.__getitem__))
+    racing = [each.launch for each in quantized_linear.contenders(bench, cell, sweep=True)]
+    assert fastest._replace(ahead=0) in racing and len(racing) <= 1 + quantized_linear.MOST_KNOWN
+    more = quantized_linear.contenders(bench._replace(known={}), cell, sweep=True)
+    assert len(more) > len(racing)

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks import fused_kernels
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS, FewRowsLaunch
 from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv, gemv_reference
@@ -311,3 +312,37 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
     logits[3, :1090] = float("-inf")  # a whole block that may not be chosen, as top-k leaves it
     tokens = sample(logits, torch.arange(4), torch.arange(4), torch.tensor([0.0, 1.0, 1.0, 1.0]))
     assert tokens[:3].tolist() == [int(logits[0].argmax()), -1, -1] and 1090 <= tokens[3] < 1100
+
+
+@pytest.mark.parametrize(("model", "rows"), [("rms", 2), ("layer", 2), ("rms", 1)])
+def test_the_race_of_a_layers_products_checks_each_kernel_and_times_those_that_are_right(model, rows, monkeypatch):
+    for module in (few_rows, streamed_gemv, streamed_rows):
+        interpret(module, monkeypatch)
+    for name, value in {
+        "DEVICE": torch.device("cpu"),
+        "DTYPE": torch.float16,
+        "MODELS": {"rms": (9, 32, 2, 1, 16, 24, 2, True), "layer": (9, 32, 2, 2, 16, 24, 2, False)},
+        "SHARES": ((1, 2, 1),),
+        "graph_microseconds": lambda launches: 8.0,
+    }.items():
+        monkeypatch.setattr(fused_kernels, name, value)
+    *layer, _ = fused_kernels.uses(model)
+    gemvs, few = [GemvLaunch(16, 32, 4), GemvLaunch(8, 32, 4)], [FewRowsLaunch(16, 2, 2, 1)]
+    times = {}
+    for use in layer:
+        launches = gemvs + (few if rows > 1 and use.norm != "layer" else [])
+        times[use] = {fused_kernels.name_of(launch): 1.0 + at for at, launch in enumerate(launches)} | {"apart": 0.5}
+    alone = [[fused_kernels.stored_form(SkinnyLaunch(16, 32, 1, 2, 4)), 1.0]]
+    measured = (
+        [{"m": rows, **use._asdict(), "times": times[use]} for use in layer],
+        [{"m": 8, "n": use.n, "k": use.k, "launches": alone} for use in layer],
+    )
+    (entry,) = fused_kernels.measure_chains([model], [rows], *measured)
+    kinds = {"gemv", "apart", "fastest", "skinny", "cublas", "streamed"}
+    kinds |= {"few rows"} if rows > 1 and model == "rms" else set()
+    assert entry["layer"] == dict.fromkeys(kinds, 4.0)
+    kind = GemvLaunch if rows == 1 else StreamedLaunch
+    assert all(isinstance(fused_kernels.launch_of(stored), kind) for stored in entry["launches"])
+    monkeypatch.setattr(fused_kernels, "gemv_reference", lambda *_, **__: torch.zeros(1))
+    (entry,) = fused_kernels.measure_chains([model], [rows], *measured)
+    assert not entry["layer"], "nothing that is wrong is timed"

@@ -192,6 +192,19 @@ def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
     assert rows[qkv.n, qkv.k]["fused"] == [streamed] and rows[output.n, output.k]["launches"] == [gemv]
 
 
+def test_with_a_like_devices_results_only_what_was_fastest_there_races():
+    use = fused_kernels.uses("smollm2-135m")[1]
+    best, few = GemvLaunch(2, 256, 1), FewRowsLaunch(16, 4, 5, 2)
+    found = {
+        "products": [{"m": 1, "n": use.n, "k": use.k, "launches": [[stored_form(best), 1.0]]}],
+        "few": [{"m": 2} | use._asdict() | {"times": {"cublas": 1.0, fused_kernels.name_of(few): 2.0}}],
+    }
+    known, unknown = fused_kernels.Known(found), fused_kernels.Known({"products": [], "few": []})
+    assert known.candidates(1, use.n, use.k) == [best] and known.fused_candidates(use, 2) == [few]
+    assert len(known.candidates(8, use.n, use.k)) > 1 and len(known.fused_candidates(use, 4)) > 1
+    assert best in unknown.candidates(1, use.n, use.k) and few in unknown.fused_candidates(use, 2)
+
+
 @pytest.mark.parametrize("launch", [FewRowsLaunch(1, 2, 3, 4), SkinnyLaunch(1, 2, 3, 4, 5), GemvLaunch(1, 2, 3)])
 def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
     stored = json.loads(json.dumps(stored_form(launch)))
