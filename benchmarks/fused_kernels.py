@@ -33,8 +33,9 @@ from gradus.bench.gpu import graph_microseconds
 from gradus.device.capability import SHARED_MEMORY
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
+from gradus.kernels.linear.epilogue import Norm, product_reference
 from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
-from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, Norm, gemv, gemv_reference
+from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
 from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
 from gradus.kernels.linear.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
@@ -437,7 +438,7 @@ def is_right(name: str, given: Around, matrix: Tensor) -> bool:
     except Exception as error:
         print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
         return False
-    expected = gemv_reference(given.x, matrix, **theirs).float()
+    expected = product_reference(given.x, matrix, **theirs).float()
     error = float((out - expected).norm() / expected.norm())
     if not error < TOLERANCE:
         print(f"{name}: {list(given.x.shape)} by {list(matrix.shape)} is wrong by {error:.1e}", flush=True)

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from benchmarks import fused_kernels
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
+from gradus.kernels.linear.epilogue import Norm, product_reference
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS, FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv, gemv_reference
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+from gradus.kernels.linear.gemv import GemvLaunch, gemv
+from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.rows import activation, norm
@@ -148,11 +149,11 @@ def test_a_few_rows_through_a_matrix_with_everything_around_it_are_each_as_if_al
     for around in (None, Norm(torch.randn(k), None, 1e-5), Norm(torch.randn(k), torch.randn(k), 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(rows, n)
-        expected = gemv_reference(x, weight, residual=stream.clone(), **options)
+        expected = product_reference(x, weight, residual=stream.clone(), **options)
         assert gemv(x, weight, GemvLaunch(4, 64, 4), residual=stream, **options) is stream
         assert_close(stream, expected)
         together = gemv(x, weight, GemvLaunch(2, 128, 4), **options)
-        assert_close(together, gemv_reference(x, weight, **options))
+        assert_close(together, product_reference(x, weight, **options))
         alone = [gemv(row, weight, GemvLaunch(2, 128, 4), **options) for row in x.split(1)]
         assert torch.equal(together, torch.cat(alone))
 
@@ -168,12 +169,12 @@ def test_a_few_rows_on_the_matrix_units_are_each_as_if_alone(rows, name, monkeyp
     for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(rows + 1, n).half()
-        expected, behind = gemv_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
+        expected, behind = product_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
         out = few_rows.few_rows(x, weight, FewRowsLaunch(16, 4, 3, 2), residual=stream[:rows], **options)
         assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[rows], behind)
         assert_close(out, expected)
         together = few_rows.few_rows(x, weight, FewRowsLaunch(32, 1, 4, 1), **options)
-        assert_close(together, gemv_reference(x, weight, **options))
+        assert_close(together, product_reference(x, weight, **options))
         alone = [few_rows.few_rows(row, weight, FewRowsLaunch(32, 1, 4, 1), **options) for row in x.split(1)]
         assert torch.equal(together, torch.cat(alone))
 
@@ -200,14 +201,14 @@ def test_a_streamed_row_through_a_matrix_with_everything_around_it(n, k, launch,
     for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(2, n).half()
-        expected, behind = gemv_reference(x, weight, residual=stream[:1].clone(), **options), stream[1].clone()
+        expected, behind = product_reference(x, weight, residual=stream[:1].clone(), **options), stream[1].clone()
         out = streamed_gemv.streamed_gemv(x, weight, launch, residual=stream[:1], **options)
         assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[1], behind)
         assert_close(out, expected)
         assert streamed_gemv.async_copy.copied == weight.numel(), "each weight once, and nothing beyond"
         streamed_gemv.async_copy.copied = 0
         alone = {"norm": around, "activation": name, "gated": gated}
-        assert_close(streamed_gemv.streamed_gemv(x, weight, launch, **alone), gemv_reference(x, weight, **alone))
+        assert_close(streamed_gemv.streamed_gemv(x, weight, launch, **alone), product_reference(x, weight, **alone))
         streamed_gemv.async_copy.copied = 0
 
 
@@ -232,7 +233,7 @@ def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, mon
     for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(rows + 1, n).half()
-        expected, behind = gemv_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
+        expected, behind = product_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
         out = product(x, weight, launch, residual=stream[:rows], **options)
         assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[rows], behind)
         assert_close(out, expected)
@@ -248,8 +249,8 @@ def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, mon
 def test_a_few_rows_through_a_matrix_however_the_sum_is_split(splits):
     x, weight, bias, stream = torch.randn(17, 100), torch.randn(37, 100), torch.randn(37), torch.randn(17, 37)
     launch = SkinnyLaunch(16, 32, splits, 2, 4)
-    assert_close(skinny(x, weight, launch, bias=bias), skinny_reference(x, weight, bias=bias))
-    expected = skinny_reference(x[:3], weight, residual=stream[:3].clone())
+    assert_close(skinny(x, weight, launch, bias=bias), product_reference(x, weight, bias=bias))
+    expected = product_reference(x[:3], weight, residual=stream[:3].clone())
     assert_close(skinny(x[:3], weight, launch, residual=stream[:3]), expected)
     assert not counters_of(x.device, 1).any()  # ready for the next launch
 
@@ -343,6 +344,6 @@ def test_the_race_of_a_layers_products_checks_each_kernel_and_times_those_that_a
     assert entry["layer"] == dict.fromkeys(kinds, 4.0)
     kind = GemvLaunch if rows == 1 else StreamedLaunch
     assert all(isinstance(fused_kernels.launch_of(stored), kind) for stored in entry["launches"])
-    monkeypatch.setattr(fused_kernels, "gemv_reference", lambda *_, **__: torch.zeros(1))
+    monkeypatch.setattr(fused_kernels, "product_reference", lambda *_, **__: torch.zeros(1))
     (entry,) = fused_kernels.measure_chains([model], [rows], *measured)
     assert not entry["layer"], "nothing that is wrong is timed"

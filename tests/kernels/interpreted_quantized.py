@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized import int4
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference

@@ -1,5 +1,6 @@
 """Products of 16-bit matrices with few rows of activations.
 
+epilogue.py          what surrounds a product in its kernel, and the products' reference in torch
 gemv.py              one row per program, all of a matrix row at once
 splits.py            sums that several programs share
 skinny.py            a few rows on tensor cores, K split among programs

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.kernels.linear.epilogue import Fusions
 from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-from gradus.kernels.linear.gemv import Around, GemvLaunch, gemv
+from gradus.kernels.linear.gemv import GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
 from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
 from gradus.kernels.linear.splits import Counters
@@ -68,16 +69,16 @@ def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> F
     return launch._replace(rows=max(1, launch.rows // 2)) if isinstance(launch, GemvLaunch) and gated else launch
 
 
-def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpack[Around]) -> Tensor:
+def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
     """In one launch: residual + activation(norm(x) weightᵀ + bias), by the kernel that the launch is of, as `gemv`
     says. Only `gemv` has a LayerNorm.
     """
     if isinstance(launch, GemvLaunch):
-        return gemv(x, weight, launch, **around)
+        return gemv(x, weight, launch, **fusions)
     streamed = streamed_gemv if len(x) == 1 else streamed_rows
     kernel = few_rows if isinstance(launch, FewRowsLaunch) else streamed
     assert kernel is not None
-    return kernel(x, weight, launch, **around)
+    return kernel(x, weight, launch, **fusions)
 
 
 def linear(

@@ -31,9 +31,8 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.linear.epilogue import Norm, finish, vector
 from gradus.kernels.linear.few_rows_launch import DEPTH, MOST_ROWS, FewRowsLaunch
-from gradus.kernels.linear.gemv import Norm
-from gradus.kernels.rows.activation import activate
 
 COLUMNS = constexpr(DEPTH)
 
@@ -117,13 +116,9 @@ def few_rows_kernel(
     parts = shared(sums)
     up_parts = shared(ups) if GATED else parts
     scale = scale_of(squares, eps, K, LAST) if gain_ptr is not None else 1.0
-    out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
-    if ACTIVATION is not None:
-        out = activate(out, ACTIVATION)
-    if GATED:
-        out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
-    out += onto
-    gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = gl.sum(parts.load(LAST), 0) * scale
+    up = gl.sum(up_parts.load(LAST), 0) * scale if GATED else out
+    finish(out, up, bias[:, None], up_bias[:, None], onto, out_ptr + here, inside, ACTIVATION, GATED)
 
 
 @gluon.jit
@@ -206,15 +201,6 @@ def _rows(x_ptr: tensor, M: int, start: int, K: constexpr, ROWS: constexpr, WARP
 def _columns_of_x(WARPS: constexpr) -> tensor:
     SIDE: constexpr = x_side(WARPS)
     return _along(WARPS, 0, SIDE) * COLUMNS + _along(COLUMNS, 1, SIDE)
-
-
-@gluon.jit
-def vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
-    """What lies there, in float32; or zeros, if there is no such vector."""
-    if pointer is not None:
-        return gl.load(pointer + at, mask=inside, other=0.0).to(gl.float32)
-    else:
-        return gl.zeros_like(at, dtype=gl.float32)
 
 
 @gluon.jit

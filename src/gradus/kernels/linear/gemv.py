@@ -16,7 +16,7 @@ Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. La
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,26 +25,10 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.quantized.tile import Behind, finish_reference
-from gradus.kernels.rows.activation import activate
-from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference
+from gradus.kernels.linear.epilogue import Norm, finish, vector
 
 FEW_ROWS = 4
 UNROLLED = constexpr(4)  # tiles along K: so few are asked for together
-
-
-class Norm(NamedTuple):
-    """What x passes before the product: an RMSNorm, or with a bias a LayerNorm. weight, bias: [K]."""
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-
-class Around(Behind, total=False):
-    """What surrounds a product: the arguments of `gemv` that may be left out."""
-
-    norm: Norm | None
 
 
 class GemvLaunch(NamedTuple):
@@ -80,7 +64,7 @@ def gemv_kernel(
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
     onto: tensor = ()
     for m in tl.static_range(ROWS):
-        onto = onto + (_vector(residual_ptr, m * N + row, inside_n & (m < M)),)  # noqa: RUF005  # no starred tuples
+        onto = onto + (vector(residual_ptr, m * N + row, inside_n & (m < M)),)  # noqa: RUF005  # no starred tuples
     if K <= UNROLLED * BLOCK_K:
         for start in tl.static_range(0, K, BLOCK_K):
             sums, ups, squares = _multiplied(
@@ -102,13 +86,12 @@ def gemv_kernel(
         scale = 1.0
         if gain_ptr is not None and shift_ptr is None:
             scale = tl.rsqrt(tl.sum(squares[m], 0) / K + eps)
-        out = tl.sum(sums[m], 1) * scale + _vector(bias_ptr, row, inside_n)
-        if ACTIVATION is not None:
-            out = activate(out, ACTIVATION)
+        bias = vector(bias_ptr, row, inside_n)
+        up, up_bias = bias, bias
         if GATED:
-            out *= tl.sum(ups[m], 1) * scale + _vector(bias_ptr, N + row, inside_n)
-        out += onto[m]
-        tl.store(out_ptr + m * N + row, out.to(out_ptr.dtype.element_ty), mask=inside_n & (m < M))
+            up, up_bias = tl.sum(ups[m], 1) * scale, vector(bias_ptr, N + row, inside_n)
+        out, inside = out_ptr + m * N + row, inside_n & (m < M)
+        finish(tl.sum(sums[m], 1) * scale, up, bias, up_bias, onto[m], out, inside, ACTIVATION, GATED)
 
 
 @triton.jit
@@ -178,15 +161,6 @@ def _normed(
     return x, squares
 
 
-@triton.jit
-def _vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
-    """A part of the vector there, if there is one, in float32; or else zeros."""
-    if pointer is not None:
-        return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
-    else:  # Triton compiles one of the two
-        return tl.zeros(at.shape, tl.float32)
-
-
 def gemv(
     x: Tensor,
     weight: Tensor,
@@ -217,16 +191,3 @@ def gemv(
         early, num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
     return out
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def gemv_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **behind: Unpack[Behind]) -> Tensor:
-    wide = x.float()
-    if norm is not None and norm.bias is not None:
-        wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
-    elif norm is not None:
-        wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
-    out = wide @ weight.float().T
-    return finish_reference(out, x.dtype, **behind)

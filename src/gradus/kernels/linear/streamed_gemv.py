@@ -32,12 +32,11 @@ from triton.language import constexpr, tensor
 
 from gradus.device.capability import capability
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.few_rows import one_by_one, vector
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm, finish, vector
+from gradus.kernels.linear.few_rows import one_by_one
 from gradus.kernels.linear.streamed_launch import LANES as LANES_SIDE_BY_SIDE
 from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.streamed_launch import Slices, StreamedLaunch
-from gradus.kernels.rows.activation import activate
 
 LANES = constexpr(LANES_SIDE_BY_SIDE)
 VECTOR = constexpr(VALUES_AT_ONCE)
@@ -134,13 +133,9 @@ def streamed_gemv_kernel(
     if gain_ptr is not None:
         scale = gl.rsqrt(gl.sum(squares.load(gl.SliceLayout(0, LAST)), 0) / K + eps)
     of_slice = sums._reinterpret(gl.float32, [MATRICES, PLACES * ROWS, COLUMN_WARPS], one_by_one(2))
-    out = gl.sum(of_slice.index(0).load(LAST), 1) * scale + bias
-    if ACTIVATION is not None:
-        out = activate(out, ACTIVATION)
-    if MATRICES == 2:
-        out *= gl.sum(of_slice.index(1).load(LAST), 1) * scale + up_bias
-    out += onto
-    gl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = gl.sum(of_slice.index(0).load(LAST), 1) * scale
+    up = gl.sum(of_slice.index(1).load(LAST), 1) * scale if MATRICES == 2 else out
+    finish(out, up, bias, up_bias, onto, out_ptr + output, inside, ACTIVATION, MATRICES == 2)
 
 
 @gluon.jit

@@ -28,13 +28,12 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared, vector
+from gradus.kernels.linear.epilogue import Norm, finish, vector
+from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS
-from gradus.kernels.linear.gemv import Norm
 from gradus.kernels.linear.streamed_gemv import slices_on
 from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
-from gradus.kernels.rows.activation import activate
 
 VECTOR = constexpr(VALUES_AT_ONCE)
 COLUMNS_OF_WARP = constexpr(WARP_COLUMNS)
@@ -140,13 +139,9 @@ def streamed_rows_kernel(
         )  # fmt: skip
         parts = shared((sums,))
         up_parts = shared((ups,)) if MATRICES == 2 else parts
-        out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
-        if ACTIVATION is not None:
-            out = activate(out, ACTIVATION)
-        if MATRICES == 2:
-            out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
-        out += onto
-        gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+        out = gl.sum(parts.load(LAST), 0) * scale
+        up = gl.sum(up_parts.load(LAST), 0) * scale if MATRICES == 2 else out
+        finish(out, up, bias[:, None], up_bias[:, None], onto, out_ptr + here, inside, ACTIVATION, MATRICES == 2)
 
 
 @gluon.jit

@@ -24,9 +24,10 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
+from gradus.kernels.linear.epilogue import Epilogue, finish_reference, finish_tile
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.quantized.quantize import Rounded
-from gradus.kernels.quantized.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
+from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
 
 BLOCK = 128
 
@@ -134,7 +135,8 @@ def eight_bit_kernel(
             wide = _scaled(wide, x_scale_ptr + m, scale_ptr + n, inside_m, inside_n)
             if GATED:
                 wide_ups = _scaled(wide_ups, x_scale_ptr + m, scale_ptr + N + n, inside_m, inside_n)
-        finish(wide, wide_ups, n, m, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, stride, ACTIVATION, GATED)
+        here = m.to(tl.int64)[None, :] * stride + n[:, None]
+        finish_tile(wide, wide_ups, n, here, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, ACTIVATION, GATED)
 
 
 def eight_bit_product(
@@ -203,7 +205,9 @@ def library_product(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, bi
 # -- the same in torch -----------------------------------------------------------------------------------------------
 
 
-def eight_bit_reference(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, **behind: Unpack[Behind]) -> Tensor:
+def eight_bit_reference(
+    x: Rounded, weights: EightBitWeights, dtype: torch.dtype, **epilogue: Unpack[Epilogue]
+) -> Tensor:
     k = x.values.shape[1]
     wide, scales = x.values.double(), weights.scales.unsqueeze(1)
     if weights.block_of_row is not None:
@@ -212,4 +216,4 @@ def eight_bit_reference(x: Rounded, weights: EightBitWeights, dtype: torch.dtype
     else:
         wide *= x.scales.t()
     out = (wide @ (weights.values.double() * scales).t()).float()
-    return finish_reference(out, dtype, **behind)
+    return finish_reference(out, dtype, **epilogue)

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.rows.activation import activate, gated_activation_reference
 from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference, moments, warps_of
 from gradus.quantization import fp8, int8
