@@ -29,7 +29,7 @@ from gradus.kernels.attention.new_token import Turning
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
-from gradus.kernels.quantized.hopper_launch import in_gluon
+from gradus.kernels.core.gluon import in_gluon
 from gradus.models.config import ModelConfig
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.attention.online_softmax import LOG2_E, capped, weights
+from gradus.kernels.attention.online_softmax import capped, weights
+from gradus.kernels.core.constants import LOG2_E
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
 
 MOST_NEW = 16

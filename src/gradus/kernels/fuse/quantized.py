@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from gradus.device.capability import capability
+from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
-from gradus.kernels.quantized.hopper_launch import in_gluon, is_aligned, launch_for
+from gradus.kernels.quantized.hopper_launch import is_aligned, launch_for
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product, piece_rows, widened_product
 from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_gated
 from gradus.kernels.quantized.tile import TileLaunch, result

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.linear.epilogue import Fusions
 from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
 from gradus.kernels.linear.gemv import GemvLaunch, gemv
@@ -15,7 +16,6 @@ from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured,
 from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.linear.streamed_launch import VECTOR, StreamedLaunch
-from gradus.kernels.quantized.hopper_launch import in_gluon
 
 
 def _few_rows() -> Callable[..., Tensor]:

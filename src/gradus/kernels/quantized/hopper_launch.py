@@ -1,29 +1,13 @@
 """What `hopper_product` is launched with, and for which products: without Gluon, which not every Triton has."""
 
-import logging
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-import triton
 
 from gradus.kernels.quantized.tile import ALIGNED
 
-log = logging.getLogger(__name__)
-
-Kernel = TypeVar("Kernel")
-
 DEPTH = 128  # columns of x and the weights in a tile
 CONSUMERS = 2  # warpgroups that multiply
-
-
-def in_gluon(load: Callable[[], Kernel]) -> Kernel | None:
-    """What `load` imports. None where Gluon, Triton's experimental part, is another than it was written for."""
-    try:
-        return load()
-    except (ImportError, AttributeError, TypeError) as error:
-        log.info("a faster kernel is left out: Triton %s has another Gluon (%s)", triton.__version__, error)
-        return None
 
 
 class HopperLaunch(NamedTuple):

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine.request import MAX_LOGPROBS
-from gradus.kernels.attention.online_softmax import LOG2_E
+from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.sampling.likeliest import report, store_pair
 from gradus.kernels.sampling.narrowing import (
@@ -39,7 +39,6 @@ from gradus.kernels.sampling.slot_settings import (
     ADJUSTS,
     COUNT,
     FULL,
-    INFINITY,
     REPORTS,
     TEMPERATURE,
     SlotSettings,

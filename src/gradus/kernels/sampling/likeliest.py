@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.constants import INFINITY
 from gradus.kernels.sampling.narrowing import BEYOND, FINE, Row, earlier, members
-from gradus.kernels.sampling.slot_settings import INFINITY, widened
+from gradus.kernels.sampling.slot_settings import widened
 
 TAKEN = constexpr(BEYOND.value * FINE.value)  # the number of no token
 

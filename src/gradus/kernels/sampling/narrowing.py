@@ -26,10 +26,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.errors import ConfigError
-from gradus.kernels.attention.online_softmax import LOG2_E
+from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.sampling.exponential_noise import exponential_noise
 from gradus.kernels.sampling.slot_settings import (
-    INFINITY,
     MIN_P,
     TEMPERATURE,
     TOP_K,

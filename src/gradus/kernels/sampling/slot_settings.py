@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.constants import INFINITY
 from gradus.kernels.sampling import seen_words
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = (constexpr(row) for row in range(6))
@@ -20,7 +21,6 @@ TOP_K, ADJUSTS, REPORTS, ENTRIES = (constexpr(row) for row in range(4))
 COUNT, FULL, ENTRY = (constexpr(getattr(seen_words, name)) for name in ("COUNT", "FULL", "ENTRY"))
 ENTRY_SHIFT = constexpr(seen_words.ENTRY_SHIFT)
 SEEN = constexpr(seen_words.COUNT | seen_words.IN_PROMPT)  # in the prompt or in the output
-INFINITY = constexpr(float("inf"))
 
 
 class SlotSettings(NamedTuple):
