@@ -299,8 +299,9 @@ def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
             yield FewRowsLaunch(outputs, warps, ahead, sums)
 
 
-# Row warps, column warps, and programs per multiprocessor.
+# Row warps, column warps, and programs per multiprocessor (0: one per tile of outputs, for few rows).
 SHARES = ((1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (1, 16, 1), (2, 8, 1))
+SHARES += ((1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 16, 0))
 ROOM = (100, 200)  # KiB of weights per multiprocessor: so that two launches find room there, and one
 TILE = 20 << 10  # bytes, at most
 X_OF_A_LANE = 80  # registers of x, for 8 rows and 8 warps, that leave room for those of the next launch
@@ -324,14 +325,17 @@ def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
             if row_warps > 1 or (use.norm and parts * together > 8 * X_OF_A_LANE // column_warps):
                 continue  # all warps share columns, and with a norm x is in registers
             rows = 16 * each
+        elif not programs:
+            continue
         most = max(1, TILE // (rows * WARP_COLUMNS * column_warps * (4 if use.gated else 2)))  # parts in a tile
         columns = math.ceil(parts / math.ceil(parts / most)) * WARP_COLUMNS * column_warps
-        launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // programs, programs)
+        launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // max(1, programs), programs)
         slices = launch.slices(
             outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()), together, use.norm is not None
         )
         key, whole = (*launch._replace(kilobytes=0), slices), slices.groups * math.ceil(use.k / columns)
-        worth = slices.stages >= min(whole, 2) and (each == 1 or (slices.groups > 1 and launch.warps <= 8))
+        tall = launch.warps <= 8 and (slices.groups > 1 or not programs)
+        worth = slices.stages >= min(whole, 2) and (each == 1 or tall)
         if (m > 1 or parts * max(8, launch.warps) <= X_PARTS) and worth and key not in seen:
             seen.add(key)
             yield launch
@@ -485,7 +489,7 @@ class Chain:
 def alike(candidates: list[list[str]]) -> Iterator[list[str]]:
     """For each of SHARES and ROOM the first launch of every product, where all have one."""
     for (*warps, programs), room in product(SHARES, ROOM):
-        share = *warps, room // programs, programs
+        share = *warps, room // max(1, programs), programs
         four = [next((name for name in names if named(name)[2:] == share), None) for names in candidates]
         if all(four):
             yield [str(name) for name in four]

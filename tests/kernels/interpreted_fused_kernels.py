@@ -213,12 +213,13 @@ def test_a_streamed_row_through_a_matrix_with_everything_around_it(n, k, launch,
 
 
 # Rings of one tile and of three, and all at once; one warp and several; groups of 16 outputs and of 32, the last of
-# which is cut.
+# which is cut; and a program per tile.
 STREAMED_ROWS = [
     (19, 136, (16, 64, 1, 1, 0, 1)),
     (70, 200, (16, 128, 1, 2, 12, 1)),
     (40, 264, (32, 256, 1, 4, 100, 1)),
     (11, 72, (16, 256, 1, 2, 100, 2)),
+    (40, 136, (16, 64, 1, 1, 100, 0)),
 ]
 
 

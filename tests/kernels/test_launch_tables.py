@@ -142,6 +142,11 @@ def test_slices_hold_all_outputs_and_fit_shared_memory(n, k, gated, kilobytes):
         assert slices.groups * launch.outputs <= 2 * MOST_OUTPUTS
 
 
+def test_a_launch_may_have_a_program_for_each_tile_of_outputs():
+    slices = StreamedLaunch(16, 512, 1, 4, 100, 0).slices(576, 576, False, 132, 227 * 1024, rows=8)
+    assert slices.programs == 36 and slices.groups == 1
+
+
 def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
     assert isinstance(H200.choose(8, 1536, 1536), StreamedLaunch)
     assert H200.choose(32, 1536, 1536) == H200.choose(32, 2048, 2048)

@@ -25,7 +25,8 @@ class Slices(NamedTuple):
 
 class StreamedLaunch(NamedTuple):
     """outputs, columns: of a tile; with a gate it is a pair of them. row_warps, column_warps: those that share a tile's
-    rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor.
+    rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor; or 0, one for
+    each tile of outputs, as where those are too few for all multiprocessors.
 
     For more than one row of activations, `outputs` is a multiple of 16, and all warps share columns.
     """
@@ -55,7 +56,8 @@ class StreamedLaunch(NamedTuple):
 
         rows: of activations. They lie beside each tile if there are several, and no norm.
         """
-        programs = min(outputs, max(self.programs * processors, math.ceil(outputs / MOST_OUTPUTS)))
+        most = self.programs * processors or math.ceil(outputs / self.outputs)
+        programs = min(outputs, max(most, math.ceil(outputs / MOST_OUTPUTS)))
         groups = math.ceil(math.ceil(outputs / programs) / self.outputs)
         matrices = 2 if gated else 1
         tile = 2 * (self.outputs * matrices + (0 if normed or rows == 1 else rows)) * self.columns
