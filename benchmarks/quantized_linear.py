@@ -40,6 +40,7 @@ from gradus.bench.gpu import graph_microseconds
 from gradus.device.capability import capability
 from gradus.kernels.core.compiling import compiled_together
 from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.core.tuning import stored_form
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.dispatch import linear
 from gradus.kernels.linear.splits import counters_of
@@ -57,7 +58,7 @@ from gradus.kernels.quantized.int4 import (
 )
 from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_reference
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
+from gradus.kernels.quantized.tile_tables import KINDS, ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
 from gradus.kernels.rows.activation import gated_activation
 from gradus.quantization.fp8 import E4M3
 
@@ -560,7 +561,7 @@ def table(found: dict[str, Any]) -> str:
             names = [entry and winner(entry) for entry in entries]
             if None in names:
                 break
-            launches = [launch_named(each) for each in names if each]
+            launches = [(tile := launch_named(each)) and stored_form(tile, KINDS) for each in names if each]
             launches += launches[-1:] * (len(ROWS) - len(launches))  # more rows of logits as many
             lines.append(json.dumps({"n": n, "k": k, "launches": launches}))
         else:
