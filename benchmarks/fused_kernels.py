@@ -37,12 +37,12 @@ from gradus.kernels.linear.epilogue import Norm, product_reference
 from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
 from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk
 from gradus.kernels.linear.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
 from gradus.kernels.rows import activation, norm, rope_store
 from gradus.kernels.sampling import plain as sampling
 
-PRODUCTS = {"gemv": (1,), "skinny": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
+PRODUCTS = {"gemv": (1,), "splitk": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
 ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
 # So much longer may `few_rows` take than what is fastest alone. Its weights are under way before the launch before it
@@ -123,19 +123,19 @@ def gemv_launches(m: int, k: int) -> Iterator[GemvLaunch]:
 TILES = ((16, 128), (16, 256), (32, 128), (32, 256), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128))
 
 
-def skinny_tiles(m: int) -> Iterator[tuple[int, int, int]]:
+def splitk_tiles(m: int) -> Iterator[tuple[int, int, int]]:
     for (rows, columns), stages in product(TILES, (3, 5)):
         if (rows + max(16, m)) * columns * 2 * stages <= 200_000:
             yield rows, columns, stages
 
 
-def skinny_launches(m: int, n: int, k: int) -> Iterator[SkinnyLaunch]:
+def splitk_launches(m: int, n: int, k: int) -> Iterator[SplitKLaunch]:
     """Between a program for every third multiprocessor and six for each, and a tile or more a program."""
-    for rows, columns, stages in skinny_tiles(m):
+    for rows, columns, stages in splitk_tiles(m):
         tiles = math.ceil(n / rows)
         for splits in (1, 2, 4, 8, 16):
             if (splits == 1 and tiles > 400) or (40 <= tiles * splits <= 800 and k >= columns * splits):
-                yield SkinnyLaunch(rows, columns, splits, stages, 4)
+                yield SplitKLaunch(rows, columns, splits, stages, 4)
 
 
 def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
@@ -146,7 +146,7 @@ def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
     if kind.startswith("gemv"):
         gemv(x, weight, GemvLaunch(*launch))
     else:
-        skinny(x, weight, SkinnyLaunch(*launch))
+        splitk(x, weight, SplitKLaunch(*launch))
 
 
 class Known:
@@ -160,12 +160,12 @@ class Known:
         self.few = {use_of(entry): [*filter(is_ours, entry["times"])] for entry in found["few"]}
 
     def candidates(self, m: int, n: int, k: int) -> list[Launch]:
-        """For the product alone: `gemv`'s launches for one row, `skinny`'s for more."""
-        return self.products.get((m, n, k)) or [*(gemv_launches(m, k) if m == 1 else skinny_launches(m, n, k))]
+        """For the product alone: `gemv`'s launches for one row, `splitk`'s for more."""
+        return self.products.get((m, n, k)) or [*(gemv_launches(m, k) if m == 1 else splitk_launches(m, n, k))]
 
     def fused_candidates(self, use: "Use", m: int) -> list[FusedLaunch]:
         """One row is `gemv`'s, and more than FEW_ROWS are `few_rows`'. What `streamed_gemv` is worth, chains show."""
-        found = [launch for launch in map(named, self.few.get((use, m), [])) if not isinstance(launch, SkinnyLaunch)]
+        found = [launch for launch in map(named, self.few.get((use, m), [])) if not isinstance(launch, SplitKLaunch)]
         if found:
             return found
         if m <= FEW_ROWS:
@@ -182,10 +182,10 @@ def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], known: Kno
         for launch in known.candidates(m, n, k):
             if isinstance(launch, GemvLaunch):
                 tasks.add(("gemv" + odd, tuple(launch), m, k))
-            elif isinstance(launch, SkinnyLaunch):
+            elif isinstance(launch, SplitKLaunch):
                 key = launch._replace(splits=min(launch.splits, 2))
                 inner = 2048 if k % launch.columns == 0 else 2048 + 64  # of K, only whether it is even is compiled
-                tasks.add(("skinny" + odd, tuple(key), m, inner))
+                tasks.add(("splitk" + odd, tuple(key), m, inner))
     in_processes(compile_one, sorted(tasks), workers)
 
 
@@ -220,7 +220,7 @@ def floor_of(m: int, n: int, k: int, rate: float) -> float:
 
 
 def run(x: Tensor, weight: Tensor, launch: Launch) -> Tensor:
-    return skinny(x, weight, launch) if isinstance(launch, SkinnyLaunch) else fused_linear(x, weight, launch)
+    return splitk(x, weight, launch) if isinstance(launch, SplitKLaunch) else fused_linear(x, weight, launch)
 
 
 # -- few rows, with what is around a product ---------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def measure_few(found_uses: list[Use], rate: float, alone: list[dict], known: Kn
 
 def measure_chains(models: list[str], counts: list[int], few: list[dict], products: list[dict]) -> Iterator[dict]:
     """A model's products, layer behind layer as in a step, in microseconds per layer: by what was fastest alone of
-    `gemv`, of parts, of all; by `skinny` and cuBLAS with the other parts in launches of their own; and by launches of
+    `gemv`, of parts, of all; by `splitk` and cuBLAS with the other parts in launches of their own; and by launches of
     `few_rows`, and streamed ones, of which each is the fastest beside the others. Those of one row begin with `gemv`'s.
     """
     times_of = {use_of(entry): entry["times"] for entry in few}
@@ -411,7 +411,7 @@ def measure_chains(models: list[str], counts: list[int], few: list[dict], produc
         chain = Chain(weights, [around(use, m) for use in layer])
         times = [times_of.get((use, m), {}) for use in layer]
         best = {kind: [fastest(each, belongs) for each in times] for kind, belongs in KINDS.items()}
-        best["skinny"] = [splitk_of.get((max(8, m), use.n, use.k)) for use in layer]
+        best["splitk"] = [splitk_of.get((max(8, m), use.n, use.k)) for use in layer]
         best["cublas"] = ["cublas"] * len(layer)
         few_rows = chain.right([[name for name in each if KINDS["few rows"](name)] for each in times])
         streamed = chain.right([[name_of(launch) for launch in streamed_launches(use, m)] for use in layer])
@@ -511,7 +511,7 @@ def named(name: str) -> Launch:
 KINDS: dict[str, Callable[[str], bool]] = {
     "gemv": lambda name: is_ours(name) and isinstance(named(name), GemvLaunch),
     "few rows": lambda name: is_ours(name) and isinstance(named(name), FewRowsLaunch),
-    "apart": lambda name: not is_ours(name) or isinstance(named(name), SkinnyLaunch),
+    "apart": lambda name: not is_ours(name) or isinstance(named(name), SplitKLaunch),
     "fastest": lambda name: True,
 }
 
@@ -525,8 +525,8 @@ def by_name(name: str, given: Around) -> Callable[[Tensor], Any]:
     if name in LIBRARIES:
         return partial(apart, given, LIBRARIES[name])
     launch = named(name)
-    if isinstance(launch, SkinnyLaunch):
-        return partial(apart, given, partial(skinny, launch=launch))
+    if isinstance(launch, SplitKLaunch):
+        return partial(apart, given, partial(splitk, launch=launch))
     if given.centered and not isinstance(launch, GemvLaunch):
         return partial(after_norm, given, launch)
     return partial(fused_linear, given.x, launch=launch, **given.options)
@@ -757,7 +757,7 @@ def measure_step(model: str, rows: int, rate: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,few,chains,steps")
+    parser.add_argument("--parts", default="rows,sampling,heads,gemv,splitk,few,chains,steps")
     parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
     parser.add_argument("--rows", default=",".join(map(str, FEW)), help="of the part chains")
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")

@@ -266,21 +266,21 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     ("m", "n", "k"), [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)]
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
-def test_skinny_products(m, n, k, tile, dtype):
+def test_splitk_products(m, n, k, tile, dtype):
     from gradus.kernels.linear.epilogue import product_reference
-    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
     from gradus.kernels.linear.splits import counters_of
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
     bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)
-    launch = SkinnyLaunch(*tile)
-    first = skinny(x, weight, launch, bias=bias)
+    launch = SplitKLaunch(*tile)
+    first = splitk(x, weight, launch, bias=bias)
     assert_close(first, product_reference(x, weight, bias=bias))
     for _ in range(20):  # whoever arrives last, the sum is the same
-        assert torch.equal(skinny(x, weight, launch, bias=bias), first)
+        assert torch.equal(splitk(x, weight, launch, bias=bias), first)
     assert not counters_of(x.device, 1).any()
     expected = product_reference(x, weight, residual=stream.clone())
-    assert_close(skinny(x, weight, launch, residual=stream), expected)
+    assert_close(splitk(x, weight, launch, residual=stream), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 65])
@@ -384,14 +384,14 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
 
 def test_products_and_samples_replay_from_a_cuda_graph():
     from gradus.kernels.linear.epilogue import product_reference
-    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
     from gradus.kernels.sampling.plain import sample
 
     x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)
     which = torch.arange(8, device="cuda")
 
     def step() -> tuple[Tensor, Tensor]:
-        logits = skinny(x, weight, SkinnyLaunch(64, 64, 4, 3, 4))
+        logits = splitk(x, weight, SplitKLaunch(64, 64, 4, 3, 4))
         return logits, sample(logits, which, which, which / 4)
 
     step()
@@ -410,7 +410,7 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.epilogue import Norm
     from gradus.kernels.linear.gemv import GemvLaunch, gemv
-    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
     from gradus.kernels.rows.activation import gated_activation
     from gradus.kernels.rows.norm import add_rms_norm
     from gradus.kernels.rows.rope_store import rope_store
@@ -424,7 +424,7 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     output, head = matrix(hidden, 2 * hidden), matrix(5000, hidden)
     keys, values = noise(2, 4, 16, 8, dim, dtype=torch.bfloat16)
     first, slots = noise(1, hidden, dtype=torch.bfloat16), torch.tensor([17], device="cuda")
-    few, split = GemvLaunch(2, 1024, 4), SkinnyLaunch(32, 128, 4, 3, 4)
+    few, split = GemvLaunch(2, 1024, 4), SplitKLaunch(32, 128, 4, 3, 4)
 
     def step() -> tuple[Tensor, ...]:
         x, norm = first.clone(), Norm(gain, None, 1e-5)
@@ -434,8 +434,8 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
             wide = gemv(x, up, few, norm=norm, activation="silu", gated=True)
             gemv(wide, down, few, residual=x)
             y = add_rms_norm(x, q.view(2, -1)[:1].contiguous(), gain, 1e-5)
-            wide = gated_activation(skinny(y, up, split), "silu")
-            skinny(wide, down, split, residual=x)
+            wide = gated_activation(splitk(y, up, split), "silu")
+            splitk(wide, down, split, residual=x)
         logits = gemv(x, head, few, norm=norm)
         return x, logits, sample(logits, slots, slots, slots / 17)
 

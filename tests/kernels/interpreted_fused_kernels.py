@@ -16,7 +16,7 @@ from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
 from gradus.kernels.linear.epilogue import Norm, product_reference
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS, FewRowsLaunch
 from gradus.kernels.linear.gemv import GemvLaunch, gemv
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.rows import activation, norm
@@ -249,10 +249,10 @@ def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, mon
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_few_rows_through_a_matrix_however_the_sum_is_split(splits):
     x, weight, bias, stream = torch.randn(17, 100), torch.randn(37, 100), torch.randn(37), torch.randn(17, 37)
-    launch = SkinnyLaunch(16, 32, splits, 2, 4)
-    assert_close(skinny(x, weight, launch, bias=bias), product_reference(x, weight, bias=bias))
+    launch = SplitKLaunch(16, 32, splits, 2, 4)
+    assert_close(splitk(x, weight, launch, bias=bias), product_reference(x, weight, bias=bias))
     expected = product_reference(x[:3], weight, residual=stream[:3].clone())
-    assert_close(skinny(x[:3], weight, launch, residual=stream[:3]), expected)
+    assert_close(splitk(x[:3], weight, launch, residual=stream[:3]), expected)
     assert not counters_of(x.device, 1).any()  # ready for the next launch
 
 
@@ -334,13 +334,13 @@ def test_the_race_of_a_layers_products_checks_each_kernel_and_times_those_that_a
     for use in layer:
         launches = gemvs + (few if rows > 1 and use.norm != "layer" else [])
         times[use] = {fused_kernels.name_of(launch): 1.0 + at for at, launch in enumerate(launches)} | {"apart": 0.5}
-    alone = [[fused_kernels.stored_form(SkinnyLaunch(16, 32, 1, 2, 4)), 1.0]]
+    alone = [[fused_kernels.stored_form(SplitKLaunch(16, 32, 1, 2, 4)), 1.0]]
     measured = (
         [{"m": rows, **use._asdict(), "times": times[use]} for use in layer],
         [{"m": 8, "n": use.n, "k": use.k, "launches": alone} for use in layer],
     )
     (entry,) = fused_kernels.measure_chains([model], [rows], *measured)
-    kinds = {"gemv", "apart", "fastest", "skinny", "cublas", "streamed"}
+    kinds = {"gemv", "apart", "fastest", "splitk", "cublas", "streamed"}
     kinds |= {"few rows"} if rows > 1 and model == "rms" else set()
     assert entry["layer"] == dict.fromkeys(kinds, 4.0)
     kind = GemvLaunch if rows == 1 else StreamedLaunch

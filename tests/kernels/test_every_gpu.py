@@ -28,7 +28,7 @@ from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS
 from gradus.kernels.linear.gemv import gemv_kernel
 from gradus.kernels.linear.launch_tables import Measured, matching
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
@@ -209,13 +209,13 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         name = f"streamed rows {rows} {n} {k}"
         yield name, Case(streamed_rows_kernel, types, constants, {"num_warps": launch.warps})
     found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
-    for launch in sorted(launch for launch in found if isinstance(launch, SkinnyLaunch)):
+    for launch in sorted(launch for launch in found if isinstance(launch, SplitKLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
         constants |= {"BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
         types = {"M": "i32", "N": "i32:16", "K": "i32:16", "chunk": "i32:16"}
         types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
-        yield f"skinny {' '.join(map(str, launch))}", Case(skinny_kernel, types, constants, options)
+        yield f"splitk {' '.join(map(str, launch))}", Case(splitk_kernel, types, constants, options)
 
 
 def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:

@@ -27,7 +27,7 @@ from gradus.kernels.linear.launch_tables import (
     stored_tables,
     table_of,
 )
-from gradus.kernels.linear.skinny import MOST_ROWS, SkinnyLaunch
+from gradus.kernels.linear.splitk import MOST_ROWS, SplitKLaunch
 from gradus.kernels.linear.streamed_launch import MOST_OUTPUTS, StreamedLaunch
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,10 @@ H200 = matching("NVIDIA H200", HOPPER)
         (1, 768, 3072, GemvLaunch(2, 1024, 4)),
         (1, 1024, 3072, StreamedLaunch(8, 1024, 2, 4, 100, 1)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
-        (32, 576, 1536, SkinnyLaunch(16, 256, 4, 3, 4)),
+        (32, 576, 1536, SplitKLaunch(16, 256, 4, 3, 4)),
         (16, 576, 1536, StreamedLaunch(16, 512, 1, 4, 100, 1)),
         (2, 576, 1536, FewRowsLaunch(16, 4, 12, 2)),
-        (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
+        (64, 128256, 4096, SplitKLaunch(64, 64, 1, 3, 4)),
         (64, 151936, 1024, None),
         (32, 576, 576, None),
     ],
@@ -210,14 +210,14 @@ def test_with_a_like_devices_results_only_what_was_fastest_there_races():
     assert best in unknown.candidates(1, use.n, use.k) and few in unknown.fused_candidates(use, 2)
 
 
-@pytest.mark.parametrize("launch", [FewRowsLaunch(1, 2, 3, 4), SkinnyLaunch(1, 2, 3, 4, 5), GemvLaunch(1, 2, 3)])
+@pytest.mark.parametrize("launch", [FewRowsLaunch(1, 2, 3, 4), SplitKLaunch(1, 2, 3, 4, 5), GemvLaunch(1, 2, 3)])
 def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
     stored = json.loads(json.dumps(stored_form(launch)))
     assert launch_of(stored) == launch and type(launch_of(stored)) is type(launch)
     assert type(launch_of(dict(reversed(stored.items())))) is type(launch), "in any order"
     with pytest.raises(TypeError, match="depth"):
         launch_of(stored | {"depth": 1})  # not another kind that has as many fields
-    assert sorted(KINDS.values(), key=str) == sorted({GemvLaunch, FewRowsLaunch, StreamedLaunch, SkinnyLaunch}, key=str)
+    assert sorted(KINDS.values(), key=str) == sorted({GemvLaunch, FewRowsLaunch, StreamedLaunch, SplitKLaunch}, key=str)
 
 
 # -- the files -------------------------------------------------------------------------------------------------------

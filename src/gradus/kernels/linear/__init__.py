@@ -3,7 +3,7 @@
 epilogue.py          what surrounds a product in its kernel, and the products' reference in torch
 gemv.py              one row per program, all of a matrix row at once
 splits.py            sums that several programs share
-skinny.py            a few rows on tensor cores, K split among programs
+splitk.py            a few rows on tensor cores, K split among programs
 few_rows_launch.py   launch shapes of
 few_rows.py          2 to 16 rows, in Gluon
 streamed_launch.py   launch shapes of

@@ -13,7 +13,7 @@ from gradus.kernels.linear.epilogue import Fusions
 from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
 from gradus.kernels.linear.gemv import GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.linear.streamed_launch import VECTOR, StreamedLaunch
 
@@ -94,8 +94,8 @@ def linear(
     x: [M, K]; weight: [N, K]; bias: [N]. Returns [M, N].
     """
     launch = choose(x.shape[0], *weight.shape, x.device) if weight.element_size() == 2 else None
-    if isinstance(launch, SkinnyLaunch):
-        return skinny(x, weight, launch, bias=bias, residual=residual, counters=counters)
+    if isinstance(launch, SplitKLaunch):
+        return splitk(x, weight, launch, bias=bias, residual=residual, counters=counters)
     if launch is not None:
         return fused_linear(x, weight, launch, bias=bias, residual=residual)
     if residual is None:

@@ -21,17 +21,17 @@ from gradus.kernels.core import tuning
 from gradus.kernels.core.tuning import Launches, nearest
 from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
 from gradus.kernels.linear.gemv import GemvLaunch
-from gradus.kernels.linear.skinny import SkinnyLaunch
+from gradus.kernels.linear.splitk import SplitKLaunch
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
 FusedLaunch = GemvLaunch | FewRowsLaunch | StreamedLaunch  # of kernels with a norm, an activation and a sum in them
-Launch = FusedLaunch | SkinnyLaunch
+Launch = FusedLaunch | SplitKLaunch
 
 KINDS: dict[str, type[Launch]] = {
     "gemv": GemvLaunch,
     "few_rows": FewRowsLaunch,
     "streamed": StreamedLaunch,
-    "skinny": SkinnyLaunch,
+    "splitk": SplitKLaunch,
 }
 """Launches by the names that files give them."""
 

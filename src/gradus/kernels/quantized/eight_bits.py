@@ -1,7 +1,7 @@
 """Rows through a matrix of 8-bit weights: int8 by int8 or e4m3 by e4m3, with scales for rows, tokens, or blocks.
 
 Idea: both sides are 8 bits wide, so tensor cores multiply them as they lie in shared memory: nothing is converted, and
-a decode reads half the bytes of bfloat16 for the price of one instruction per 32 columns. As in `skinny.py` weights are
+a decode reads half the bytes of bfloat16 for the price of one instruction per 32 columns. As in `splitk.py` weights are
 the high side of a tile, from 8 tokens on. With taller tiles the same kernel takes a prompt, at twice the rate of
 bfloat16; a library's product of integers would write its sums as 32-bit integers and read them again to scale them.
 

@@ -11,7 +11,7 @@ makes two floats of them.
 One fused multiply-add on the pair takes the 128 away again (exactly), another does q scale + offset and rounds once:
 the scheme's weight to the bit, with less than two slots per weight. A word's nibble j belongs to plane j, 32 columns
 side by side, so an unpacked register is an operand of the tensor cores as it is: four products per 128 columns, with
-the four planes of x. As in `skinny.py` the weights are the high side of a tile, and x' the narrow one, from 8 tokens
+the four planes of x. As in `splitk.py` the weights are the high side of a tile, and x' the narrow one, from 8 tokens
 on: one row is a product of 8 columns, 7 of them zeros, which costs nothing where memory sets the pace.
 
 Bytes: N K / 2 of words and 4 N K / group of pairs, once per BLOCK_M rows of x; M (K + N) of activations.

@@ -24,7 +24,7 @@ from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, le
 MOST_ROWS = 64
 
 
-class SkinnyLaunch(NamedTuple):
+class SplitKLaunch(NamedTuple):
     """rows, columns: a tile of weights. splits: programs that share a row's sum. stages: tiles in flight."""
 
     rows: int
@@ -35,7 +35,7 @@ class SkinnyLaunch(NamedTuple):
 
 
 @triton.jit
-def skinny_kernel(
+def splitk_kernel(
     x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
     partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, chunk: int,
     EVEN_K: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, PDL: constexpr,
@@ -74,10 +74,10 @@ def skinny_kernel(
         finish_tile(sums, sums, n, here, n < N, inside, bias_ptr, residual_ptr, out_ptr, N, None, False)
 
 
-def skinny(
+def splitk(
     x: Tensor,
     weight: Tensor,
-    launch: SkinnyLaunch,
+    launch: SplitKLaunch,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -99,7 +99,7 @@ def skinny(
     if launch.splits > 1:
         partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
         arrived = counters_of(x.device, tiles, counters)
-    skinny_kernel[(tiles, launch.splits)](
+    splitk_kernel[(tiles, launch.splits)](
         x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
         inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
