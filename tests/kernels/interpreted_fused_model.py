@@ -46,7 +46,7 @@ class OneSequence:
     """Attention of a single span that starts at 0, in torch, over a storage that a kernel may write to."""
 
     def __init__(self, model: Model) -> None:
-        self.config, self.turns = (config := model.config), False
+        self.config, self.fuses_rope = (config := model.config), False
         shape = (config.num_layers, 2, 16, config.num_kv_heads, config.head_dim)
         self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype)
 

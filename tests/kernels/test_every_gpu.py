@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gradus.attention.triton_paged import TURNING_WIDTH
+from gradus.attention.triton_paged import FUSED_ROPE_WIDTH
 from gradus.device.capability import OLDEST, Capability
 from gradus.kernels.attention import hopper as hopper_attention
 from gradus.kernels.attention import paged as paged_attention
@@ -323,10 +323,10 @@ def attention(
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
         turning, with_table = constants | norms, types | {"rotary": TYPES[dtype]}
-        if head_dim <= TURNING_WIDTH and tokens == 1:
+        if head_dim <= FUSED_ROPE_WIDTH and tokens == 1:
             turns = Case(paged_attention._attend, with_table, turning | {"NEW": 1}, options)
             yield f"decode that turns {what} {group}", turns
-        if head_dim <= TURNING_WIDTH and group > 1 and (not fp8 or tokens == 1):
+        if head_dim <= FUSED_ROPE_WIDTH and group > 1 and (not fp8 or tokens == 1):
             taken = triton.next_power_of_2(launch.rows // group * group)
             drafts = Case(paged_attention._attend, with_table, turning | {"NEW": MOST_NEW, "TAKEN": taken}, options)
             yield f"drafts that turn {what} {launch.rows} {group}", drafts

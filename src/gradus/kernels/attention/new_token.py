@@ -25,7 +25,7 @@ MOST_NEW = 16
 """Tokens of a span at most: a tile of the matrix units takes so many keys at least, so fewer are padded to it."""
 
 
-class Turning(NamedTuple):
+class FusedRope(NamedTuple):
     """What queries and keys pass before they attend.
 
     table: RotaryTable's [L, Dh], cosines then sines, or None (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm,

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from gradus.errors import ConfigError
-from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.fuse import quantized  # names the twins of quantized matrices, too
@@ -60,10 +60,10 @@ def fused(model: Model) -> Model:
 class PagesAttention(Attention, Protocol):
     """`attend` in two halves, for a model whose kernels store keys and values themselves; or both halves in one launch.
 
-    turns: whether this step takes the one launch. Then each sequence has a single new token.
+    fuses_rope: whether this step takes the one launch. Then each sequence has a single new token.
     """
 
-    turns: bool
+    fuses_rope: bool
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
@@ -75,8 +75,8 @@ class PagesAttention(Attention, Protocol):
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
 
-    def store_and_attend(self, layer: int, qkv: Tensor, turning: Turning) -> Tensor:
-        """In a step that `turns`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh]."""
+    def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
+        """In a step that `fuses_rope`: take the qkv product [N, (Hq + 2 Hkv) Dh], return attention's [N, Hq, Dh]."""
 
 
 @twin_of(Linear)
@@ -197,8 +197,8 @@ class FusedHeads(Twin, Heads):
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
-        if pages.turns:
-            return pages.store_and_attend(self.layer, qkv, Turning(table, norms, eps)).flatten(1)
+        if pages.fuses_rope:
+            return pages.store_and_attend(self.layer, qkv, FusedRope(table, norms, eps)).flatten(1)
         *storage, scales = pages.destination(self.layer)
         q = rope_store(qkv, *storage, table=table, positions=positions, norms=norms, eps=eps, scales=scales)
         return pages.attend_stored(self.layer, q).flatten(1)
