@@ -61,7 +61,7 @@ class CompiledRunner(ModelRunner):
             page_size=storage.page_size,
             windows=[group.window for group in storage.groups],
             threads=threads,
-            beside=[*matrices.values()],
+            extra_linears=[*matrices.values()],
         )
         for number, (name, linear) in enumerate(matrices.items()):
             beside.set_submodule(name, KernelLinear(linear, self.decode, number))

@@ -110,7 +110,7 @@ class Pages:
             page_size=storage.page_size,
             windows=[group.window for group in storage.groups],
             threads=threads,
-            beside=beside,
+            extra_linears=beside,
         )
 
 
