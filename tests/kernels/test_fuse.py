@@ -16,7 +16,7 @@ from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.linear.splits import COUNTERS, Counters
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models import Linear, Model, Place, create_model, randomize
+from gradus.models import Linear, MatrixId, Model, create_model, randomize
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES
@@ -135,7 +135,7 @@ class Squared(Gated):
 @pytest.mark.parametrize("norm, then", [(Doubling, Gated), (RMSNorm, Squared)])
 def test_a_product_leaves_out_no_arithmetic_around_it_that_its_kernel_does_not_know(norm, then, scheme, monkeypatch):
     kind = Linear if scheme is None else QUANTIZED[scheme]
-    part = kind(Place("gate_up", 0), 128, (128, 128), False)
+    part = kind(MatrixId("gate_up", 0), 128, (128, 128), False)
     part.assign("weight", 0, torch.randn(256, 128))
     before, behind = norm(128, 1e-5, torch.float32, "cpu"), then("silu")
     before.weight.data.fill_(1)
@@ -231,5 +231,5 @@ def test_counters_are_made_once_and_there_are_no_more_than_there_are():
 
 
 def test_a_linear_by_itself_is_viewed_by_its_place():
-    kinds = [type(fuse.view(Linear(Place(role, None), 8, (8,), False))) for role in ("down", "head")]
+    kinds = [type(fuse.view(Linear(MatrixId(role, None), 8, (8,), False))) for role in ("down", "head")]
     assert kinds == [FusedLinear, FusedHead]

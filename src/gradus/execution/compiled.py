@@ -132,7 +132,7 @@ class KernelLinear(Linear):
     """A matrix whose products of few rows are made by the kernels, in float32, and of more by torch."""
 
     def __init__(self, linear: Linear, decode: DecodeModel, number: int) -> None:
-        super().__init__(linear.place, linear.in_features, linear.out_features, False, torch.float32, "meta")
+        super().__init__(linear.matrix_id, linear.in_features, linear.out_features, False, torch.float32, "meta")
         self.linear, self.decode, self.number = linear, decode, number
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         parameter_count,
     )
     from gradus.models.create import create_model, randomize
-    from gradus.models.layers import Linear, LinearFactory, Model, Place
+    from gradus.models.layers import Linear, LinearFactory, MatrixId, Model
     from gradus.models.shapes import SHAPES
     from gradus.models.weights import TensorSource, load_weights
 
@@ -46,7 +46,7 @@ _HOMES = {
     "Linear": "layers",
     "LinearFactory": "layers",
     "Model": "layers",
-    "Place": "layers",
+    "MatrixId": "layers",
     "SHAPES": "shapes",
     "TensorSource": "weights",
     "load_weights": "weights",
@@ -58,9 +58,9 @@ __all__ = [
     "LinearFactory",
     "LinearScaling",
     "Llama3Scaling",
+    "MatrixId",
     "Model",
     "ModelConfig",
-    "Place",
     "Rope",
     "TensorSource",
     "create_model",

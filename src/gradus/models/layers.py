@@ -45,8 +45,8 @@ class Gated(Activation):
 Role = Literal["qkv", "attn_out", "gate_up", "down", "head"]
 
 
-class Place(NamedTuple):
-    """Where in a model a matrix stands: by this a factory decides how to store, shard and multiply it.
+class MatrixId(NamedTuple):
+    """Identify a matrix of a model, so that a factory can decide how to store, shard and multiply it.
 
     role: the queries', keys' and values' product; attention's output; the MLP's first product, gated or not, and its
     second; the output head. layer: counted from 0, None for the head.
@@ -79,7 +79,7 @@ class Linear(nn.Module):
 
     def __init__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -87,7 +87,7 @@ class Linear(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.place = place
+        self.matrix_id = matrix_id
         self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
         self.allocate(dtype, device)
         self.bias = parameter((sum(out_features),), dtype, device) if bias else None
@@ -122,7 +122,7 @@ class LinearFactory(Protocol):
 
     def __call__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,

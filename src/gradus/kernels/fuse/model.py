@@ -81,7 +81,7 @@ class PagesAttention(Attention, Protocol):
 
 @twin_of(Linear)
 def twin_of_linear(part: Linear) -> "FusedLinear":
-    return FusedHead(part) if part.place.role == "head" else FusedLinear(part)
+    return FusedHead(part) if part.matrix_id.role == "head" else FusedLinear(part)
 
 
 class FusedLinear(Twin, Linear):

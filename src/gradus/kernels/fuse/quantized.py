@@ -66,7 +66,7 @@ class FusedQuantized(Twin, QuantizedLinear):
 
     def run(self, m: int, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, **around: Any) -> Tensor:
         """norm(x) times the matrix, with what is around it. x: [m, K]. Logits are padded, and never start early."""
-        head, gated = self.place.role == "head", around.get("gated", False)
+        head, gated = self.matrix_id.role == "head", around.get("gated", False)
         if head and starts_early():
             with early_launches(False):
                 return self.run(m, x, norm, **around)
@@ -232,7 +232,7 @@ def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, dev
     most = 0
     for part in model.modules():
         if isinstance(part, QuantizedLinear) and isinstance(twin := view(part), FusedQuantized):
-            here = sampled if twin.place.role == "head" else rows
+            here = sampled if twin.matrix_id.role == "head" else rows
             most = max(most, *(twin.scratch_bytes(min(count, here), dtype, device) for count in (FUSED_ROWS, here)))
     return most
 
