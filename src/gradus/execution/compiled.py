@@ -65,7 +65,7 @@ class CompiledRunner(ModelRunner):
         )
         for number, (name, linear) in enumerate(matrices.items()):
             beside.set_submodule(name, KernelLinear(linear, self.decode, number))
-        self.quick_rows = most_rows(self.decode.kind, model.config.hidden_size)
+        self.max_kernel_rows = most_rows(self.decode.kind, model.config.hidden_size)
         with announced():
             self._warm_up()
 
@@ -114,7 +114,7 @@ class CompiledRunner(ModelRunner):
 
     def _takes(self, tokens: int) -> bool:
         """Whether the kernels take a step of so many tokens."""
-        return 0 < tokens <= self.quick_rows
+        return 0 < tokens <= self.max_kernel_rows
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """Torch in one thread where the kernels take the plan, and in all of them where they do not."""
