@@ -16,7 +16,7 @@ from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.linear.splits import COUNTERS, Counters
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models import Linear, Model, Place, create_model, llama, randomize
+from gradus.models import Linear, MatrixId, Model, create_model, llama, randomize
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES

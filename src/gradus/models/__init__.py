@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from gradus.models.create import create_model, randomize
     from gradus.models.families import read_config, write_config
-    from gradus.models.layers import Linear, LinearFactory, Model, Place
+    from gradus.models.layers import Linear, LinearFactory, MatrixId, Model
     from gradus.models.shapes import SHAPES
     from gradus.models.weights import TensorSource, load_weights
 

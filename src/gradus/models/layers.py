@@ -45,7 +45,7 @@ class Gated(Activation):
 Role = Literal["qkv", "attn_out", "gate_up", "down", "head"]
 
 
-class Place(NamedTuple):
+class MatrixId(NamedTuple):
     """A matrix's place in a model, by which a factory decides how to store, shard and multiply it.
 
     role: the product that makes queries, keys and values; the one after attention; the MLP's first, gated or not, and

@@ -24,7 +24,7 @@ import yaml
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
-from gradus.models.layers import Linear, LinearFactory, Place, Role
+from gradus.models.layers import Linear, LinearFactory, MatrixId, Role
 from gradus.models.source import tensors_of
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
@@ -120,8 +120,8 @@ def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
 def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
     """The checkpoint's names of what is one matrix here, one above another."""
     table = model_class(config.family).weights
-    entry = next(table[path] for path in PATHS[place.role] if path in table)
-    return [stored.name.replace("{}", str(place.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
+    entry = next(table[path] for path in PATHS[matrix_id.role] if path in table)
+    return [stored.name.replace("{}", str(matrix_id.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
 
 
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:

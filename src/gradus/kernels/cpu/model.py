@@ -67,9 +67,9 @@ class Stages:
     count: of the step. Raises Unsupported for a part that has no kernel.
     """
 
-    def __init__(self, model: Model, beside: Sequence[Linear], threads: int) -> None:
+    def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int) -> None:
         self.layers = known_layers(model)
-        self.beside, self.threads = beside, threads
+        self.extra_linears, self.threads = extra_linears, threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(self.layers):
