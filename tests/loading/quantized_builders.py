@@ -181,9 +181,9 @@ def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
     model = llm.engine.runner.model
     modules = {"qkv": "qkv", "attn_out": "output", "gate_up": "gate_up", "down": "down"}
     for matrix_id in matrix_ids(llm.config):
-        if place.role == "head":
+        if matrix_id.role == "head":
             continue
-        module = getattr(model.layers[place.layer], modules[place.role])
+        module = getattr(model.layers[matrix_id.layer], modules[matrix_id.role])
         names = names_of(matrix_id, llm.config)
         if isinstance(module, SideBySide):
             yield from zip(names, (part.dequantized() for part in module.parts), strict=True)
