@@ -1,4 +1,4 @@
-"""Kernels in Gluon, Triton's lower level, which is experimental: each Triton may have another one, or none."""
+"""Load kernels written in Gluon, Triton's lower level, which is experimental and differs between versions."""
 
 import logging
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""What was measured on a device: the fastest launches of its products, one JSON file per device and kind of product.
+"""Launches measured on a device: the fastest for each product, one JSON file per device and kind of product.
 
 A file names the device, its compute capability and the numbers of rows that were measured. Each matrix [n, k] has one
-launch for each of those, by the name of its kind and of its fields: {"kind": "gemv", "rows": 2, …}; or null where a
-library was as fast. A matrix that was never measured takes the choice of the nearest one: time depends on how many
+launch for each number, with its kind and its fields by name: {"kind": "gemv", "rows": 2, …}; or null where a library
+was as fast. A matrix that was never measured takes the choice of the nearest one: time depends on how many
 programs N gives and how long each runs over K, and both change it by ratios, so near means a small log-ratio.
 
 A device that was never measured takes the file of another with its compute capability, whose tiles fit it. Choices

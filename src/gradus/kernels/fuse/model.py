@@ -1,8 +1,8 @@
 """A model whose layers run on this project's kernels: the same weights, the same forward, fewer launches.
 
-The model files say what is computed, in parts that ask for what belongs together: a norm before a product, an
-activation behind it, a sum with the residual stream, everything between the qkv product and attention. `fused` makes a
-view of a model (`view.py`) in which each of those parts is the twin that this file names for it.
+The model files define the computation in parts that can be fused: a norm before a product, an activation after it, a
+sum with the residual stream, everything between the qkv product and attention. `fused` makes a view of a model
+(`core/view.py`) in which this file's twins replace those parts.
 
 A layer then takes nine launches where torch takes more than twenty: four products, two norms, the activation, one from
 qkv to the pages, and attention. With one row, or a few, the activation vanishes into a product, and so do a small
@@ -11,8 +11,8 @@ Nothing here waits for the GPU or allocates by what it finds there, so a step ma
 serves steps that are run and steps that are captured, inside `early_launches` and outside.
 
 A matrix with a `forward`, `after` or `onto` of its own (sharded, say) keeps them unless it names a twin, as quantized
-ones do in `quantized.py`; the parts around it are fused all the same. Heads and
-rotary tables are one kernel with attention, so those with a `forward` of their own are refused.
+ones do in `quantized.py`; the parts around it are fused all the same. Heads and rotary tables are one kernel with
+attention, so those with a `forward` of their own are refused.
 """
 
 from typing import Protocol, cast
@@ -35,8 +35,8 @@ from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 
-# With few rows, every program of a product can normalize them for itself. Up to this width that takes less time than a
-# launch of its own, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
+# Every program of a product can normalize a few rows for itself. Up to this width that takes less time than a separate
+# launch, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
 # steps in benchmarks/fused_kernels.json).
 NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
@@ -75,7 +75,7 @@ class PagesAttention(Attention, Protocol):
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
 
     def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
-        """In a step that `fuses_rope`: take the qkv product [N, (Hq + 2 Hkv) Dh], return attention's [N, Hq, Dh]."""
+        """Take the qkv product [N, (Hq + 2 Hkv) Dh] in a step that `fuses_rope`; return attention's [N, Hq, Dh]."""
 
 
 @twin_of(Linear)
@@ -124,7 +124,7 @@ class FusedHead(FusedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, D] → [R, V], rows a little further apart than they are long."""
-        with early_launches(False):  # so many programs that each one's wait costs more than an early start saves
+        with early_launches(False):  # with this many programs, their waits cost more than an early start saves
             return linear(x, self.wide, self.bias, counters=self.counters)[:, : self.weight.shape[0]]
 
 

@@ -51,8 +51,8 @@ def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
 
 
 def _streamed(launch: StreamedLaunch, m: int, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
-    """That launch, or an unmeasured device's where there is no Gluon, or where rows of the matrix are no multiples of
-    16 bytes.
+    """Return that launch, or an unmeasured device's where Gluon is missing or a matrix row is not a multiple of 16
+    bytes.
     """
     return Unmeasured().fused(m, n, k) if streamed_gemv is None or k % VECTOR else launch
 
@@ -70,8 +70,9 @@ def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> F
 
 
 def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
-    """In one launch: residual + activation(norm(x) weightᵀ + bias), by the kernel that the launch is of, as `gemv`
-    says. Only `gemv` has a LayerNorm.
+    """Compute residual + activation(norm(x) weightᵀ + bias) in one launch, by that launch's kernel; see `gemv`.
+
+    Only `gemv` has a LayerNorm.
     """
     if isinstance(launch, GemvLaunch):
         return gemv(x, weight, launch, **fusions)

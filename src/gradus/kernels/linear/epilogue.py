@@ -1,4 +1,4 @@
-"""What surrounds a product within its kernel: the norm before it, and bias, activation, gate and sum behind it.
+"""A product's neighbors in its kernel: the norm before it; bias, activation, gate and residual sum after it.
 
 A kernel loads the bias and the residual where that hides their latency: `gemv.py` and the streamed kernels before their
 weights have arrived, kernels of tiles when their sums are complete (`finish_tile`). All end in `finish`.

@@ -1,11 +1,11 @@
-"""Two to sixteen rows through a matrix, on the matrix units, and what surrounds the product: norm, activation, sum.
+"""Two to sixteen rows through a matrix, on the matrix units, with the norm, the activation and the residual sum.
 
 Idea: a step that verifies a few drafts streams weights just as a step of one row does, but the arithmetic outside the
 matrix units grows with every row (`gemv.py`). Here the product is turned around, out' = W x': sixteen outputs are the
 high side of a matrix unit's tile and eight rows its narrow side, so that eight rows cost what two do; sixteen are two
 such tiles, which share the weights in their registers.
 
-What counts is how short a program is between the wait for the launch before it and its end:
+A program must be short between its wait for the previous launch and its end:
 
 - *K is split over a program's warps*, DEPTH columns each in turn, and every warp adds up a product of its own.
 - *Values go from memory straight into the registers that the matrix units read*, weights before the wait, x after it:
@@ -36,24 +36,24 @@ from gradus.kernels.linear.few_rows_launch import DEPTH, MOST_ROWS, FewRowsLaunc
 
 COLUMNS = constexpr(DEPTH)
 
-# -- where values lie: of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
+# -- layouts of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
 
 
 @gluon.constexpr_function
 def products(warps: int) -> gl.NVMMADistributedLayout:
-    """Of sums, [warps, outputs, ROWS]."""
+    """Lay out sums, [warps, outputs, ROWS]."""
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
 def weight_side(warps: int) -> gl.DotOperandLayout:
-    """[warps, outputs, COLUMNS]: four columns of an output in a thread, one load of 8 bytes."""
+    """Lay out weights, [warps, outputs, COLUMNS]: a thread has four columns of an output, one load of 8 bytes."""
     return gl.DotOperandLayout(0, products(warps), 4)
 
 
 @gluon.constexpr_function
 def x_side(warps: int) -> gl.DotOperandLayout:
-    """[warps, COLUMNS, ROWS], four columns of a row in a thread."""
+    """Lay out x, [warps, COLUMNS, ROWS]: a thread has four columns of a row."""
     return gl.DotOperandLayout(1, products(warps), 4)
 
 
@@ -237,7 +237,7 @@ def few_rows(
 ) -> Tensor:
     """As `gemv`, for M ≤ MOST_ROWS rows of 16-bit values: residual + activation(norm(x) weightᵀ + bias).
 
-    norm: an RMSNorm. A row's result does not depend on the rows beside it.
+    norm: an RMSNorm. A row's result does not depend on the other rows.
     """
     (rows, inner), height = x.shape, weight.shape[0]
     outputs = height // 2 if gated else height

@@ -1,14 +1,14 @@
-"""One row through a matrix (GEMV), or a few, and what surrounds the product: norm before, activation and sum after.
+"""One row through a matrix (GEMV), or a few, with the norm before the product and the activation and sum after it.
 
-Idea: at one row per step, a product is a stream of weights, each used once. Tensor cores have nothing to do; what
-counts is how many bytes are in flight on every multiprocessor, and how little stands between one stream and the next.
-So a program owns BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums
-once, at the end. K is split over a program's threads, so N alone gives enough programs and no second pass is needed.
+Idea: at one row per step, a product is a stream of weights, each used once. Tensor cores have nothing to do. Speed
+depends on the bytes in flight on every multiprocessor, and on the gap between one stream and the next. A program owns
+BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums once, at the end. K is
+split over a program's threads, so N alone gives enough programs and no second pass is needed.
 
-With a few rows (a small batch, or drafts to be verified) it stays that: weights are read and widened once, and each row
-has sums of its own, in the order of a row that is alone. What grows is the registers for those sums.
+A few rows (a small batch, or drafts to verify) share that stream: weights are read and widened once. Each row has its
+own sums, in the order of a single row, and the registers for them grow with the rows.
 
-RMSNorm costs nothing here, because it is linear but for one factor: W (x / rms(x) * g) = (W (g x)) / rms(x), and the
+RMSNorm costs nothing here, because it is linear except for one factor: W (x / rms(x) * g) = (W (g x)) / rms(x), and the
 sum of x² is gathered on the way. A LayerNorm needs the mean first, so x must fit one tile. Every program recomputes the
 norm, from a row that is in the cache: cheaper than a launch.
 
@@ -28,7 +28,7 @@ from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_p
 from gradus.kernels.linear.epilogue import Norm, finish, vector
 
 FEW_ROWS = 4
-UNROLLED = constexpr(4)  # tiles along K: so few are asked for together
+UNROLLED = constexpr(4)  # up to this many tiles along K are requested together
 
 
 class GemvLaunch(NamedTuple):
@@ -105,7 +105,7 @@ def _times(value: tensor, COUNT: constexpr) -> tensor:
 
 @triton.jit
 def _set(values: tensor, AT: constexpr, value: tensor) -> tensor:
-    """The tuple with another value in that place."""
+    """Replace one value of the tuple."""
     return values[:AT] + (value,) + values[AT + 1 :]  # noqa: RUF005
 
 
@@ -113,7 +113,7 @@ def _set(values: tensor, AT: constexpr, value: tensor) -> tensor:
 def _tiles(
     weights: tensor, up_weights: tensor, column: tensor, inside: tensor, K: constexpr, GATED: constexpr
 ) -> tensor:  # fmt: skip
-    """Some columns of some rows of the matrix, which no program reads again; with a gate also of up's rows."""
+    """Load columns of some matrix rows, which no program reads again; with a gate, also of up's rows."""
     inside = inside[:, None] & (column < K)[None, :]
     weight = tl.load(weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
     up = weight
@@ -127,7 +127,7 @@ def _multiplied(
     sums: tensor, ups: tensor, squares: tensor, tiles: tensor, x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor,
     M: int, column: tensor, eps: float, K: constexpr, GATED: constexpr, ROWS: constexpr,
 ) -> tensor:  # fmt: skip
-    """The sums with those columns of each row times these tiles."""
+    """Add each row's columns times these tiles to its sums."""
     weight, up = tiles[0].to(tl.float32), tiles[1].to(tl.float32)
     for m in tl.static_range(ROWS):
         x, square = _normed(x_ptr + m * K, gain_ptr, shift_ptr, m < M, column, squares[m], eps, K)
@@ -143,7 +143,10 @@ def _normed(
     x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor, there: tensor, column: tensor, squares: tensor, eps: float,
     K: constexpr,
 ) -> tensor:  # fmt: skip
-    """These columns of a row, if it is `there`, normalized but for an RMSNorm's factor, to which they add `squares`."""
+    """Load these columns of a row, if it is `there`, and normalize them, except for an RMSNorm's factor.
+
+    They add their squares to `squares`, which give that factor.
+    """
     inside = column < K
     x = tl.load(x_ptr + column, mask=inside & there, other=0.0).to(tl.float32)
     if gain_ptr is not None:

@@ -3,7 +3,8 @@
 A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
 of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused in,
 which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured with
-so many rows takes the choice of the nearest one that was (with something fused in only if it was never measured so).
+a number of rows takes the choice of the nearest one that was. Fused products do so only if the matrix has no fused
+measurement at all.
 
 Without a file, a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
 """
@@ -84,7 +85,7 @@ def stored_form(launch: Launch) -> dict[str, Any]:
 
 
 class Unmeasured:
-    """For a device of which nothing is known: 16 weights per thread in flight, as nearly all that was measured has."""
+    """Launches for an unknown device: 16 weights per thread in flight, like nearly all measured launches."""
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
         return self.fused(m, n, k)

@@ -13,8 +13,8 @@ MOST_OUTPUTS = 256  # of a program: their sums meet in shared memory
 
 
 class Slices(NamedTuple):
-    """How a product's outputs are divided. programs: in all. groups: of rows that a program passes through, at most.
-    stages: tiles in its shared memory. bytes: of shared memory that it takes.
+    """The division of a product's outputs. programs: in total. groups: the most groups of rows that a program handles.
+    stages: tiles in its shared memory. bytes: its shared memory.
     """
 
     programs: int
@@ -52,9 +52,9 @@ class StreamedLaunch(NamedTuple):
         rows: int = 1,
         normed: bool = True,
     ) -> Slices:
-        """For so many outputs of k columns, on a device with so many multiprocessors and bytes for a program.
+        """Divide outputs of k columns on a device. processors: its multiprocessors. shared_memory: bytes per program.
 
-        rows: of activations. They lie beside each tile if there are several, and no norm.
+        rows: of activations. Several rows without a norm take shared memory with each tile.
         """
         most = self.programs * processors or math.ceil(outputs / self.outputs)
         programs = min(outputs, max(most, math.ceil(outputs / MOST_OUTPUTS)))

@@ -149,7 +149,7 @@ def _sides(
 
 @triton.jit
 def _plane(words: tensor, scale: tensor, offset: tensor, PLANE: constexpr, dtype: constexpr) -> tensor:
-    """By arithmetic: one plane's weights."""
+    """Unpack one plane's weights by arithmetic."""
     return (((words >> (4 * PLANE)) & 15).to(tl.float32) * scale.to(tl.float32) + offset.to(tl.float32)).to(dtype)
 
 

@@ -52,7 +52,7 @@ class TileLaunch(NamedTuple):
         device: torch.device,
         counters: Counters | None = None,
     ) -> SharedSums:
-        """For a matrix of `rows` rows that makes `outputs` (half of them, with a gate), and K of so many tiles."""
+        """Divide a product's sums among programs. rows: of the matrix. outputs: half of them with a gate. tiles: of K."""
         chunk = triton.cdiv(tiles, self.splits)
         splits = triton.cdiv(tiles, chunk)  # none without a share
         grid = triton.cdiv(outputs, self.rows), splits, triton.cdiv(m, self.tokens)

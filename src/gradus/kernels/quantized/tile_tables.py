@@ -1,12 +1,12 @@
-"""Which tile is fastest for a product with a quantized matrix: measured per device, and what an unmeasured one takes.
+"""Which tile is fastest for a product with a quantized matrix: measured per device, or chosen by a rule.
 
 `benchmarks/quantized_linear.py --table` writes a device's file in `measured/` from what it measured: for each
-scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where it is the library that was: for int4
-the matrix made wide and cuBLAS, for 8 bits torch's own products (see `core/tuning.py`).
+scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where the library was: for int4 the
+widened matrix and cuBLAS, for 8 bits torch's own products (see `core/tuning.py`).
 
-Without a file, tiles are chosen by what limits them. For few rows that is bytes in flight: two programs per
-multiprocessor at least, sums shared where the outputs are too few for that. For many it is the tensor cores: the
-largest tile whose sums fit registers. None of these has been measured.
+Without a file, a rule chooses tiles by their limit. Few rows are limited by bytes in flight: at least two programs per
+multiprocessor, with shared sums where outputs are too few. Many rows are limited by the tensor cores: the largest tile
+whose sums fit registers. The rule's tiles are not measured.
 """
 
 from bisect import bisect_left

@@ -1,10 +1,11 @@
 """Draw as `plain` does, for rows that ask for more: penalties, biases, top-k, top-p, min-p, reports.
 
-Idea: what a row asks for stands in its slot's settings, so five launches serve any mixture, and a CUDA graph can hold
+Idea: a row's settings are data of its slot, so the same five launches serve any mixture, and a CUDA graph can hold
 them. The logits are read once for statistics, by rows that narrow the choice or report on it. Then one program per row
-finds the threshold among the best groups of tokens, and mostly draws the token; another finds what is to be reported.
-In the third launch a threshold that was not there is found in the whole row. The rest is the race that plain rows run,
-among tokens that are not below their threshold. Rows that ask for nothing pass through the first three at once.
+finds the threshold among the best groups of tokens, and mostly draws the token; another finds the log-probabilities to
+report. The third launch searches the whole row for a threshold that the groups do not contain. The rest is the race
+that plain rows run, among tokens that are not below their threshold. Rows that ask for nothing pass through the first
+three at once.
 
 Bytes: the logits twice; and once or twice the words of `seen`, for rows that adjust.
 """
