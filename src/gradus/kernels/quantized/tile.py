@@ -52,7 +52,7 @@ class TileLaunch(NamedTuple):
         device: torch.device,
         counters: Counters | None = None,
     ) -> SharedSums:
-        """Divide a product's sums among programs. rows: of the matrix. outputs: half of them with a gate. tiles: of K."""
+        """Divide a product's sums among programs. rows: of the matrix. outputs: half of them if gated. tiles: of K."""
         chunk = triton.cdiv(tiles, self.splits)
         splits = triton.cdiv(tiles, chunk)  # none without a share
         grid = triton.cdiv(outputs, self.rows), splits, triton.cdiv(m, self.tokens)
