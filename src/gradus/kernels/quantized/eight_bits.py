@@ -111,8 +111,7 @@ def eight_bit_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32)
     else:
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    ups = sums
-    x_scale = tl.zeros((BLOCK_M,), tl.float32)
+    ups, x_scale = sums, tl.zeros((BLOCK_M,), tl.float32)
     for start in range(first, end, BLOCK_K):
         weight = _tile(weights, start + k[None, :], inside_n[:, None], K, EVEN_K)
         v = _tile(x, start + k[:, None], inside_m[None, :], K, EVEN_K)
