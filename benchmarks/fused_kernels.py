@@ -401,7 +401,7 @@ def measure_few(found_uses: list[Use], rate: float, alone: list[dict], known: Kn
 def measure_chains(models: list[str], counts: list[int], few: list[dict], products: list[dict]) -> Iterator[dict]:
     """A model's products, layer behind layer as in a step, in microseconds per layer: by what was fastest alone of
     `gemv`, of parts, of all; by `splitk` and cuBLAS with the other parts in launches of their own; and by launches of
-    `few_rows`, and streamed ones, of which each is the fastest beside the others. Those of one row begin with `gemv`'s.
+    `few_rows`, streamed ones, and a mix of both, each the fastest beside the others. One row mixes `gemv` and streamed.
     """
     times_of = {use_of(entry): entry["times"] for entry in few}
     splitk_of = {(entry["m"], entry["n"], entry["k"]): json.dumps(entry["launches"][0][0]) for entry in products}
@@ -418,12 +418,19 @@ def measure_chains(models: list[str], counts: list[int], few: list[dict], produc
         kinds = {kind: chain.right([[name] if name else [] for name in names]) for kind, names in best.items()}
         found = {kind: chain.time([name for (name,) in names]) for kind, names in kinds.items() if all(names)}
         entry: dict[str, Any] = {"model": model, "m": m, "layer": found}
-        if all(few_rows):
-            _, found["few rows"] = chain.swept([name for name, *_ in few_rows], few_rows)
-        start = kinds["gemv"] if m == 1 else streamed
-        if all(start):
-            names, found["streamed"] = chain.swept([name for name, *_ in start], streamed)
+        if m == 1 and all(kinds["gemv"]):
+            names, found["streamed"] = chain.swept([name for (name,) in kinds["gemv"]], streamed)
             entry["launches"] = [json.loads(name) for name in names]
+        elif m > 1:
+            racing = {kind: names for kind, names in (("few rows", few_rows), ("streamed", streamed)) if all(names)}
+            swept = {kind: chain.swept([name for name, *_ in names], names) for kind, names in racing.items()}
+            found |= {kind: taken for kind, (_, taken) in swept.items()}
+            if swept:
+                start, _ = min(swept.values(), key=lambda way: way[1])
+                names, found["mixed"] = chain.swept(
+                    start, [few + more for few, more in zip(few_rows, streamed, strict=True)]
+                )
+                entry["launches"] = [json.loads(name) for name in names]
         yield entry
 
 
@@ -840,11 +847,11 @@ def table(found: dict[str, Any]) -> str:
         launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
         if m == 1:
             fused[shape] = {1: best}
-    slower, streamed = slower_in_a_chain(found["chains"]), streamed_in_a_chain(found["chains"])
+    slower, swept = slower_in_a_chain(found["chains"]), swept_in_a_chain(found["chains"])
     for entry in found["few"]:
         shape = entry["n"], entry["k"]
         use = (*shape, entry["norm"], entry["m"])
-        best = streamed.get(use) or chosen(entry, few_rows=use not in slower)
+        best = swept.get(use) or chosen(entry, few_rows=use not in slower)
         if entry["norm"] is None:
             launches.setdefault(shape, {})[entry["m"]] = best
         else:
@@ -864,14 +871,14 @@ def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int
     return {(use.n, use.k, use.norm, chain["m"]) for chain in apart for use in uses(chain["model"]) if not use.head}
 
 
-def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], Stored]:
-    """The launches of matrices, norms and numbers of rows whose weights are streamed where a layer is fastest."""
+def swept_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], Stored]:
+    """The launches of matrices, norms and numbers of rows that make a layer fastest. `gemv`'s are chosen alone."""
     return {
         (use.n, use.k, use.norm, chain["m"]): launch
         for chain in sorted(chains, key=lambda chain: chain["model"] in MODELS)  # rather than its heads' that draft
-        if chain["layer"].get("streamed", math.inf) <= min(chain["layer"].values())
+        if min(chain["layer"].get(kind, math.inf) for kind in ("mixed", "streamed")) <= min(chain["layer"].values())
         for use, launch in zip(uses(chain["model"]), chain.get("launches", ()), strict=False)  # the head has none
-        if isinstance(launch_of(launch), StreamedLaunch)
+        if not isinstance(launch_of(launch), GemvLaunch)
     }
 
 

@@ -189,7 +189,7 @@ def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
         {"model": "qwen2.5-coder-0.5b", "m": 1, "layer": {"streamed": 2.0}, "launches": [streamed, gemv, gemv, gemv]},
         {"model": "qwen2.5-coder-0.5b", "m": 2, "layer": {"gemv": 3.0}},
     ]
-    assert fused_kernels.streamed_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
+    assert fused_kernels.swept_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
     found = dict.fromkeys(("device", "capability", "torch", "triton"), "") | {"products": [], "chains": chains}
     times = {json.dumps(gemv): 2.0, "cublas": 9.0}
     found["few"] = [{"m": 1} | use._asdict() | {"times": times} for use in (qkv, output)]

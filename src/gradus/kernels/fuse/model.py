@@ -99,7 +99,7 @@ class FusedLinear(Twin, Linear):
         inside, centered = None, isinstance(norm, nn.LayerNorm)
         if self.in_features <= NORM_WITHIN and (isinstance(launch, GemvLaunch) or not centered):
             inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
-        elif then is None:
+        elif then is None and not centered:
             return self(norm(x))
         return fused_linear(
             x if inside else norm(x), self.weight, launch, bias=self.bias, norm=inside,
