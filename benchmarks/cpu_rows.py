@@ -80,7 +80,7 @@ def _middle(values: list[float]) -> float:
 
 @torch.inference_mode()
 def compiled(runner: CompiledRunner, batch: Batch) -> None:
-    runner.quick_rows = MOST_ROWS
+    runner.max_kernel_rows = MOST_ROWS
     with alone():
         runner.logits(batch)
 

@@ -3,6 +3,9 @@
     PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --out "$OUT"/fused_kernels.json      # on the GPU: minutes
     PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the file
 
+`--known` races only the launches that were fastest in another device's results, which takes a fraction of the time. The
+part "chains" checks each launch against the torch reference before it times it.
+
 Times are of launches inside a CUDA graph, over buffers that together exceed the L2 cache: as in a decode step, where
 nothing but activations is found in the cache. Each is the median of several replays, in microseconds per launch. The
 floor is the bytes that must move over `--bandwidth`.
@@ -38,21 +41,24 @@ import triton
 
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
+from gradus.kernels.linear.epilogue import Norm, product_reference
 from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
-from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
+from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk
 from gradus.kernels.linear.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
 from gradus.kernels.rows import activation, norm, rope_store
 from gradus.kernels.sampling import plain as sampling
 
-PRODUCTS = {"gemv": (1,), "skinny": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
+PRODUCTS = {"gemv": (1,), "splitk": (8, 16, 32, 64)}  # parts that measure products alone, of so many rows
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
 ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
 # So much longer may `few_rows` take than what is fastest alone. Its weights are under way before the launch before it
 # has ended; in a chain of launches that is worth more (the part "chains").
 IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
+DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+TOLERANCE = 1e-2  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
 MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/linear/measured"
 
 # (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
@@ -70,6 +76,7 @@ BIASED = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")  # in their qkv
 # (vocabulary, hidden, MLP width, drafts) of heads that draft: of the kinds in gradus.speculative.heads
 HEADS = {"smollm2-135m-heads": (21504, 576, 1536, 4)}
 PADDED_HEAD = (50304, 768)  # GPT-2's, with rows added up to a multiple of 128: what an odd N costs
+HEADS_ALONE = [(50257, 768), PADDED_HEAD, (151936, 1024)]
 
 
 def matrices(model: str) -> dict[str, tuple[int, int]]:
@@ -92,7 +99,7 @@ def matrices(model: str) -> dict[str, tuple[int, int]]:
 
 
 def noise(*shape: int) -> Tensor:
-    return torch.empty(*shape, dtype=torch.bfloat16, device="cuda").normal_()
+    return torch.empty(*shape, dtype=DTYPE, device=DEVICE).normal_()
 
 
 def copies(bytes_each: int) -> int:
@@ -124,19 +131,19 @@ def gemv_launches(m: int, k: int) -> Iterator[GemvLaunch]:
 TILES = ((16, 128), (16, 256), (32, 128), (32, 256), (64, 64), (64, 128), (64, 256), (128, 64), (128, 128))
 
 
-def skinny_tiles(m: int) -> Iterator[tuple[int, int, int]]:
+def splitk_tiles(m: int) -> Iterator[tuple[int, int, int]]:
     for (rows, columns), stages in product(TILES, (3, 5)):
         if (rows + max(16, m)) * columns * 2 * stages <= 200_000:
             yield rows, columns, stages
 
 
-def skinny_launches(m: int, n: int, k: int) -> Iterator[SkinnyLaunch]:
+def splitk_launches(m: int, n: int, k: int) -> Iterator[SplitKLaunch]:
     """Between a program for every third multiprocessor and six for each, and a tile or more a program."""
-    for rows, columns, stages in skinny_tiles(m):
+    for rows, columns, stages in splitk_tiles(m):
         tiles = math.ceil(n / rows)
         for splits in (1, 2, 4, 8, 16):
             if (splits == 1 and tiles > 400) or (40 <= tiles * splits <= 800 and k >= columns * splits):
-                yield SkinnyLaunch(rows, columns, splits, stages, 4)
+                yield SplitKLaunch(rows, columns, splits, stages, 4)
 
 
 def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
@@ -147,24 +154,46 @@ def compile_one(task: tuple[str, tuple[int, ...], int, int]) -> None:
     if kind.startswith("gemv"):
         gemv(x, weight, GemvLaunch(*launch))
     else:
-        skinny(x, weight, SkinnyLaunch(*launch))
+        splitk(x, weight, SplitKLaunch(*launch))
 
 
-def candidates(m: int, n: int, k: int) -> list[Launch]:
-    return [*gemv_launches(m, k)] if m == 1 else [*skinny_launches(m, n, k)]
+class Known:
+    """The fastest launches in the results of another device: those that race, where there are any."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self.products = {
+            (entry["m"], entry["n"], entry["k"]): [launch_of(stored) for stored, _ in entry["launches"]]
+            for entry in found["products"]
+        }
+        self.few = {use_of(entry): [*filter(is_ours, entry["times"])] for entry in found["few"]}
+
+    def candidates(self, m: int, n: int, k: int) -> list[Launch]:
+        """For the product alone: `gemv`'s launches for one row, `splitk`'s for more."""
+        return self.products.get((m, n, k)) or [*(gemv_launches(m, k) if m == 1 else splitk_launches(m, n, k))]
+
+    def fused_candidates(self, use: "Use", m: int) -> list[FusedLaunch]:
+        """One row is `gemv`'s, and more than FEW_ROWS are `few_rows`'. What `streamed_gemv` is worth, chains show."""
+        found = [launch for launch in map(named, self.few.get((use, m), [])) if not isinstance(launch, SplitKLaunch)]
+        if found:
+            return found
+        if m <= FEW_ROWS:
+            found += dict.fromkeys(halved(launch) if use.gated else launch for launch in gemv_launches(m, use.k))
+        if m > 1 and use.norm != "layer":
+            found += few_rows_launches(use, m)
+        return found
 
 
-def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], workers: int) -> None:
+def compile_all(shapes: list[tuple[int, int]], row_counts: list[int], known: Known, workers: int) -> None:
     tasks: set[tuple[str, tuple[int, ...], int, int]] = set()
     for (n, k), m in product(shapes, row_counts):
         odd = "-odd" if n % 16 else ""
-        for launch in candidates(m, n, k):
+        for launch in known.candidates(m, n, k):
             if isinstance(launch, GemvLaunch):
                 tasks.add(("gemv" + odd, tuple(launch), m, k))
-            elif isinstance(launch, SkinnyLaunch):
+            elif isinstance(launch, SplitKLaunch):
                 key = launch._replace(splits=min(launch.splits, 2))
                 inner = 2048 if k % launch.columns == 0 else 2048 + 64  # of K, only whether it is even is compiled
-                tasks.add(("skinny" + odd, tuple(key), m, inner))
+                tasks.add(("splitk" + odd, tuple(key), m, inner))
     in_processes(compile_one, sorted(tasks), workers)
 
 
@@ -175,12 +204,14 @@ def in_processes(compile: Callable[[Any], None], tasks: list[Any], workers: int)
     print(f"{len(tasks)} kernels compiled in {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def measure_products(shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float) -> Iterator[dict]:
+def measure_products(
+    shapes: list[tuple[int, int]], row_counts: tuple[int, ...], rate: float, known: Known
+) -> Iterator[dict]:
     for n, k in shapes:
         weights = [noise(n, k) for _ in range(copies(2 * n * k))]
         for m in row_counts:
             x = noise(m, k)
-            launches = candidates(m, n, k) if m <= ROWS[-1] else []
+            launches = known.candidates(m, n, k) if m <= ROWS[-1] else []
             # bound now, not when they run
             ours = {name_of(launch): (lambda w, launch=launch, x=x: run(x, w, launch)) for launch in launches}
             times = race({"cublas": lambda w, x=x: F.linear(x, w)} | ours, weights)
@@ -197,7 +228,7 @@ def floor_of(m: int, n: int, k: int, rate: float) -> float:
 
 
 def run(x: Tensor, weight: Tensor, launch: Launch) -> Tensor:
-    return skinny(x, weight, launch) if isinstance(launch, SkinnyLaunch) else fused_linear(x, weight, launch)
+    return splitk(x, weight, launch) if isinstance(launch, SplitKLaunch) else fused_linear(x, weight, launch)
 
 
 # -- few rows, with what is around a product ---------------------------------------------------------------------------
@@ -214,6 +245,11 @@ class Use(NamedTuple):
     bias: bool = False
     residual: bool = False
     head: bool = False
+
+
+def use_of(entry: dict[str, Any]) -> tuple[Use, int]:
+    """What an entry of the part "few" is about, and of how many rows."""
+    return Use(*(entry[name] for name in Use._fields)), entry["m"]
 
 
 def uses(model: str) -> list[Use]:
@@ -244,6 +280,11 @@ class Around(NamedTuple):
     x: Tensor
     options: dict[str, Any]
 
+    @property
+    def centered(self) -> bool:
+        """Whether a LayerNorm comes before the product."""
+        return self.options["norm"] is not None and self.options["norm"].bias is not None
+
 
 def around(use: Use, m: int) -> Around:
     outputs = use.n // 2 if use.gated else use.n
@@ -266,8 +307,9 @@ def few_rows_launches(use: Use, m: int) -> Iterator[FewRowsLaunch]:
             yield FewRowsLaunch(outputs, warps, ahead, sums)
 
 
-# Row warps, column warps, and programs per multiprocessor.
+# Row warps, column warps, and programs per multiprocessor (0: one per tile of outputs, for few rows).
 SHARES = ((1, 8, 1), (2, 4, 1), (1, 4, 2), (1, 4, 1), (2, 2, 1), (2, 2, 2), (1, 2, 4), (1, 16, 1), (2, 8, 1))
+SHARES += ((1, 1, 0), (1, 2, 0), (1, 4, 0), (1, 8, 0), (1, 16, 0))
 ROOM = (100, 200)  # KiB of weights per multiprocessor: so that two launches find room there, and one
 TILE = 20 << 10  # bytes, at most
 X_OF_A_LANE = 80  # registers of x, for 8 rows and 8 warps, that leave room for those of the next launch
@@ -277,10 +319,12 @@ PROCESSORS = 132  # of an H100 or H200: those for which slices that are the same
 
 def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
     """With one row of x, one or two outputs per thread in a tile, and with more 16 or 32 in all; of their columns as
-    many as a tile has room for.
+    many as a tile has room for. More rows have their LayerNorm in a launch of its own.
     """
-    if use.norm == "layer" or use.head:
+    if use.head or (use.norm == "layer" and m == 1):
         return
+    if use.norm == "layer":
+        use = use._replace(norm=None)
     outputs, seen = use.n // 2 if use.gated else use.n, set()
     together = 1 if m == 1 else max(8, m)
     for (row_warps, column_warps, programs), each, room in product(SHARES, (1, 2), ROOM):
@@ -289,27 +333,20 @@ def streamed_launches(use: Use, m: int) -> Iterator[StreamedLaunch]:
             if row_warps > 1 or (use.norm and parts * together > 8 * X_OF_A_LANE // column_warps):
                 continue  # all warps share columns, and with a norm x is in registers
             rows = 16 * each
+        elif not programs:
+            continue
         most = max(1, TILE // (rows * WARP_COLUMNS * column_warps * (4 if use.gated else 2)))  # parts in a tile
         columns = math.ceil(parts / math.ceil(parts / most)) * WARP_COLUMNS * column_warps
-        launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // programs, programs)
+        launch = StreamedLaunch(rows, columns, row_warps, column_warps, room // max(1, programs), programs)
         slices = launch.slices(
             outputs, use.k, use.gated, PROCESSORS, max(SHARED_MEMORY.values()), together, use.norm is not None
         )
         key, whole = (*launch._replace(kilobytes=0), slices), slices.groups * math.ceil(use.k / columns)
-        worth = slices.stages >= min(whole, 2) and (each == 1 or (slices.groups > 1 and launch.warps <= 8))
+        tall = launch.warps <= 8 and (slices.groups > 1 or not programs)
+        worth = slices.stages >= min(whole, 2) and (each == 1 or tall)
         if (m > 1 or parts * max(8, launch.warps) <= X_PARTS) and worth and key not in seen:
             seen.add(key)
             yield launch
-
-
-def fused_candidates(use: Use, m: int) -> list[FusedLaunch]:
-    """One row is `gemv`'s, and more than FEW_ROWS are `few_rows`'. What `streamed_gemv` is worth, chains show."""
-    found: list[FusedLaunch] = []
-    if m <= FEW_ROWS:
-        found += dict.fromkeys(halved(launch) if use.gated else launch for launch in gemv_launches(m, use.k))
-    if m > 1 and use.norm != "layer":
-        found += few_rows_launches(use, m)
-    return found
 
 
 def halved(launch: GemvLaunch) -> GemvLaunch:
@@ -317,22 +354,38 @@ def halved(launch: GemvLaunch) -> GemvLaunch:
     return launch._replace(rows=max(1, launch.rows // 2))
 
 
-def few_tasks(found_uses: list[Use]) -> Iterator[tuple[Use, int, FusedLaunch]]:
-    """One of each kernel: `few_rows` is compiled for up to 8 rows, and for 16."""
-    for use, m in product(found_uses, FEW):
-        for launch in fused_candidates(use, m):
-            if isinstance(launch, GemvLaunch) or m in (2, 16):
-                yield use, m, launch
+def few_tasks(found_uses: list[Use], known: Known) -> set[tuple[Use, int, str]]:
+    """What the part "few" compiles. `few_rows` is compiled for up to 8 rows, and for 16."""
+    return {
+        (use, m if isinstance(launch, GemvLaunch) else padded(m), name_of(launch))
+        for use, m in product(found_uses, FEW)
+        for launch in known.fused_candidates(use, m)
+    }
 
 
-def compile_use(task: tuple[Use, int, FusedLaunch]) -> None:
-    use, m, launch = task
+def chain_tasks(found_uses: list[Use], counts: list[int], known: Known) -> set[tuple[Use, int, str]]:
+    """What the part "chains" compiles beside that."""
+    found = {
+        (use, padded(m), name_of(launch))
+        for use, m in product(found_uses, counts)
+        for launch in (*streamed_launches(use, m), *known.products.get((max(8, m), use.n, use.k), ())[:1])
+    }
+    return found | {(use, m, name) for use, m, name in few_tasks(found_uses, known) if known.few and m in counts}
+
+
+def padded(m: int) -> int:
+    """As many rows as a kernel on the matrix units is compiled for."""
+    return m if m in (1, 16) else 8
+
+
+def compile_use(task: tuple[Use, int, str]) -> None:
+    use, m, name = task
     given = around(use, m)
     with early_launches(not use.head):
-        fused_linear(given.x, noise(use.n, use.k), launch, **given.options)
+        by_name(name, given)(noise(use.n, use.k))
 
 
-def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterator[dict]:
+def measure_few(found_uses: list[Use], rate: float, alone: list[dict], known: Known) -> Iterator[dict]:
     """Against the parts one by one, as the device's table has them now; or where nothing is around a product, or the
     residual alone, against cuBLAS and the fastest launches of the product alone; with few rows, of the product with 8.
     """
@@ -340,40 +393,75 @@ def measure_few(found_uses: list[Use], rate: float, known: list[dict]) -> Iterat
         weights = [noise(use.n, use.k).mul_(use.k**-0.5) for _ in range(copies(2 * use.n * use.k))]
         for m in FEW:
             given = around(use, m)
-            names = [name_of(launch) for launch in fused_candidates(use, m)] + ["apart" if use.norm else "cublas"]
+            names = [name_of(launch) for launch in known.fused_candidates(use, m)]
+            names += ["apart" if use.norm else "cublas"]
             tops = [
-                entry["launches"] for entry in known if (entry["m"], entry["n"], entry["k"]) == (max(8, m), *use[:2])
+                entry["launches"] for entry in alone if (entry["m"], entry["n"], entry["k"]) == (max(8, m), *use[:2])
             ]
             if tops and (m > 1 or use.head) and use.norm is None:
                 names += [json.dumps(stored) for stored, _ in tops[0]]
+            names = [*dict.fromkeys(names + known.few.get((use, m), []))]
             with early_launches(not use.head):
                 times = race({name: by_name(name, given) for name in names}, weights)
             yield {"m": m} | use._asdict() | {"floor": floor_of(m, use.n, use.k, rate), "times": shown(times)}
 
 
-def measure_chains(models: list[str], counts: list[int], few: list[dict]) -> Iterator[dict]:
-    """A model's four products, layer behind layer as in a step, by what was fastest alone: of `gemv`, of `few_rows`, of
-    all; and with every part in a launch of its own. And by launches whose weights are streamed, each being the fastest
-    beside the others. In microseconds per layer.
+def measure_chains(models: list[str], counts: list[int], few: list[dict], products: list[dict]) -> Iterator[dict]:
+    """A model's products, layer behind layer as in a step, in microseconds per layer: by what was fastest alone of
+    `gemv`, of parts, of all; by `splitk` and cuBLAS with the other parts in launches of their own; and by launches of
+    `few_rows`, streamed ones, and a mix of both, each the fastest beside the others. One row mixes `gemv` and streamed.
     """
-    times_of = {(Use(*(entry[name] for name in Use._fields)), entry["m"]): entry["times"] for entry in few}
+    times_of = {use_of(entry): entry["times"] for entry in few}
+    splitk_of = {(entry["m"], entry["n"], entry["k"]): json.dumps(entry["launches"][0][0]) for entry in products}
     for model, m in product(models, counts):
-        *layer, _ = uses(model)
-        if not all((use, m) in times_of for use in layer):
-            continue
-        chain = Chain(
-            [[noise(use.n, use.k).mul_(use.k**-0.5) for use in layer] for _ in range(MODELS[model][6])],
-            [around(use, m) for use in layer],
-        )
-        best = {kind: [fastest(times_of[use, m], belongs) for use in layer] for kind, belongs in KINDS.items()}
-        found = {kind: chain.time([str(name) for name in names]) for kind, names in best.items() if all(names)}
+        layer = [use for use in uses(model) if not use.head]
+        weights = [[noise(use.n, use.k).mul_(use.k**-0.5) for use in layer] for _ in range(layers_of(model))]
+        chain = Chain(weights, [around(use, m) for use in layer])
+        times = [times_of.get((use, m), {}) for use in layer]
+        best = {kind: [fastest(each, belongs) for each in times] for kind, belongs in KINDS.items()}
+        best["splitk"] = [splitk_of.get((max(8, m), use.n, use.k)) for use in layer]
+        best["cublas"] = ["cublas"] * len(layer)
+        few_rows = chain.right([[name for name in each if KINDS["few rows"](name)] for each in times])
+        streamed = chain.right([[name_of(launch) for launch in streamed_launches(use, m)] for use in layer])
+        kinds = {kind: chain.right([[name] if name else [] for name in names]) for kind, names in best.items()}
+        found = {kind: chain.time([name for (name,) in names]) for kind, names in kinds.items() if all(names)}
         entry: dict[str, Any] = {"model": model, "m": m, "layer": found}
-        start = best["gemv" if m == 1 else "few rows"]
-        if all(start):
-            streamed = [[name_of(launch) for launch in streamed_launches(use, m)] for use in layer]
-            names, found["streamed"] = chain.swept([str(name) for name in start], streamed)
+        if m == 1 and all(kinds["gemv"]):
+            names, found["streamed"] = chain.swept([name for (name,) in kinds["gemv"]], streamed)
             entry["launches"] = [json.loads(name) for name in names]
+        elif m > 1:
+            racing = {kind: names for kind, names in (("few rows", few_rows), ("streamed", streamed)) if all(names)}
+            swept = {kind: chain.swept([name for name, *_ in names], names) for kind, names in racing.items()}
+            found |= {kind: taken for kind, (_, taken) in swept.items()}
+            if swept:
+                start, _ = min(swept.values(), key=lambda way: way[1])
+                names, found["mixed"] = chain.swept(
+                    start, [few + more for few, more in zip(few_rows, streamed, strict=True)]
+                )
+                entry["launches"] = [json.loads(name) for name in names]
         yield entry
+
+
+def layers_of(model: str) -> int:
+    """A model's layers; of heads that draft as many passes as exceed the cache."""
+    return MODELS[model][6] if model in MODELS else copies(2 * sum(use.n * use.k for use in uses(model)[:-1]))
+
+
+def is_right(name: str, given: Around, matrix: Tensor) -> bool:
+    """Whether a contender gives what the torch reference gives. One that does not run says so, and is not raced."""
+    residual = given.options["residual"]
+    mine, theirs = (given.options | {"residual": None if residual is None else residual.clone()} for _ in range(2))
+    try:
+        with early_launches(DEVICE.type == "cuda"):
+            out = by_name(name, Around(given.x, mine))(matrix).float()
+    except Exception as error:
+        print(f"{name}: {type(error).__name__} {error}"[:200], flush=True)
+        return False
+    expected = product_reference(given.x, matrix, **theirs).float()
+    error = float((out - expected).norm() / expected.norm())
+    if not error < TOLERANCE:
+        print(f"{name}: {list(given.x.shape)} by {list(matrix.shape)} is wrong by {error:.1e}", flush=True)
+    return error < TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -383,10 +471,15 @@ class Chain:
     weights: list[list[Tensor]]
     given: list[Around]
 
+    def right(self, names: list[list[str]]) -> list[list[str]]:
+        """Of each product's contenders those that give what the reference gives."""
+        of_products = zip(names, self.given, self.weights[0], strict=True)
+        return [[name for name in each if is_right(name, *beside)] for each, *beside in of_products]
+
     def time(self, names: list[str]) -> float:
         """Microseconds per layer; infinite where a launch does not fit the GPU."""
         parts = [by_name(name, each) for name, each in zip(names, self.given, strict=True)]
-        with early_launches():
+        with early_launches(DEVICE.type == "cuda"):
             times = race({str(names): partial(in_a_row, parts, self.weights)}, [None])
         return times.get(str(names), math.inf) / len(self.weights)
 
@@ -411,7 +504,7 @@ class Chain:
 def alike(candidates: list[list[str]]) -> Iterator[list[str]]:
     """For each of SHARES and ROOM the first launch of every product, where all have one."""
     for (*warps, programs), room in product(SHARES, ROOM):
-        share = *warps, room // programs, programs
+        share = *warps, room // max(1, programs), programs
         four = [next((name for name in names if named(name)[2:] == share), None) for names in candidates]
         if all(four):
             yield [str(name) for name in four]
@@ -433,7 +526,7 @@ def named(name: str) -> Launch:
 KINDS: dict[str, Callable[[str], bool]] = {
     "gemv": lambda name: is_ours(name) and isinstance(named(name), GemvLaunch),
     "few rows": lambda name: is_ours(name) and isinstance(named(name), FewRowsLaunch),
-    "apart": lambda name: not is_ours(name) or isinstance(named(name), SkinnyLaunch),
+    "apart": lambda name: not is_ours(name) or isinstance(named(name), SplitKLaunch),
     "fastest": lambda name: True,
 }
 
@@ -443,12 +536,14 @@ def fastest(times: dict[str, float], belongs: Callable[[str], bool]) -> str | No
 
 
 def by_name(name: str, given: Around) -> Callable[[Tensor], Any]:
-    """As `measure_few` calls a contender."""
-    if name in ("cublas", "apart"):
-        return partial(library if name == "cublas" else apart, given)
+    """A contender, as a function of the matrix."""
+    if name in LIBRARIES:
+        return partial(apart, given, LIBRARIES[name])
     launch = named(name)
-    if isinstance(launch, SkinnyLaunch):
-        return partial(skinny, given.x, launch=launch, residual=given.options["residual"])
+    if isinstance(launch, SplitKLaunch):
+        return partial(apart, given, partial(splitk, launch=launch))
+    if given.centered and not isinstance(launch, GemvLaunch):
+        return partial(after_norm, given, launch)
     return partial(fused_linear, given.x, launch=launch, **given.options)
 
 
@@ -458,18 +553,31 @@ def in_a_row(parts: list[Callable[[Tensor], Any]], weights: list[list[Tensor]], 
             part(matrix)
 
 
-def library(given: Around, weight: Tensor) -> Tensor:
-    residual = given.options["residual"]
-    return F.linear(given.x, weight) if residual is None else residual.addmm_(given.x, weight.t())
+def library(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias) if residual is None else residual.addmm_(x, weight.t())
 
 
-def apart(given: Around, weight: Tensor) -> Tensor:
-    gain, shift, eps = given.options["norm"]
-    normed = add_normed(given.x, gain, shift, eps)
-    out, name = linear(normed, weight, given.options["bias"]), given.options["activation"]
-    if name is None:
-        return out
-    return (activation.gated_activation if given.options["gated"] else activation.activation)(out, name)
+LIBRARIES: dict[str, Callable[..., Tensor]] = {"cublas": library, "apart": linear}
+"""Products without a norm and an activation: cuBLAS's, and what the device's table has for them now."""
+
+
+def apart(given: Around, product: Callable[..., Tensor], weight: Tensor) -> Tensor:
+    """Norm, product and activation in launches of their own."""
+    x, options = normed_first(given), given.options
+    if options["activation"] is None:
+        return product(x, weight, bias=options["bias"], residual=options["residual"])
+    behind = activation.gated_activation if options["gated"] else activation.activation
+    return behind(product(x, weight, bias=options["bias"]), options["activation"])
+
+
+def after_norm(given: Around, launch: FusedLaunch, weight: Tensor) -> Tensor:
+    """A LayerNorm in a launch of its own, the rest in one."""
+    return fused_linear(normed_first(given), weight, launch, **given.options | {"norm": None})
+
+
+def normed_first(given: Around) -> Tensor:
+    norm = given.options["norm"]
+    return given.x if norm is None else add_normed(given.x, *norm)
 
 
 def add_normed(x: Tensor, gain: Tensor, shift: Tensor | None, eps: float) -> Tensor:
@@ -664,11 +772,12 @@ def measure_step(model: str, rows: int, rate: float) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
-    parser.add_argument("--parts", default="rows,sampling,heads,gemv,skinny,few,chains,steps")
+    parser.add_argument("--parts", default="rows,sampling,heads,gemv,splitk,few,chains,steps")
     parser.add_argument("--models", default=",".join([*MODELS, *HEADS]))
     parser.add_argument("--rows", default=",".join(map(str, FEW)), help="of the part chains")
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--known", type=Path, help="a like device's results: race only what was fastest there")
     parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/ from these")
     options = parser.parse_args()
     if options.table:
@@ -677,6 +786,10 @@ def main() -> None:
         return
     resolve_device("cuda")
     rate = options.bandwidth
+    like: dict[str, Any] = {"products": [], "few": []} | (
+        json.loads(options.known.read_text()) if options.known else {}
+    )
+    known = Known(like)
     models, counts = options.models.split(","), [int(count) for count in options.rows.split(",")]
     shapes = list(dict.fromkeys(shape for model in models for shape in matrices(model).values()))
     shapes += [PADDED_HEAD] if "gpt2-124m" in models else []
@@ -689,16 +802,16 @@ def main() -> None:
     parts: dict[str, tuple[str, Callable[[], Iterator[dict]]]] = {
         "rows": ("rows", lambda: measure_rows(rate)),
         "sampling": ("sampling", lambda: measure_sampling(rate)),
-        "heads": ("heads", lambda: measure_products([(50257, 768), PADDED_HEAD, (151936, 1024)], (128, 256), rate)),
+        "heads": ("heads", lambda: measure_products(HEADS_ALONE, (128, 256), rate, known)),
         "steps": ("steps", lambda: measure_steps(rate)),
-        "few": ("few", lambda: measure_few(found_uses, rate, found["products"])),
+        "few": ("few", lambda: measure_few(found_uses, rate, found["products"], known)),
         "chains": (
             "chains",
-            lambda: measure_chains([model for model in models if model in MODELS], counts, found["few"]),
+            lambda: measure_chains(models, counts, *(found[key] or like[key] for key in ("few", "products"))),
         ),
     }
     for part, rows in PRODUCTS.items():
-        parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate)
+        parts[part] = "products", lambda rows=rows: measure_products(shapes, rows, rate, known)
     if options.out.exists():  # other parts, measured before
         found |= {key: entries for key, entries in json.loads(options.out.read_text()).items() if entries}
     wanted = options.parts.split(",")
@@ -714,14 +827,11 @@ def main() -> None:
     for key in {parts[part][0] for part in wanted}:
         found[key] = [entry for entry in found[key] if measured_before(key, entry)]
     if rows_now:
-        compile_all(shapes, rows_now, options.workers)
+        compile_all(shapes, rows_now, known, options.workers)
     if "few" in wanted:
-        in_processes(compile_use, [*few_tasks(found_uses)], options.workers)
+        in_processes(compile_use, sorted(few_tasks(found_uses, known), key=str), options.workers)
     if "chains" in wanted:
-        padded = {count if count in (1, 16) else 8 for count in counts}  # rows that kernels are compiled for
-        counted = product(found_uses, sorted(padded))
-        streamed = [(use, m, launch) for use, m in counted for launch in streamed_launches(use, m)]
-        in_processes(compile_use, streamed, options.workers)
+        in_processes(compile_use, sorted(chain_tasks(found_uses, counts, known), key=str), options.workers)
     for part in wanted:
         start, (key, measure) = time.perf_counter(), parts[part]
         for entry in measure():
@@ -746,11 +856,11 @@ def table(found: dict[str, Any]) -> str:
         launches.setdefault(shape, {})[m] = best if entry["ours"] <= 0.97 * entry["cublas"] else None
         if m == 1:
             fused[shape] = {1: best}
-    slower, streamed = slower_in_a_chain(found["chains"]), streamed_in_a_chain(found["chains"])
+    slower, swept = slower_in_a_chain(found["chains"]), swept_in_a_chain(found["chains"])
     for entry in found["few"]:
         shape = entry["n"], entry["k"]
         use = (*shape, entry["norm"], entry["m"])
-        best = streamed.get(use) or chosen(entry, few_rows=use not in slower)
+        best = swept.get(use) or chosen(entry, few_rows=use not in slower)
         if entry["norm"] is None:
             launches.setdefault(shape, {})[entry["m"]] = best
         else:
@@ -770,14 +880,14 @@ def slower_in_a_chain(chains: list[dict]) -> set[tuple[int, int, str | None, int
     return {(use.n, use.k, use.norm, chain["m"]) for chain in apart for use in uses(chain["model"]) if not use.head}
 
 
-def streamed_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], Stored]:
-    """The launches of matrices, norms and numbers of rows whose weights are streamed where a layer is fastest."""
+def swept_in_a_chain(chains: list[dict]) -> dict[tuple[int, int, str | None, int], Stored]:
+    """The launches of matrices, norms and numbers of rows that make a layer fastest. `gemv`'s are chosen alone."""
     return {
         (use.n, use.k, use.norm, chain["m"]): launch
-        for chain in chains
-        if chain["layer"].get("streamed", math.inf) <= min(chain["layer"].values())
+        for chain in sorted(chains, key=lambda chain: chain["model"] in MODELS)  # rather than its heads' that draft
+        if min(chain["layer"].get(kind, math.inf) for kind in ("mixed", "streamed")) <= min(chain["layer"].values())
         for use, launch in zip(uses(chain["model"]), chain.get("launches", ()), strict=False)  # the head has none
-        if isinstance(launch_of(launch), StreamedLaunch)
+        if not isinstance(launch_of(launch), GemvLaunch)
     }
 
 

@@ -41,9 +41,9 @@ if __name__ == "__main__":
 
 from triton.runtime.errors import OutOfResources
 
-from gradus.attention.triton_paged import TURNING_WIDTH
+from gradus.attention.triton_paged import FUSED_ROPE_WIDTH
 from gradus.kernels.attention.launch import Launch, launches
-from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
@@ -111,10 +111,10 @@ class Step:
         heads = shape.kv_heads * shape.group
         self.q = torch.randn(sum(counts), heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
-        self.turning: Turning | None = None
-        if max(counts) == 1 and shape.head_dim <= TURNING_WIDTH:
+        self.rope: FusedRope | None = None
+        if max(counts) == 1 and shape.head_dim <= FUSED_ROPE_WIDTH:
             angles = torch.randn(max(lengths) + 1, shape.head_dim, device="cuda") if shape.rotates else None
-            self.turning = Turning(angles, None, 0.0)
+            self.rope = FusedRope(angles, None, 0.0)
             width = (heads + 2 * shape.kv_heads) * shape.head_dim
             self.q = torch.randn(len(counts), width, device="cuda", dtype=torch.bfloat16)
         ends = torch.tensor([0, *counts]).cumsum(0)
@@ -148,7 +148,7 @@ class Step:
             for work in works:
                 paged_attention(
                     self.q, self.keys[index], self.values[index], self.tables, work, partials, self.out,
-                    scale=self.shape.head_dim**-0.5, turning=self.turning,
+                    scale=self.shape.head_dim**-0.5, rope=self.rope,
                     scales=self.scales[index] if self.scales else None,
                 )  # fmt: skip
 

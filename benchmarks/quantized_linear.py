@@ -7,7 +7,8 @@
 Without `--sweep` only the tiles that the engine chooses run. `--table` writes the device's file in
 `src/gradus/kernels/quantized/measured/`, by which the engine then chooses. Every launch is checked before it is timed:
 against the torch reference, into memory full of NaN. Results are written as they come; what OUT has already, or
-`--before`, is not measured again; and after `--seconds` the rest is left for the next call.
+`--before`, is not measured again; and after `--seconds` the rest is left for the next call. `--known` races only the
+tiles that were fastest in another device's results, which takes a fraction of the time.
 
 Times are of launches inside a CUDA graph, over matrices that together exceed the L2 cache several times, as in
 `fused_kernels.py`; with few rows launches start early, as in the engine's graphs. The floor is the larger of the bytes
@@ -21,7 +22,7 @@ import math
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -47,6 +48,7 @@ import triton
 
 from gradus.kernels.core.compiling import compiled_together
 from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.core.tuning import stored_form
 from gradus.kernels.fuse.quantized import FUSED_ROWS
 from gradus.kernels.linear.dispatch import linear
 from gradus.kernels.linear.splits import counters_of
@@ -64,7 +66,7 @@ from gradus.kernels.quantized.int4 import (
 )
 from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_reference
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
+from gradus.kernels.quantized.tile_tables import KINDS, ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
 from gradus.kernels.rows.activation import gated_activation
 
 MATRICES = {
@@ -79,6 +81,7 @@ LAYERS = 32
 CACHE = 400 << 20  # bytes that a graph reads at least: several times an H200's L2
 MOST_HEAD_ROWS = 256  # logits are of sampled rows only
 OURS, CUBLAS, LIBRARY = "bf16 ours", "bf16 cublas", "library"
+MOST_KNOWN = 6
 TOLERANCE = 8e-3  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
 FILES = Path(__file__).parents[1] / "src/gradus/kernels/quantized/measured"
 
@@ -92,6 +95,7 @@ class Bench(NamedTuple):
     bandwidth: float
     operations: float
     until: float
+    known: Mapping[str, list[TileLaunch]] = {}  # the only tiles that race, by cell
 
     @property
     def on_gpu(self) -> bool:
@@ -266,8 +270,24 @@ def contenders(bench: Bench, cell: "Cell", sweep: bool) -> list[Contender]:
     if not gated and library_multiplies(scheme, m, n, k, bench.dtype, bench.device) and (m > 16 or scheme != "int4"):
         found.append(Contender(None))
     if sweep:
-        found += [Contender(tile, early=early) for tile in tiles(scheme, m, n // 2 if gated else n, k, gated)]
+        racing = bench.known.get(cell.key) or tiles(scheme, m, n // 2 if gated else n, k, gated)
+        found += [Contender(tile, early=early) for tile in racing]
     return list(dict.fromkeys(found))
+
+
+def fastest_tiles(found: dict[str, Any]) -> dict[str, list[TileLaunch]]:
+    """The MOST_KNOWN fastest tiles of each cell in a device's results."""
+    known = {}
+    for key, entry in found["products"].items():
+        launches = [launch_named(name) for name in sorted(entry["times"], key=entry["times"].__getitem__)]
+        alike = dict.fromkeys(launch._replace(ahead=0) for launch in launches if launch)
+        known[key] = [*alike][:MOST_KNOWN]
+    return known
+
+
+def launch_named(name: str) -> TileLaunch | None:
+    """A contender's launch; None of what is not ours."""
+    return TileLaunch(*json.loads(name.split("]")[0] + "]")) if name.startswith("[") else None
 
 
 def refined(best: list[Contender], scheme: str, on_gpu: bool) -> list[Contender]:
@@ -548,7 +568,7 @@ def table(found: dict[str, Any]) -> str:
             names = [entry and winner(entry) for entry in entries]
             if None in names:
                 break
-            launches = [None if each == LIBRARY else json.loads(each.split("]")[0] + "]") for each in names if each]
+            launches = [(tile := launch_named(each)) and stored_form(tile, KINDS) for each in names if each]
             launches += launches[-1:] * (len(ROWS) - len(launches))  # more rows of logits as many
             lines.append(json.dumps({"n": n, "k": k, "launches": launches}))
         else:
@@ -574,6 +594,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="where the results go: a JSON file, written as they come")
     parser.add_argument("--before", type=Path, help="results to go on from, where OUT has none")
     parser.add_argument("--sweep", action="store_true", help="race tiles, not only those that the engine chooses")
+    parser.add_argument(
+        "--known", type=Path, help="a like device's results: with --sweep race only what was fast there"
+    )
     parser.add_argument("--parts", default="check,products,layers")
     parser.add_argument("--schemes", default=",".join(("bf16", *SCHEMES)))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
@@ -692,6 +715,7 @@ def main() -> int:
     bench = Bench(
         device, torch.bfloat16 if device.type == "cuda" else torch.float16, TINY if options.tiny else MATRICES,
         options.bandwidth, options.operations, time.monotonic() + options.seconds,
+        fastest_tiles(json.loads(options.known.read_text())) if options.known else {},
     )  # fmt: skip
     found: dict[str, Any] = fingerprint(bench) | {"commit": options.commit, "checks": [], "products": {}, "layers": []}
     if before := next((path for path in (options.out, options.before) if path and path.exists()), None):

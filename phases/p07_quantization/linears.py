@@ -98,7 +98,7 @@ def remade(old: Linear, linear: LinearFactory, dtype: torch.dtype) -> Linear:
     """Raises ConfigError for a matrix that is not there as floats."""
     if not hasattr(old, "weight"):
         raise ConfigError("p07 rounds weights itself, and this model's are quantized already: leave quantize out")
-    new = linear(old.place, old.in_features, old.out_features, old.has_bias, dtype, old.weight.device)
+    new = linear(old.matrix_id, old.in_features, old.out_features, old.has_bias, dtype, old.weight.device)
     new.assign("weight", 0, old.weight)
     if old.bias is not None:
         new.assign("bias", 0, old.bias)

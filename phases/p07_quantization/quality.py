@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradus.loading import load_model, open_checkpoint
-from gradus.models import Linear, Model, Place
+from gradus.models import Linear, MatrixId, Model
 from phases.p00_baseline.no_cache import Recompute
 from phases.p07_quantization.linears import matrices, with_layers_of
 from phases.p07_quantization.one_layer import WAYS, Way
@@ -36,18 +36,18 @@ def log_probabilities(model: Model, tokens: list[int]) -> Tensor:
     return model.logits(hidden).log_softmax(dim=-1)
 
 
-def inputs_of(model: Model, tokens: list[int]) -> dict[Place, Tensor]:
+def inputs_of(model: Model, tokens: list[int]) -> dict[MatrixId, Tensor]:
     """Collect the inputs [T, K] of each of the layers' matrices while the model reads these tokens."""
     watched = with_layers_of(Watched, model)
     log_probabilities(watched, tokens)
-    return {part.place: part.seen.float() for part in matrices(watched) if isinstance(part, Watched)}
+    return {part.matrix_id: part.seen.float() for part in matrices(watched) if isinstance(part, Watched)}
 
 
-def rounded(model: Model, inputs: dict[Place, Tensor], way: Way, bits: int) -> Model:
+def rounded(model: Model, inputs: dict[MatrixId, Tensor], way: Way, bits: int) -> Model:
     """The model with the weights of its layers rounded, and kept wide."""
     made = with_layers_of(Linear, model)
     for part in matrices(made):
-        part.weight.copy_(way(inputs[part.place], part.weight.float(), bits))
+        part.weight.copy_(way(inputs[part.matrix_id], part.weight.float(), bits))
     return made
 
 

@@ -115,7 +115,7 @@ def bench() -> quantized_linear.Bench:
 
 def test_a_file_has_the_fastest_tiles_that_the_engine_would_run():
     """Not those that unpack in another way, nor those that wait where launches start early."""
-    read = MeasuredTiles.read(table(made_up()))
+    read = MeasuredTiles.read(json.loads(table(made_up())))
     assert read.device == "NVIDIA Y" and read.rows == ROWS and set(read.launches) == {"int4", "int8"}
     assert read.choose("int4", 16, 4096, 4096) == TileLaunch(64, 128, 8, 2, 4, 4, 16)
     assert read.choose("int8", 8192, 4096, 14336) is None
@@ -123,7 +123,7 @@ def test_a_file_has_the_fastest_tiles_that_the_engine_would_run():
 
 
 def test_a_scheme_that_was_not_measured_whole_is_left_out():
-    assert set(MeasuredTiles.read(table(made_up("int4 down 64"))).launches) == {"int8"}
+    assert set(MeasuredTiles.read(json.loads(table(made_up("int4 down 64")))).launches) == {"int8"}
 
 
 # -- which tiles race ------------------------------------------------------------------------------------------------
@@ -145,3 +145,22 @@ def test_the_best_are_tried_with_weights_fetched_ahead_and_without_an_early_star
     assert {each.launch.ahead for each in more if each.early} == {0, 2, 4, 8}
     assert sum(not each.early for each in more) == 1 and sum(each.unpack == SUBNORMAL for each in more) == 1
     assert best not in more
+
+
+def test_with_a_like_devices_results_only_the_fastest_tiles_of_a_cell_race():
+    found = json.loads((ROOT / "benchmarks/quantized_linear.json").read_text())
+    known = quantized_linear.fastest_tiles(found)
+    device = torch.device("cpu")
+    bench = quantized_linear.Bench(device, torch.float16, MATRICES, 1.0, 1.0, 0.0, known)
+    cell = quantized_linear.Cell("int4", "qkv", 8)
+    times = found["products"][cell.key]["times"]
+    fastest = quantized_linear.launch_named(min(times, key=times.__getitem__))
+    racing = [each.launch for each in quantized_linear.contenders(bench, cell, sweep=True)]
+    assert fastest._replace(ahead=0) in racing and len(racing) <= 1 + quantized_linear.MOST_KNOWN
+    more = quantized_linear.contenders(bench._replace(known={}), cell, sweep=True)
+    assert len(more) > len(racing)
+
+
+def test_the_h200s_file_is_what_the_benchmark_writes_of_its_results():
+    found = json.loads((ROOT / "benchmarks/quantized_linear.json").read_text())
+    assert quantized_linear.file_of(found["device"]).read_text() == table(found)

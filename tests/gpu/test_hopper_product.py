@@ -13,7 +13,7 @@ from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_produ
 from gradus.kernels.quantized.hopper_launch import ALONE, DEPTH, ONTO, HopperLaunch
 from gradus.kernels.quantized.quantize import Rounded, quantize
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models.layers import Place
+from gradus.models.layers import MatrixId
 from gradus.quantization.int8 import Int8Linear
 
 on_hopper = pytest.mark.skipif(
@@ -73,7 +73,7 @@ def test_the_same_product_gives_the_same_bits_every_time():
 
 @torch.inference_mode()
 def test_a_matrix_of_a_model_takes_it_for_a_prompt(monkeypatch):
-    linear = Int8Linear(Place("down", 0), 4096, (4096,), False, torch.bfloat16, "cuda")
+    linear = Int8Linear(MatrixId("down", 0), 4096, (4096,), False, torch.bfloat16, "cuda")
     linear.assign("weight", 0, torch.randn(4096, 4096, device="cuda") / 64)
     x, stream = torch.randn(2, 5000, 4096, device="cuda").bfloat16()
     twin = view(linear)

@@ -101,7 +101,8 @@ def test_activations(rows, width, name, dtype):
 @pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
 @pytest.mark.parametrize(("rows", "tile"), [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))])
 def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
-    from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv, gemv_reference
+    from gradus.kernels.linear.epilogue import Norm, product_reference
+    from gradus.kernels.linear.gemv import GemvLaunch, gemv
 
     x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
     around = [
@@ -114,7 +115,7 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
         weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
         options["bias"] = noise(weight.shape[0]).to(dtype)
         expected = options | ({"residual": stream.clone()} if "residual" in options else {})
-        assert_close(gemv(x, weight, GemvLaunch(*tile), **options), gemv_reference(x, weight, **expected))
+        assert_close(gemv(x, weight, GemvLaunch(*tile), **options), product_reference(x, weight, **expected))
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
@@ -124,9 +125,9 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
 )
 def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
+    from gradus.kernels.linear.epilogue import Norm, product_reference
     from gradus.kernels.linear.few_rows import few_rows
     from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-    from gradus.kernels.linear.gemv import Norm, gemv_reference
 
     x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
     gain = noise(k).to(dtype)
@@ -139,12 +140,12 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
         weight = noise(2 * n if options.get("gated") else n, k, dtype=dtype) / k**0.5
         options["bias"] = noise(weight.shape[0]).to(dtype)
         out = few_rows(x, weight, launch, **options)
-        assert_close(out, gemv_reference(x, weight, **options))
+        assert_close(out, product_reference(x, weight, **options))
         assert torch.equal(out[-1:], few_rows(x[-1:], weight, launch, **options))
     stream = noise(rows + 1, n, dtype=dtype)
     before = stream.clone()
     few_rows(x, weight, launch, residual=stream[:rows])
-    assert_close(stream[:rows], gemv_reference(x, weight, residual=before[:rows].clone()))
+    assert_close(stream[:rows], product_reference(x, weight, residual=before[:rows].clone()))
     assert torch.equal(stream[rows], before[rows]), "nothing is written behind the rows"
 
 
@@ -156,7 +157,7 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
 def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
-    from gradus.kernels.linear.gemv import Norm, gemv_reference
+    from gradus.kernels.linear.epilogue import Norm, product_reference
     from gradus.kernels.linear.streamed_gemv import streamed_gemv
     from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
@@ -172,12 +173,12 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
         options["bias"] = noise(weight.shape[0]).to(dtype)
         with early_launches(early):
             out = streamed_gemv(x, weight, launch, **options)
-        assert_close(out, gemv_reference(x, weight, **options))
+        assert_close(out, product_reference(x, weight, **options))
     weight, stream = noise(n, k, dtype=dtype) / k**0.5, noise(2, n, dtype=dtype)
     before = stream.clone()
     with early_launches(early):
         streamed_gemv(x, weight, launch, residual=stream[:1])
-    assert_close(stream[:1], gemv_reference(x, weight, residual=before[:1].clone()))
+    assert_close(stream[:1], product_reference(x, weight, residual=before[:1].clone()))
     assert torch.equal(stream[1], before[1]), "nothing is written behind the row"
 
 
@@ -189,7 +190,7 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
 def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dtype):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
-    from gradus.kernels.linear.gemv import Norm, gemv_reference
+    from gradus.kernels.linear.epilogue import Norm, product_reference
     from gradus.kernels.linear.streamed_launch import StreamedLaunch
     from gradus.kernels.linear.streamed_rows import streamed_rows
 
@@ -207,12 +208,12 @@ def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dt
             out = streamed_rows(x, weight, launch, **options)
             others = torch.cat([x[:1], noise(rows - 1, k, dtype=dtype)])
             assert torch.equal(streamed_rows(others, weight, launch, **options)[0], out[0])
-        assert_close(out, gemv_reference(x, weight, **options))
+        assert_close(out, product_reference(x, weight, **options))
     weight, stream = noise(n, k, dtype=dtype) / k**0.5, noise(rows + 1, n, dtype=dtype)
     before = stream.clone()
     with early_launches(early):
         streamed_rows(x, weight, launch, residual=stream[:rows])
-    assert_close(stream[:rows], gemv_reference(x, weight, residual=before[:rows].clone()))
+    assert_close(stream[:rows], product_reference(x, weight, residual=before[:rows].clone()))
     assert torch.equal(stream[rows], before[rows]), "nothing is written behind the rows"
 
 
@@ -230,7 +231,7 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     from gradus.device.capability import capability
     from gradus.kernels.core.overlap import early_launches
     from gradus.kernels.linear.dispatch import fused_linear
-    from gradus.kernels.linear.gemv import gemv_reference
+    from gradus.kernels.linear.epilogue import product_reference
     from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
     if not capability(torch.device("cuda", 0)).starts_early:
@@ -248,7 +249,7 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
         with early_launches():
             return chain(lambda x, weight: fused_linear(x, weight, StreamedLaunch(*launch)))
 
-    expected = chain(gemv_reference)
+    expected = chain(product_reference)
     streamed()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -265,32 +266,33 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     ("m", "n", "k"), [(2, 768, 3072), (16, 1001, 1024), (33, 2048, 1000), (64, 4096, 256), (7, 5, 24)]
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
-def test_skinny_products(m, n, k, tile, dtype):
-    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+def test_splitk_products(m, n, k, tile, dtype):
+    from gradus.kernels.linear.epilogue import product_reference
+    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
     from gradus.kernels.linear.splits import counters_of
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
     bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)
-    launch = SkinnyLaunch(*tile)
-    first = skinny(x, weight, launch, bias=bias)
-    assert_close(first, skinny_reference(x, weight, bias=bias))
+    launch = SplitKLaunch(*tile)
+    first = splitk(x, weight, launch, bias=bias)
+    assert_close(first, product_reference(x, weight, bias=bias))
     for _ in range(20):  # whoever arrives last, the sum is the same
-        assert torch.equal(skinny(x, weight, launch, bias=bias), first)
+        assert torch.equal(splitk(x, weight, launch, bias=bias), first)
     assert not counters_of(x.device, 1).any()
-    expected = skinny_reference(x, weight, residual=stream.clone())
-    assert_close(skinny(x, weight, launch, residual=stream), expected)
+    expected = product_reference(x, weight, residual=stream.clone())
+    assert_close(splitk(x, weight, launch, residual=stream), expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 65])
 def test_linear_is_the_product_whatever_it_chooses(rows):
     from gradus.kernels.linear.dispatch import linear
-    from gradus.kernels.linear.skinny import skinny_reference
+    from gradus.kernels.linear.epilogue import product_reference
 
     for n, k in [(2048, 2048), (1536, 640), (768, 3072), (777, 1024)]:
         x, weight = noise(rows, k, dtype=torch.bfloat16), noise(n, k, dtype=torch.bfloat16) / k**0.5
         bias, stream = noise(n, dtype=torch.bfloat16), noise(rows, n, dtype=torch.bfloat16)
-        assert_close(linear(x, weight, bias), skinny_reference(x, weight, bias=bias))
-        expected = skinny_reference(x, weight, bias=bias, residual=stream.clone())
+        assert_close(linear(x, weight, bias), product_reference(x, weight, bias=bias))
+        expected = product_reference(x, weight, bias=bias, residual=stream.clone())
         assert_close(linear(x, weight, bias, residual=stream), expected)
 
 
@@ -381,14 +383,15 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
 
 
 def test_products_and_samples_replay_from_a_cuda_graph():
-    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+    from gradus.kernels.linear.epilogue import product_reference
+    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
     from gradus.kernels.sampling.plain import sample
 
     x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)
     which = torch.arange(8, device="cuda")
 
     def step() -> tuple[Tensor, Tensor]:
-        logits = skinny(x, weight, SkinnyLaunch(64, 64, 4, 3, 4))
+        logits = splitk(x, weight, SplitKLaunch(64, 64, 4, 3, 4))
         return logits, sample(logits, which, which, which / 4)
 
     step()
@@ -398,15 +401,16 @@ def test_products_and_samples_replay_from_a_cuda_graph():
     for _ in range(3):
         x.normal_()
         graph.replay()
-        assert_close(logits, skinny_reference(x, weight))
+        assert_close(logits, product_reference(x, weight))
         assert torch.equal(tokens, sample(logits, which, which, which / 4))
 
 
 def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     """A layer with every kernel in it, and each writes memory that the one before it has just read or written."""
     from gradus.kernels.core.overlap import early_launches
-    from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv
-    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+    from gradus.kernels.linear.epilogue import Norm
+    from gradus.kernels.linear.gemv import GemvLaunch, gemv
+    from gradus.kernels.linear.splitk import SplitKLaunch, splitk
     from gradus.kernels.rows.activation import gated_activation
     from gradus.kernels.rows.norm import add_rms_norm
     from gradus.kernels.rows.rope_store import rope_store
@@ -420,7 +424,7 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     output, head = matrix(hidden, 2 * hidden), matrix(5000, hidden)
     keys, values = noise(2, 4, 16, 8, dim, dtype=torch.bfloat16)
     first, slots = noise(1, hidden, dtype=torch.bfloat16), torch.tensor([17], device="cuda")
-    few, split = GemvLaunch(2, 1024, 4), SkinnyLaunch(32, 128, 4, 3, 4)
+    few, split = GemvLaunch(2, 1024, 4), SplitKLaunch(32, 128, 4, 3, 4)
 
     def step() -> tuple[Tensor, ...]:
         x, norm = first.clone(), Norm(gain, None, 1e-5)
@@ -430,8 +434,8 @@ def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
             wide = gemv(x, up, few, norm=norm, activation="silu", gated=True)
             gemv(wide, down, few, residual=x)
             y = add_rms_norm(x, q.view(2, -1)[:1].contiguous(), gain, 1e-5)
-            wide = gated_activation(skinny(y, up, split), "silu")
-            skinny(wide, down, split, residual=x)
+            wide = gated_activation(splitk(y, up, split), "silu")
+            splitk(wide, down, split, residual=x)
         logits = gemv(x, head, few, norm=norm)
         return x, logits, sample(logits, slots, slots, slots / 17)
 

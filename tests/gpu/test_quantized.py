@@ -12,7 +12,7 @@ from torch import Tensor
 from gradus.assembly.final import EngineConfig, build
 from gradus.device.capability import capability
 from gradus.models import SHAPES, Model, create_model, randomize
-from gradus.models.layers import Linear, Place, RMSNorm
+from gradus.models.layers import Linear, MatrixId, RMSNorm
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.mix import Mix, factory
 from gradus.quantization.schemes import SCHEMES
@@ -49,7 +49,7 @@ def scheme(request) -> str:
 def made(
     scheme: str, widths: tuple[int, ...], k: int, dtype: torch.dtype, *, bias: bool = False, role="down"
 ) -> Linear:
-    linear = SCHEMES[scheme](Place(role, 0), k, widths, bias, dtype, "cuda")
+    linear = SCHEMES[scheme](MatrixId(role, 0), k, widths, bias, dtype, "cuda")
     linear.assign("weight", 0, torch.randn(sum(widths), k, device="cuda") / k**0.5)
     if bias:
         linear.assign("bias", 0, torch.randn(sum(widths), device="cuda"))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradus.kernels.attention.launch import Launch
-from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.reference import paged_attention_reference
 from gradus.kernels.attention.splits import Partials
@@ -121,7 +121,7 @@ class Step:
         scales = self.scales and tuple(part.clone() for part in self.scales)
         paged_attention(
             qkv, keys, values, self.tables, work, partials, out, scale=0.3, softcap=self.softcap,
-            turning=Turning(rotary, gains, 1e-5), scales=scales,
+            rope=FusedRope(rotary, gains, 1e-5), scales=scales,
         )  # fmt: skip
 
         each = [length - count + new for count, length in self.spans for new in range(count)]

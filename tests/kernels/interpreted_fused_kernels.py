@@ -11,10 +11,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks import fused_kernels
 from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
+from gradus.kernels.linear.epilogue import Norm, product_reference
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS, FewRowsLaunch
-from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv, gemv_reference
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+from gradus.kernels.linear.gemv import GemvLaunch, gemv
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.rows import activation, norm
@@ -147,11 +149,11 @@ def test_a_few_rows_through_a_matrix_with_everything_around_it_are_each_as_if_al
     for around in (None, Norm(torch.randn(k), None, 1e-5), Norm(torch.randn(k), torch.randn(k), 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(rows, n)
-        expected = gemv_reference(x, weight, residual=stream.clone(), **options)
+        expected = product_reference(x, weight, residual=stream.clone(), **options)
         assert gemv(x, weight, GemvLaunch(4, 64, 4), residual=stream, **options) is stream
         assert_close(stream, expected)
         together = gemv(x, weight, GemvLaunch(2, 128, 4), **options)
-        assert_close(together, gemv_reference(x, weight, **options))
+        assert_close(together, product_reference(x, weight, **options))
         alone = [gemv(row, weight, GemvLaunch(2, 128, 4), **options) for row in x.split(1)]
         assert torch.equal(together, torch.cat(alone))
 
@@ -167,12 +169,12 @@ def test_a_few_rows_on_the_matrix_units_are_each_as_if_alone(rows, name, monkeyp
     for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(rows + 1, n).half()
-        expected, behind = gemv_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
+        expected, behind = product_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
         out = few_rows.few_rows(x, weight, FewRowsLaunch(16, 4, 3, 2), residual=stream[:rows], **options)
         assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[rows], behind)
         assert_close(out, expected)
         together = few_rows.few_rows(x, weight, FewRowsLaunch(32, 1, 4, 1), **options)
-        assert_close(together, gemv_reference(x, weight, **options))
+        assert_close(together, product_reference(x, weight, **options))
         alone = [few_rows.few_rows(row, weight, FewRowsLaunch(32, 1, 4, 1), **options) for row in x.split(1)]
         assert torch.equal(together, torch.cat(alone))
 
@@ -199,24 +201,25 @@ def test_a_streamed_row_through_a_matrix_with_everything_around_it(n, k, launch,
     for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(2, n).half()
-        expected, behind = gemv_reference(x, weight, residual=stream[:1].clone(), **options), stream[1].clone()
+        expected, behind = product_reference(x, weight, residual=stream[:1].clone(), **options), stream[1].clone()
         out = streamed_gemv.streamed_gemv(x, weight, launch, residual=stream[:1], **options)
         assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[1], behind)
         assert_close(out, expected)
         assert streamed_gemv.async_copy.copied == weight.numel(), "each weight once, and nothing beyond"
         streamed_gemv.async_copy.copied = 0
         alone = {"norm": around, "activation": name, "gated": gated}
-        assert_close(streamed_gemv.streamed_gemv(x, weight, launch, **alone), gemv_reference(x, weight, **alone))
+        assert_close(streamed_gemv.streamed_gemv(x, weight, launch, **alone), product_reference(x, weight, **alone))
         streamed_gemv.async_copy.copied = 0
 
 
 # Rings of one tile and of three, and all at once; one warp and several; groups of 16 outputs and of 32, the last of
-# which is cut.
+# which is cut; and a program per tile.
 STREAMED_ROWS = [
     (19, 136, (16, 64, 1, 1, 0, 1)),
     (70, 200, (16, 128, 1, 2, 12, 1)),
     (40, 264, (32, 256, 1, 4, 100, 1)),
     (11, 72, (16, 256, 1, 2, 100, 2)),
+    (40, 136, (16, 64, 1, 1, 100, 0)),
 ]
 
 
@@ -231,7 +234,7 @@ def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, mon
     for around in (None, Norm(torch.randn(k).half(), None, 1e-5)):
         options = {"bias": bias, "norm": around, "activation": name, "gated": gated}
         stream = torch.randn(rows + 1, n).half()
-        expected, behind = gemv_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
+        expected, behind = product_reference(x, weight, residual=stream[:rows].clone(), **options), stream[rows].clone()
         out = product(x, weight, launch, residual=stream[:rows], **options)
         assert out.data_ptr() == stream.data_ptr() and torch.equal(stream[rows], behind)
         assert_close(out, expected)
@@ -246,10 +249,10 @@ def test_streamed_rows_do_not_depend_on_each_other(n, k, launch, rows, name, mon
 @pytest.mark.parametrize("splits", [1, 3])
 def test_a_few_rows_through_a_matrix_however_the_sum_is_split(splits):
     x, weight, bias, stream = torch.randn(17, 100), torch.randn(37, 100), torch.randn(37), torch.randn(17, 37)
-    launch = SkinnyLaunch(16, 32, splits, 2, 4)
-    assert_close(skinny(x, weight, launch, bias=bias), skinny_reference(x, weight, bias=bias))
-    expected = skinny_reference(x[:3], weight, residual=stream[:3].clone())
-    assert_close(skinny(x[:3], weight, launch, residual=stream[:3]), expected)
+    launch = SplitKLaunch(16, 32, splits, 2, 4)
+    assert_close(splitk(x, weight, launch, bias=bias), product_reference(x, weight, bias=bias))
+    expected = product_reference(x[:3], weight, residual=stream[:3].clone())
+    assert_close(splitk(x[:3], weight, launch, residual=stream[:3]), expected)
     assert not counters_of(x.device, 1).any()  # ready for the next launch
 
 
@@ -311,3 +314,38 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
     logits[3, :1090] = float("-inf")  # a whole block that may not be chosen, as top-k leaves it
     tokens = sample(logits, torch.arange(4), torch.arange(4), torch.tensor([0.0, 1.0, 1.0, 1.0]))
     assert tokens[:3].tolist() == [int(logits[0].argmax()), -1, -1] and 1090 <= tokens[3] < 1100
+
+
+@pytest.mark.parametrize(("model", "rows"), [("rms", 2), ("layer", 2), ("rms", 1)])
+def test_the_race_of_a_layers_products_checks_each_kernel_and_times_those_that_are_right(model, rows, monkeypatch):
+    for module in (few_rows, streamed_gemv, streamed_rows):
+        interpret(module, monkeypatch)
+    for name, value in {
+        "DEVICE": torch.device("cpu"),
+        "DTYPE": torch.float16,
+        "MODELS": {"rms": (9, 32, 2, 1, 16, 24, 2, True), "layer": (9, 32, 2, 2, 16, 24, 2, False)},
+        "SHARES": ((1, 2, 1),),
+        "graph_microseconds": lambda launches: 8.0,
+    }.items():
+        monkeypatch.setattr(fused_kernels, name, value)
+    *layer, _ = fused_kernels.uses(model)
+    gemvs, few = [GemvLaunch(16, 32, 4), GemvLaunch(8, 32, 4)], [FewRowsLaunch(16, 2, 2, 1)]
+    times = {}
+    for use in layer:
+        launches = gemvs + (few if rows > 1 and use.norm != "layer" else [])
+        times[use] = {fused_kernels.name_of(launch): 1.0 + at for at, launch in enumerate(launches)} | {"apart": 0.5}
+    alone = [[fused_kernels.stored_form(SplitKLaunch(16, 32, 1, 2, 4)), 1.0]]
+    measured = (
+        [{"m": rows, **use._asdict(), "times": times[use]} for use in layer],
+        [{"m": 8, "n": use.n, "k": use.k, "launches": alone} for use in layer],
+    )
+    (entry,) = fused_kernels.measure_chains([model], [rows], *measured)
+    kinds = {"gemv", "apart", "fastest", "splitk", "cublas", "streamed"}
+    kinds |= {"few rows"} if rows > 1 and model == "rms" else set()
+    kinds |= {"mixed"} if rows > 1 else set()
+    assert entry["layer"] == dict.fromkeys(kinds, 4.0)
+    kind = GemvLaunch if rows == 1 else FewRowsLaunch | StreamedLaunch
+    assert all(isinstance(fused_kernels.launch_of(stored), kind) for stored in entry["launches"])
+    monkeypatch.setattr(fused_kernels, "product_reference", lambda *_, **__: torch.zeros(1))
+    (entry,) = fused_kernels.measure_chains([model], [rows], *measured)
+    assert not entry["layer"], "nothing that is wrong is timed"

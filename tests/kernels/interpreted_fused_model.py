@@ -34,7 +34,7 @@ LIMITS = ModelLimits(320, 64)
 
 @pytest.fixture(autouse=True, scope="module")
 def _as_on_an_h200():
-    """So that few rows take `skinny`, `few_rows` and `streamed_rows`, which no device takes that was never measured."""
+    """So that few rows take `splitk`, `few_rows` and `streamed_rows`, which no device takes that was never measured."""
     with pytest.MonkeyPatch.context() as patch:
         interpret(few_rows, patch)
         interpret(streamed_rows, patch)
@@ -46,7 +46,7 @@ class OneSequence:
     """Attention of a single span that starts at 0, in torch, over a storage that a kernel may write to."""
 
     def __init__(self, model: Model) -> None:
-        self.config, self.turns = (config := model.config), False
+        self.config, self.fuses_rope = (config := model.config), False
         shape = (config.num_layers, 2, 16, config.num_kv_heads, config.head_dim)
         self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype)
 
@@ -101,7 +101,7 @@ def test_with_a_cache_in_8_bits_a_fused_model_gives_the_models_tokens(shape):
 @pytest.mark.parametrize("shape", ["tiny-gpt2", "tiny-qwen3", "tiny-gemma3"])  # every twin in two widths
 @torch.inference_mode()
 def test_a_fused_layer_in_half_precision_does_what_the_layer_does(shape):
-    """float16, so that `gemv`, `few_rows`, `streamed_rows` and `skinny` have their turn: one row, three and nine."""
+    """float16, so that `gemv`, `few_rows`, `streamed_rows` and `splitk` have their turn: one row, three and nine."""
     model, exact = small(shape, torch.float16, layers=1), small(shape, layers=1)
     for mine, theirs in zip(exact.parameters(), model.parameters(), strict=True):
         mine.copy_(theirs)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.linear.splits import counters_of
 from gradus.kernels.quantized import int4
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference
@@ -21,13 +21,13 @@ from gradus.kernels.quantized.int4 import (
 )
 from gradus.kernels.quantized.quantize import quantize, quantize_gated, quantize_gated_reference, quantize_reference
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models.layers import Place
+from gradus.models.layers import MatrixId
 from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.interpreted_e4m3 import rounded_to_nearest
 
-PLACE = Place("down", 0)
+MATRIX = MatrixId("down", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 
 
 def four_bits(n: int, k: int, group: int) -> Int4Weights:
-    linear = Int4Linear(PLACE, k, (n,), False, torch.float16, group=group)
+    linear = Int4Linear(MATRIX, k, (n,), False, torch.float16, group=group)
     linear.assign("weight", 0, torch.randn(n, k))
     return Int4Weights(linear.words, linear.pairs, linear.kind)
 
@@ -114,7 +114,7 @@ KINDS = {
 
 
 def eight_bits(scheme: str, widths: tuple[int, ...], k: int) -> EightBitWeights:
-    linear = KINDS[scheme][0](PLACE, k, widths, False)
+    linear = KINDS[scheme][0](MATRIX, k, widths, False)
     linear.assign("weight", 0, torch.randn(sum(widths), k))
     return EightBitWeights(linear.values, linear.scales, getattr(linear, "block_of_row", None))
 

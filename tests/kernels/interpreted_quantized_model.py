@@ -10,7 +10,7 @@ from gradus.kernels.core.view import view
 from gradus.kernels.fuse.model import fused
 from gradus.kernels.fuse.quantized import FusedFp8, FusedFp8Block, FusedInt4, FusedInt8, FusedQuantized
 from gradus.models import SHAPES, Model, create_model, randomize
-from gradus.models.layers import Activation, Gated, Linear, Place, RMSNorm
+from gradus.models.layers import Activation, Gated, Linear, MatrixId, RMSNorm
 from gradus.quantization.mix import Mix, factory
 from gradus.quantization.parts import SideBySide
 from gradus.quantization.schemes import STORED
@@ -78,7 +78,7 @@ def test_gates_are_handed_over_to_a_product_that_rounds_rows_anyway(first, secon
 def made(
     scheme: str, widths: tuple[int, ...], k: int, *, role="gate_up", bias: bool = True, dtype=torch.float32
 ) -> Linear:
-    linear = STORED[scheme](Place(role, 0), k, widths, bias, dtype, "cpu")
+    linear = STORED[scheme](MatrixId(role, 0), k, widths, bias, dtype, "cpu")
     generator = torch.Generator().manual_seed(3)
     linear.assign("weight", 0, torch.randn(sum(widths), k, generator=generator) / k**0.5)
     if bias:

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gradus.attention.triton_paged import TURNING_WIDTH
+from gradus.attention.triton_paged import FUSED_ROPE_WIDTH
 from gradus.device.capability import OLDEST, Capability
 from gradus.kernels.attention import hopper as hopper_attention
 from gradus.kernels.attention import paged as paged_attention
@@ -28,7 +28,7 @@ from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS
 from gradus.kernels.linear.gemv import gemv_kernel
 from gradus.kernels.linear.launch_tables import Measured, matching
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
@@ -209,13 +209,13 @@ def products(able: Capability) -> Iterator[tuple[str, Case]]:
         name = f"streamed rows {rows} {n} {k}"
         yield name, Case(streamed_rows_kernel, types, constants, {"num_warps": launch.warps})
     found = {column for row in table.launches.values() for column in row} if isinstance(table, Measured) else set()
-    for launch in sorted(launch for launch in found if isinstance(launch, SkinnyLaunch)):
+    for launch in sorted(launch for launch in found if isinstance(launch, SplitKLaunch)):
         constants = {"bias_ptr": None, "residual_ptr": None, "EVEN_K": True, "BLOCK_M": 64}
         constants |= {"BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
         types = {"M": "i32", "N": "i32:16", "K": "i32:16", "chunk": "i32:16"}
         types |= {"partial_ptr": "*fp32", "arrived_ptr": "*i32"}
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
-        yield f"skinny {' '.join(map(str, launch))}", Case(skinny_kernel, types, constants, options)
+        yield f"splitk {' '.join(map(str, launch))}", Case(splitk_kernel, types, constants, options)
 
 
 def quantized_products(able: Capability) -> Iterator[tuple[str, Case]]:
@@ -323,10 +323,10 @@ def attention(
         kind = "decode" if tokens == 1 else "prompt"
         yield f"{kind} {what} {launch.rows} {group}", Case(paged_attention._attend, types, plain, options)
         turning, with_table = constants | norms, types | {"rotary": TYPES[dtype]}
-        if head_dim <= TURNING_WIDTH and tokens == 1:
+        if head_dim <= FUSED_ROPE_WIDTH and tokens == 1:
             turns = Case(paged_attention._attend, with_table, turning | {"NEW": 1}, options)
             yield f"decode that turns {what} {group}", turns
-        if head_dim <= TURNING_WIDTH and group > 1 and (not fp8 or tokens == 1):
+        if head_dim <= FUSED_ROPE_WIDTH and group > 1 and (not fp8 or tokens == 1):
             taken = triton.next_power_of_2(launch.rows // group * group)
             drafts = Case(paged_attention._attend, with_table, turning | {"NEW": MOST_NEW, "TAKEN": taken}, options)
             yield f"drafts that turn {what} {launch.rows} {group}", drafts

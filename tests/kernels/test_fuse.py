@@ -15,16 +15,17 @@ from gradus.kernels.fuse import model as fuse
 from gradus.kernels.fuse import quantized as fuse_quantized
 from gradus.kernels.fuse.model import FusedHead, FusedLinear, FusedRMSNorm, fused, widened
 from gradus.kernels.linear.splits import COUNTERS, Counters
+from gradus.kernels.linear.streamed_launch import StreamedLaunch
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models import Linear, Model, Place, create_model, llama, randomize
+from gradus.models import Linear, MatrixId, Model, create_model, llama, randomize
 from gradus.models.heads import Heads
 from gradus.models.layers import Gated, RMSNorm
 from gradus.models.shapes import SHAPES
 from gradus.quantization.schemes import SCHEMES as QUANTIZED
 
 
-def made(shape: str = "tiny-gpt2", **options) -> Model:
-    model = create_model(SHAPES[shape], dtype=torch.float32, device="cpu", **options)
+def made(shape: str = "tiny-gpt2", dtype: torch.dtype = torch.float32, **options) -> Model:
+    model = create_model(SHAPES[shape], dtype=dtype, device="cpu", **options)
     randomize(model, seed=0)
     return model
 
@@ -135,7 +136,7 @@ class Squared(Gated):
 @pytest.mark.parametrize("norm, then", [(Doubling, Gated), (RMSNorm, Squared)])
 def test_a_product_leaves_out_no_arithmetic_around_it_that_its_kernel_does_not_know(norm, then, scheme, monkeypatch):
     kind = Linear if scheme is None else QUANTIZED[scheme]
-    part = kind(Place("gate_up", 0), 128, (128, 128), False)
+    part = kind(MatrixId("gate_up", 0), 128, (128, 128), False)
     part.assign("weight", 0, torch.randn(256, 128))
     before, behind = norm(128, 1e-5, torch.float32, "cpu"), then("silu")
     before.weight.data.fill_(1)
@@ -197,6 +198,24 @@ def test_the_head_never_starts_early(monkeypatch):
     assert seen == {sum(model.layers[0].qkv.out_features): True, len(view.head.wide): False}
 
 
+def test_behind_a_layer_norm_few_rows_take_the_launch_that_was_measured_there(monkeypatch):
+    """Streamed rows have no LayerNorm, so it comes first, in a launch of its own."""
+    launch, taken = StreamedLaunch(16, 512, 1, 8, 100, 1), []
+
+    def product(x: Tensor, weight: Tensor, launch: StreamedLaunch, **fusions) -> Tensor:
+        taken.append((launch, fusions["norm"], fusions["activation"]))
+        return F.linear(x, weight)
+
+    monkeypatch.setattr(fuse, "choose_fused", lambda *_: launch)
+    monkeypatch.setattr(fuse, "fused_linear", product)
+    monkeypatch.setattr(fuse, "add_layer_norm", lambda x, delta, weight, bias, eps: x)
+    layer = fused(made("tiny-gpt2", dtype=torch.bfloat16)).layers[0]
+    x = torch.ones(4, layer.qkv.in_features, dtype=torch.bfloat16)
+    layer.qkv.after(layer.attention_norm, x)
+    layer.up.after(layer.mlp_norm, x, layer.activation)
+    assert taken == [(launch, None, None), (launch, None, "gelu_tanh")]
+
+
 # -- sums that programs share ------------------------------------------------------------------------------------------
 
 
@@ -231,7 +250,7 @@ def test_counters_are_made_once_and_there_are_no_more_than_there_are():
 
 
 def test_a_linear_by_itself_is_viewed_by_its_place():
-    kinds = [type(fuse.view(Linear(Place(role, None), 8, (8,), False))) for role in ("down", "head")]
+    kinds = [type(fuse.view(Linear(MatrixId(role, None), 8, (8,), False))) for role in ("down", "head")]
     assert kinds == [FusedLinear, FusedHead]
 
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 from gradus.kernels.linear.few_rows import few_rows_kernel
 from gradus.kernels.linear.gemv import gemv_kernel
 from gradus.kernels.linear.launch_tables import matching
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk_kernel
 from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
 from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
 from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
@@ -193,15 +193,15 @@ def test_streamed_rows_weights_are_under_way_before_they_wait(n, k, around, rows
 @pytest.mark.parametrize(
     ("launch", "rows"), [((64, 128, 4, 5, 4), 16), ((128, 64, 1, 3, 4), 64), ((16, 128, 1, 5, 4), 16)]
 )
-def test_skinny_products_stream_weights_through_shared_memory(launch, rows):
-    launch = SkinnyLaunch(*launch)
+def test_splitk_products_stream_weights_through_shared_memory(launch, rows):
+    launch = SplitKLaunch(*launch)
     constants = {"EVEN_K": True, "BLOCK_M": rows, "BLOCK_N": launch.rows, "BLOCK_K": launch.columns}
     constants |= {"bias_ptr": None, "residual_ptr": None}
     if launch.splits == 1:
         constants |= {"partial_ptr": None, "arrived_ptr": None}
     scratch = {"partial_ptr": "*fp32", "arrived_ptr": "*i32"} if launch.splits > 1 else {}
     numbers = {"M": "i32", "N": "i32:16", "K": "i32:16", "chunk": "i32:16"}
-    used = compiled(skinny_kernel, constants, numbers, scratch, num_warps=launch.warps, num_stages=launch.stages)
+    used = compiled(splitk_kernel, constants, numbers, scratch, num_warps=launch.warps, num_stages=launch.stages)
     assert_within(used, 128)
     assert "cp.async.cg" in used.assembly
     assert ("wgmma" if launch.rows >= 64 else "mma.sync") in used.assembly

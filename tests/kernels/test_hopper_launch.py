@@ -13,7 +13,7 @@ from gradus.kernels.fuse.quantized import FusedInt8, hopper_products
 from gradus.kernels.quantized.hopper_launch import ALONE, ONTO, is_aligned, launch_for
 from gradus.kernels.quantized.quantize import Rounded
 from gradus.kernels.quantized.tile import TileLaunch
-from gradus.models.layers import Place
+from gradus.models.layers import MatrixId
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.ahead_of_time import EVERY, H200
 
@@ -95,7 +95,7 @@ class Told:
 @pytest.fixture
 def fused(monkeypatch):
     """A matrix [4096, 4096], and what the kernels were asked for; that of every GPU notes its options."""
-    linear = FusedInt8(Int8Linear(Place("down", 0), 4096, (4096,), False, torch.bfloat16, "cpu"))
+    linear = FusedInt8(Int8Linear(MatrixId("down", 0), 4096, (4096,), False, torch.bfloat16, "cpu"))
     linear.hopper = Told()
     others = []
     monkeypatch.setattr(fuse_quantized, "eight_bit_product", lambda *given, **options: others.append(options))

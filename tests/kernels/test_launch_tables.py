@@ -27,7 +27,7 @@ from gradus.kernels.linear.launch_tables import (
     stored_tables,
     table_of,
 )
-from gradus.kernels.linear.skinny import MOST_ROWS, SkinnyLaunch
+from gradus.kernels.linear.splitk import MOST_ROWS, SplitKLaunch
 from gradus.kernels.linear.streamed_launch import MOST_OUTPUTS, StreamedLaunch
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +41,10 @@ H200 = matching("NVIDIA H200", HOPPER)
         (1, 768, 3072, GemvLaunch(2, 1024, 4)),
         (1, 1024, 3072, StreamedLaunch(8, 1024, 2, 4, 100, 1)),
         (1, 262144, 640, GemvLaunch(4, 256, 2)),
-        (32, 576, 1536, SkinnyLaunch(16, 256, 4, 3, 4)),
+        (32, 576, 1536, SplitKLaunch(16, 256, 4, 3, 4)),
         (16, 576, 1536, StreamedLaunch(16, 512, 1, 4, 100, 1)),
         (2, 576, 1536, FewRowsLaunch(16, 4, 12, 2)),
-        (64, 128256, 4096, SkinnyLaunch(64, 64, 1, 3, 4)),
+        (64, 128256, 4096, SplitKLaunch(64, 64, 1, 3, 4)),
         (64, 151936, 1024, None),
         (32, 576, 576, None),
     ],
@@ -142,6 +142,11 @@ def test_slices_hold_all_outputs_and_fit_shared_memory(n, k, gated, kilobytes):
         assert slices.groups * launch.outputs <= 2 * MOST_OUTPUTS
 
 
+def test_a_launch_may_have_a_program_for_each_tile_of_outputs():
+    slices = StreamedLaunch(16, 512, 1, 4, 100, 0).slices(576, 576, False, 132, 227 * 1024, rows=8)
+    assert slices.programs == 36 and slices.groups == 1
+
+
 def test_a_matrix_measured_with_few_rows_takes_its_neighbors_launch_with_more():
     assert isinstance(H200.choose(8, 1536, 1536), StreamedLaunch)
     assert H200.choose(32, 1536, 1536) == H200.choose(32, 2048, 2048)
@@ -184,7 +189,7 @@ def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
         {"model": "qwen2.5-coder-0.5b", "m": 1, "layer": {"streamed": 2.0}, "launches": [streamed, gemv, gemv, gemv]},
         {"model": "qwen2.5-coder-0.5b", "m": 2, "layer": {"gemv": 3.0}},
     ]
-    assert fused_kernels.streamed_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
+    assert fused_kernels.swept_in_a_chain(chains) == {(qkv.n, qkv.k, "rms", 1): streamed}
     found = dict.fromkeys(("device", "capability", "torch", "triton"), "") | {"products": [], "chains": chains}
     times = {json.dumps(gemv): 2.0, "cublas": 9.0}
     found["few"] = [{"m": 1} | use._asdict() | {"times": times} for use in (qkv, output)]
@@ -192,14 +197,27 @@ def test_a_row_is_streamed_where_a_layer_is_fastest_with_it():
     assert rows[qkv.n, qkv.k]["fused"] == [streamed] and rows[output.n, output.k]["launches"] == [gemv]
 
 
-@pytest.mark.parametrize("launch", [FewRowsLaunch(1, 2, 3, 4), SkinnyLaunch(1, 2, 3, 4, 5), GemvLaunch(1, 2, 3)])
+def test_with_a_like_devices_results_only_what_was_fastest_there_races():
+    use = fused_kernels.uses("smollm2-135m")[1]
+    best, few = GemvLaunch(2, 256, 1), FewRowsLaunch(16, 4, 5, 2)
+    found = {
+        "products": [{"m": 1, "n": use.n, "k": use.k, "launches": [[stored_form(best), 1.0]]}],
+        "few": [{"m": 2} | use._asdict() | {"times": {"cublas": 1.0, fused_kernels.name_of(few): 2.0}}],
+    }
+    known, unknown = fused_kernels.Known(found), fused_kernels.Known({"products": [], "few": []})
+    assert known.candidates(1, use.n, use.k) == [best] and known.fused_candidates(use, 2) == [few]
+    assert len(known.candidates(8, use.n, use.k)) > 1 and len(known.fused_candidates(use, 4)) > 1
+    assert best in unknown.candidates(1, use.n, use.k) and few in unknown.fused_candidates(use, 2)
+
+
+@pytest.mark.parametrize("launch", [FewRowsLaunch(1, 2, 3, 4), SplitKLaunch(1, 2, 3, 4, 5), GemvLaunch(1, 2, 3)])
 def test_a_launch_in_a_file_names_its_kind_and_its_fields(launch):
     stored = json.loads(json.dumps(stored_form(launch)))
     assert launch_of(stored) == launch and type(launch_of(stored)) is type(launch)
     assert type(launch_of(dict(reversed(stored.items())))) is type(launch), "in any order"
     with pytest.raises(TypeError, match="depth"):
         launch_of(stored | {"depth": 1})  # not another kind that has as many fields
-    assert sorted(KINDS.values(), key=str) == sorted({GemvLaunch, FewRowsLaunch, StreamedLaunch, SkinnyLaunch}, key=str)
+    assert sorted(KINDS.values(), key=str) == sorted({GemvLaunch, FewRowsLaunch, StreamedLaunch, SplitKLaunch}, key=str)
 
 
 # -- the files -------------------------------------------------------------------------------------------------------

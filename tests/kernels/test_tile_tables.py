@@ -1,6 +1,5 @@
 """Which tile takes a product with a quantized matrix, on a device that was measured and on one that was not."""
 
-import json
 from pathlib import Path
 from tomllib import loads
 
@@ -12,10 +11,12 @@ import torch
 
 from gradus.device.capability import Capability
 from gradus.execution.warm_up import steps
+from gradus.kernels.core.tuning import stored_form
 from gradus.kernels.quantized import tile_tables
 from gradus.kernels.quantized.tile import TileLaunch
 from gradus.kernels.quantized.tile_tables import (
     FEWEST_TILES,
+    KINDS,
     PROGRAMS,
     SCHEMES,
     MeasuredTiles,
@@ -100,10 +101,11 @@ def test_a_gate_s_outputs_are_half_the_rows(hopper):
 
 def test_a_measured_device_takes_what_was_fastest_on_it(monkeypatch):
     tile, taller = [64, 128, 8, 4, 5, 2, 3], [128, 128, 64, 1, 3, 8, 0]
-    matrices = [{"n": 4096, "k": 4096, "launches": [tile, taller, None]}]
-    matrices += [{"n": 28672, "k": 4096, "launches": [taller, taller, taller]}]
-    text = json.dumps({"device": "X", "capability": [9, 0], "rows": [1, 64, 8192], "schemes": {"int4": matrices}})
-    table = MeasuredTiles.read(text)
+    lower, higher = (stored_form(TileLaunch(*launch), KINDS) for launch in (tile, taller))
+    matrices = [{"n": 4096, "k": 4096, "launches": [lower, higher, None]}]
+    matrices += [{"n": 28672, "k": 4096, "launches": [higher, higher, higher]}]
+    stored = {"device": "X", "capability": [9, 0], "rows": [1, 64, 8192], "schemes": {"int4": matrices}}
+    table = MeasuredTiles.read(stored)
     monkeypatch.setattr(tile_tables, "table_of", lambda device: table)
     assert choose_tile("int4", 1, 4000, 4100, BF16, CPU) == TileLaunch(*tile)
     assert choose_tile("int4", 2, 4096, 4096, BF16, CPU) == TileLaunch(*taller)

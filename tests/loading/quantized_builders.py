@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradus import LLM
 from gradus.loading.json_file import read_object
-from gradus.quantization.mix import names_of, places
+from gradus.quantization.mix import matrix_ids, names_of
 from gradus.quantization.parts import SideBySide
 from tests.loading.builders import write_folder, write_json
 
@@ -180,11 +180,11 @@ def matrices(llm: LLM) -> Iterator[tuple[str, Tensor]]:
     """Name in the checkpoint → the float matrix that is stored here, for every quantized one."""
     model = llm.engine.runner.model
     modules = {"qkv": "qkv", "attn_out": "output", "gate_up": "gate_up", "down": "down"}
-    for place in places(llm.config):
-        if place.role == "head":
+    for matrix_id in matrix_ids(llm.config):
+        if matrix_id.role == "head":
             continue
-        module = getattr(model.layers[place.layer], modules[place.role])
-        names = names_of(place, llm.config)
+        module = getattr(model.layers[matrix_id.layer], modules[matrix_id.role])
+        names = names_of(matrix_id, llm.config)
         if isinstance(module, SideBySide):
             yield from zip(names, (part.dequantized() for part in module.parts), strict=True)
         else:

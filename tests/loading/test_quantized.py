@@ -9,7 +9,7 @@ from gradus.errors import CheckpointError, ConfigError
 from gradus.loading import open_checkpoint
 from gradus.loading.json_file import read_object
 from gradus.loading.quantized import formats
-from gradus.models.layers import Place
+from gradus.models.layers import MatrixId
 from gradus.quantization.fp8 import Fp8BlockLinear
 from tests.loading.builders import write_folder, write_json
 from tests.loading.quantized_builders import FORMATS, compressed, fp8, matrices, pack_quantized, quantize_folder
@@ -56,7 +56,7 @@ def test_blocks_of_fp8_stay_blocks():
     tensors, expected = fp8(200, 300, 0, scales="block")
     packed = formats.fp8(tensors["weight"], tensors["weight_scale"])
     assert packed.scheme == "fp8-block"
-    linear = Fp8BlockLinear(Place("down", 0), 300, (56, 200), False)
+    linear = Fp8BlockLinear(MatrixId("down", 0), 300, (56, 200), False)
     packed.into(linear, 56)
     torch.testing.assert_close(linear.dequantized()[56:], expected)
 
@@ -171,7 +171,7 @@ def test_scales_are_read_by_their_shape_and_not_by_their_number(rows, width):
 def test_as_many_blocks_as_rows_stand_for_the_right_weights():
     tensors, expected = fp8(4, 512, 0, scales="block")
     packed = formats.fp8(tensors["weight"], tensors["weight_scale"])
-    linear = Fp8BlockLinear(Place("down", 0), 512, (4,), False)
+    linear = Fp8BlockLinear(MatrixId("down", 0), 512, (4,), False)
     packed.into(linear, 0)
     torch.testing.assert_close(linear.dequantized(), expected)
 

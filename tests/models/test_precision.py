@@ -11,7 +11,7 @@ from gradus.config.options import EngineOptions
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
 from gradus.models import create_model, precision, randomize
-from gradus.models.layers import Linear, Place
+from gradus.models.layers import Linear, MatrixId
 from gradus.models.precision import NarrowLinear, measure_cpu, resolve_device, resolve_precision
 from gradus.models.shapes import SHAPES
 
@@ -21,8 +21,8 @@ CONFIG = SHAPES["tiny-llama"]
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize("bias", [False, True])
 def test_narrow_weights_multiply_as_their_rounded_values_do(rows, bias):
-    narrow = NarrowLinear(Place("down", 0), 24, (5, 7), bias, widen_from=4)
-    exact = Linear(Place("down", 0), 24, (5, 7), bias)
+    narrow = NarrowLinear(MatrixId("down", 0), 24, (5, 7), bias, widen_from=4)
+    exact = Linear(MatrixId("down", 0), 24, (5, 7), bias)
     generator = torch.Generator().manual_seed(rows)
     for name, shape in [("weight", (12, 24))] + [("bias", (12,))] * bias:
         values = torch.randn(shape, generator=generator)
@@ -89,7 +89,7 @@ def test_what_is_measured_is_one_of_the_two_and_says_why():
     assert precision.activations == torch.float32
     assert precision.weights in (torch.float32, torch.bfloat16)
     assert precision.reason.startswith("measured: ") and " x as long" in precision.reason
-    layer = precision.linear(Place("down", 0), 8, (4,), False, torch.float32, "cpu")
+    layer = precision.linear(MatrixId("down", 0), 8, (4,), False, torch.float32, "cpu")
     assert layer.weight.dtype == precision.weights
 
 

@@ -69,10 +69,10 @@ def test_sizes_that_do_not_divide_are_refused_in_one_line(numbers, rank: int, co
 
 def rows_of(whole: Linear, shard: Shard, config: ModelConfig) -> torch.Tensor:
     """Which rows of a product that reads the residual stream a rank has, by its role."""
-    if whole.place.role == "gate_up":
+    if whole.matrix_id.role == "gate_up":
         starts = range(0, sum(whole.out_features), config.intermediate_size)  # gate and features, or features
         return torch.cat([start + torch.tensor(shard.features) for start in starts])
-    if whole.place.role == "head":
+    if whole.matrix_id.role == "head":
         return torch.tensor(shard.tokens)
     heads = [*shard.heads, *(config.num_heads + h for h in shard.kv_heads)]
     heads += [config.num_heads + config.num_kv_heads + h for h in shard.kv_heads]
@@ -88,9 +88,9 @@ def cut(whole: Model, shard: Shard) -> Model:
             for parameter, value in part.named_parameters(recurse=False):
                 if value.shape == getattr(theirs[name], parameter).shape:  # the embedding is the head's slice
                     value.copy_(getattr(theirs[name], parameter))
-        elif part.place.role in ("attn_out", "down"):
-            width = config.head_dim if part.place.role == "attn_out" else 1
-            units = torch.tensor(shard.heads if part.place.role == "attn_out" else shard.features)
+        elif part.matrix_id.role in ("attn_out", "down"):
+            width = config.head_dim if part.matrix_id.role == "attn_out" else 1
+            units = torch.tensor(shard.heads if part.matrix_id.role == "attn_out" else shard.features)
             columns = (units[:, None] * width + torch.arange(width)).flatten()
             part.weight.copy_(theirs[name].weight[:, columns])
             if part.bias is not None:  # added once

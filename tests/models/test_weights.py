@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import CheckpointError
-from gradus.models import SHAPES, Linear, Model, Place, create_model, load_weights, randomize
+from gradus.models import SHAPES, Linear, MatrixId, Model, create_model, load_weights, randomize
 from gradus.models.layers import FLOATS
 from gradus.models.rope import frequencies
 from gradus.models.weights import plan, tied_as_stored
@@ -273,8 +273,8 @@ def test_nothing_is_written_or_read_before_everything_fits(damage: str) -> None:
 class Bfloat16Linear(Linear):
     """Weights in bfloat16, arithmetic in the activations' type."""
 
-    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
-        super().__init__(place, in_features, out_features, bias, torch.bfloat16, device)
+    def __init__(self, matrix_id, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(matrix_id, in_features, out_features, bias, torch.bfloat16, device)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -284,8 +284,8 @@ class Bfloat16Linear(Linear):
 class PackedLinear(Linear):
     """Keeps nothing that looks like a weight: every row a separate tensor in a list."""
 
-    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
-        super().__init__(place, in_features, out_features, bias, dtype, device)
+    def __init__(self, matrix_id, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
         self.rows: dict[str, dict[int, Tensor]] = {"weight": {}, "bias": {}}
         del self.weight, self.bias
 
@@ -302,8 +302,8 @@ class Int8Linear(Linear):
 
     accepted = FLOATS | {torch.int8}
 
-    def __init__(self, place, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
-        super().__init__(place, in_features, out_features, bias, dtype, device)
+    def __init__(self, matrix_id, in_features, out_features, bias, dtype=torch.float32, device="cpu") -> None:
+        super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
         rows = sum(out_features)
         del self.weight
         self.integers = torch.zeros(rows, in_features, dtype=torch.int8)
@@ -323,19 +323,19 @@ class Int8Linear(Linear):
         return F.linear(x, self.integers * self.scales, self.bias)
 
 
-def all_but_the_head(place: Place, *shape, **where) -> Linear:
-    return (Linear if place.role == "head" else Int8Linear)(place, *shape, **where)
+def all_but_the_head(matrix_id: MatrixId, *shape, **where) -> Linear:
+    return (Linear if matrix_id.role == "head" else Int8Linear)(matrix_id, *shape, **where)
 
 
 @pytest.mark.parametrize("shape", SHAPE_NAMES)
 def test_a_factory_is_told_the_role_and_the_layer_of_every_matrix(shape: str) -> None:
     model = create_model(SHAPES[shape])
-    places = [module.place for module in model.modules() if isinstance(module, Linear)]
+    matrix_ids = [module.matrix_id for module in model.modules() if isinstance(module, Linear)]
     roles = ("qkv", "attn_out", "gate_up", "down")
     layers = range(model.config.num_layers)
-    assert sorted(places[:-1]) == sorted((role, layer) for layer in layers for role in roles)
-    assert places[-1] == model.head.place == ("head", None)
-    assert model.layers[1].qkv.place == ("qkv", 1) and model.layers[0].down.place == ("down", 0)
+    assert sorted(matrix_ids[:-1]) == sorted((role, layer) for layer in layers for role in roles)
+    assert matrix_ids[-1] == model.head.matrix_id == ("head", None)
+    assert model.layers[1].qkv.matrix_id == ("qkv", 1) and model.layers[0].down.matrix_id == ("down", 0)
 
 
 @pytest.mark.parametrize("shape", SHAPE_NAMES)

@@ -14,7 +14,7 @@ from gradus.models.config import ModelConfig, Rope
 from gradus.models.families import Family, ModelType
 from gradus.models.heads import Heads
 from gradus.models.hf_fields import Fields
-from gradus.models.layers import Activation, Embedding, Model, Place, RMSNorm
+from gradus.models.layers import Activation, Embedding, MatrixId, Model, RMSNorm
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable
 
@@ -87,13 +87,13 @@ class Block(nn.Module):
         hidden, width, eps = config.hidden_size, config.intermediate_size, config.norm_eps
         for name in NORMS:
             self.add_module(name, nn.LayerNorm(hidden, eps, dtype=dtype, device=device))
-        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, False, dtype, device)
+        self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_widths, False, dtype, device)
         q_norm, k_norm = (RMSNorm(config.head_dim, eps, dtype, device) for _ in range(2))
         self.heads = Heads(config, index, q_norm, k_norm)
-        self.output = linear(Place("attn_out", index), config.q_width, (hidden,), False, dtype, device)
-        self.up = linear(Place("gate_up", index), hidden, config.up_widths, False, dtype, device)
+        self.output = linear(MatrixId("attn_out", index), config.q_width, (hidden,), False, dtype, device)
+        self.up = linear(MatrixId("gate_up", index), hidden, config.up_widths, False, dtype, device)
         self.activation = Activation(config.activation)
-        self.down = linear(Place("down", index), width, (hidden,), False, dtype, device)
+        self.down = linear(MatrixId("down", index), width, (hidden,), False, dtype, device)
 
     def attention(self, x, rotation, attention):
         qkv = self.qkv.after(self.attention_norm, x)
@@ -119,7 +119,7 @@ class Toy(Model):
     def __init__(self, config, linear, dtype, device):
         super().__init__()
         self.config = config
-        self.head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
+        self.head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=self.head)
         self.rope = RotaryTable(config.rope, config.head_dim, config.context_length, dtype, device)
         self.layers = nn.ModuleList(self.block(config, i, linear, dtype, device) for i in range(config.num_layers))

@@ -35,7 +35,7 @@ def reference_of(model: Model, kind: type[Linear]) -> Model:
     """The torch reference: the same model with the matrices that its integers stand for, in float32."""
     reference = with_layers_of(Linear, model)
     for part in matrices(reference):
-        rounded = kind(part.place, part.in_features, part.out_features, False)
+        rounded = kind(part.matrix_id, part.in_features, part.out_features, False)
         rounded.assign("weight", 0, part.weight)
         part.weight.copy_(rounded.dequantized())
     return reference
@@ -103,7 +103,7 @@ def test_the_model_that_it_is_made_of_stays_what_it_was_and_shares_what_is_not_i
 
 @pytest.mark.parametrize(("kind", "bits"), [(Int8Linear, 8 + 32 / 576), (Int4Linear, 4 + 32 / 64)])
 def test_the_bits_of_a_weight_with_all_that_belongs_to_it(kind, bits):
-    linear = kind(wide_model("tiny-llama").head.place, 576, (192, 64, 64), bias=False)
+    linear = kind(wide_model("tiny-llama").head.matrix_id, 576, (192, 64, 64), bias=False)
     stored = sum(value.nbytes for value in linear.parameters())
     assert 8 * stored / (320 * 576) == pytest.approx(bits)
 
@@ -114,7 +114,7 @@ def test_a_factory_of_a_model_can_make_them_and_weights_arrive_in_pieces(kind):
     model = wide_model("tiny-llama")
     wanted = with_layers_of(kind, model).layers[2].qkv
     source = model.layers[2].qkv
-    made = kind(source.place, source.in_features, source.out_features, source.has_bias)
+    made = kind(source.matrix_id, source.in_features, source.out_features, source.has_bias)
     start = 0
     for rows in source.out_features:
         made.assign("weight", start, source.weight[start : start + rows])
@@ -123,13 +123,13 @@ def test_a_factory_of_a_model_can_make_them_and_weights_arrive_in_pieces(kind):
 
 
 def test_groups_are_as_large_as_the_width_allows():
-    place = wide_model("tiny-llama").head.place
-    groups = {width: Int4Linear(place, width, (8,), False).group for width in (576, 64, 160, 96)}
+    matrix_id = wide_model("tiny-llama").head.matrix_id
+    groups = {width: Int4Linear(matrix_id, width, (8,), False).group for width in (576, 64, 160, 96)}
     assert groups == {576: 64, 64: 64, 160: 32, 96: 32}
 
 
 def test_biases_stay_as_they_are():
-    linear = Int4Linear(wide_model("tiny-llama").head.place, 64, (3,), bias=True)
+    linear = Int4Linear(wide_model("tiny-llama").head.matrix_id, 64, (3,), bias=True)
     linear.assign("weight", 0, torch.arange(192).view(3, 64) % 16 * 0.5)  # 16 steps of a half: codes have them exactly
     linear.assign("bias", 0, torch.tensor([1.0, 2.0, 3.0]))
     out = linear(torch.eye(64))

@@ -8,12 +8,12 @@ import torch
 
 from gradus import LLM, SamplingParams
 from gradus.errors import ConfigError
-from gradus.models.layers import Linear, Place
+from gradus.models.layers import Linear, MatrixId
 from gradus.models.shapes import SHAPES
 from gradus.quantization import mix as mix_module
 from gradus.quantization.int4 import Int4Linear
 from gradus.quantization.int8 import Int8Linear
-from gradus.quantization.mix import Mix, factory, names_of, places
+from gradus.quantization.mix import Mix, factory, matrix_ids, names_of
 from gradus.quantization.parts import SideBySide
 
 LLAMA = SHAPES["tiny-llama"]
@@ -27,40 +27,40 @@ def written(folder, text):
 
 
 def kinds(quantize, config=LLAMA):
-    """Place → the class that its matrix is made of."""
+    """MatrixId → the class that its matrix is made of."""
     make = factory(Mix.of(quantize), config, Linear)
     return {
-        place: type(make(place, 64, (64,) * len(names_of(place, config)), False, torch.float32, "meta"))
-        for place in places(config)
+        matrix_id: type(make(matrix_id, 64, (64,) * len(names_of(matrix_id, config)), False, torch.float32, "meta"))
+        for matrix_id in matrix_ids(config)
     }
 
 
 def test_a_scheme_s_name_is_for_all_matrices_but_the_head():
     found = kinds("int8")
-    assert found.pop(Place("head", None)) is Linear
+    assert found.pop(MatrixId("head", None)) is Linear
     assert set(found.values()) == {Int8Linear} and len(found) == 4 * LLAMA.num_layers
 
 
 def test_names_are_the_checkpoint_s_one_for_each_matrix_there():
-    assert names_of(Place("qkv", 2), LLAMA) == [f"model.layers.2.self_attn.{part}_proj" for part in "qkv"]
-    assert names_of(Place("gate_up", 0), LLAMA)[1] == "model.layers.0.mlp.up_proj"
-    assert names_of(Place("qkv", 1), SHAPES["tiny-gpt2"]) == ["h.1.attn.c_attn"]
-    assert names_of(Place("gate_up", 1), SHAPES["tiny-gpt2"]) == ["h.1.mlp.c_fc"]
-    assert names_of(Place("head", None), SHAPES["tiny-gemma3"]) == ["lm_head"]
+    assert names_of(MatrixId("qkv", 2), LLAMA) == [f"model.layers.2.self_attn.{part}_proj" for part in "qkv"]
+    assert names_of(MatrixId("gate_up", 0), LLAMA)[1] == "model.layers.0.mlp.up_proj"
+    assert names_of(MatrixId("qkv", 1), SHAPES["tiny-gpt2"]) == ["h.1.attn.c_attn"]
+    assert names_of(MatrixId("gate_up", 1), SHAPES["tiny-gpt2"]) == ["h.1.mlp.c_fc"]
+    assert names_of(MatrixId("head", None), SHAPES["tiny-gemma3"]) == ["lm_head"]
 
 
 def test_the_first_pattern_that_matches_decides(tmp_path):
     text = '"model.layers.0.*": none\n"*.mlp.*": int4\n"*.v_proj": null\n"*.self_attn.*": int8\nlm_head: int8\n'
     found = kinds(written(tmp_path, text))
-    assert {found[Place(role, 0)] for role in ("qkv", "attn_out", "gate_up", "down")} == {Linear}
-    assert found[Place("gate_up", 1)] is found[Place("down", 3)] is Int4Linear
-    assert found[Place("qkv", 1)] is SideBySide and found[Place("attn_out", 1)] is Int8Linear
-    assert found[Place("head", None)] is Int8Linear
+    assert {found[MatrixId(role, 0)] for role in ("qkv", "attn_out", "gate_up", "down")} == {Linear}
+    assert found[MatrixId("gate_up", 1)] is found[MatrixId("down", 3)] is Int4Linear
+    assert found[MatrixId("qkv", 1)] is SideBySide and found[MatrixId("attn_out", 1)] is Int8Linear
+    assert found[MatrixId("head", None)] is Int8Linear
 
 
 def test_matrices_side_by_side_compute_what_they_do_alone():
     make = factory(Mix("x", (("*.q_proj", "int8"), ("*.k_proj", "int4"))), LLAMA, Linear)
-    fused = make(Place("qkv", 0), 64, (48, 16, 16), True, torch.float32, "cpu")
+    fused = make(MatrixId("qkv", 0), 64, (48, 16, 16), True, torch.float32, "cpu")
     generator = torch.Generator().manual_seed(0)
     weight, bias, x = (torch.randn(shape, generator=generator) for shape in ((80, 64), (80,), (3, 64)))
     for start, rows in ((0, 30), (30, 30), (60, 20)):  # pieces that straddle matrices
@@ -68,7 +68,7 @@ def test_matrices_side_by_side_compute_what_they_do_alone():
     fused.assign("bias", 0, bias)
     out, first = fused(x), 0
     for kind, rows in ((Int8Linear, 48), (Int4Linear, 16), (Linear, 16)):
-        alone = kind(Place("qkv", 0), 64, (rows,), True)
+        alone = kind(MatrixId("qkv", 0), 64, (rows,), True)
         alone.assign("weight", 0, weight[first : first + rows])
         alone.assign("bias", 0, bias[first : first + rows])
         torch.testing.assert_close(out[:, first : first + rows], alone(x))

@@ -7,13 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.models.layers import Place
+from gradus.models.layers import MatrixId
 from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear
 from gradus.quantization.int4 import Int4Linear, group_for, packed, unpacked
 from gradus.quantization.int8_groups import Int8GroupLinear
 from gradus.quantization.schemes import SCHEMES, STORED
 
-PLACE = Place("qkv", 0)
+MATRIX = MatrixId("qkv", 0)
 WIDTHS = (40, 24)  # two fused matrices; 64 rows
 EVERY = (*SCHEMES, "int8-g32")
 LARGEST_ERROR = {"int8": 0.5 / 127, "int8-g32": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
@@ -22,7 +22,7 @@ LARGEST_ERROR = {"int8": 0.5 / 127, "int8-g32": 0.5 / 127, "fp8": 0.0625, "fp8-b
 
 def made(scheme, width=96, bias=False, seed=0, scale=1.0):
     """A matrix of a scheme, and the float matrix that it was given."""
-    linear = STORED[scheme](PLACE, width, WIDTHS, bias, torch.float32, "cpu")
+    linear = STORED[scheme](MATRIX, width, WIDTHS, bias, torch.float32, "cpu")
     weight = noise(sum(WIDTHS), width, seed) * scale
     linear.assign("weight", 0, weight)
     if bias:
@@ -103,7 +103,7 @@ def test_a_result_has_the_type_of_the_activations(scheme, dtype):
 def test_rows_that_come_in_pieces_are_the_same(scheme):
     whole, weight = made(scheme, 128)
     for sizes in ([64], [40, 24], [1] * 64, [50, 14], [7, 30, 27]):
-        pieces = STORED[scheme](PLACE, 128, WIDTHS, False, torch.float32, "cpu")
+        pieces = STORED[scheme](MATRIX, 128, WIDTHS, False, torch.float32, "cpu")
         start = 0
         for part in weight.split(sizes):
             pieces.assign("weight", start, part)
@@ -113,7 +113,7 @@ def test_rows_that_come_in_pieces_are_the_same(scheme):
 
 @pytest.mark.parametrize("scheme", EVERY)
 def test_zeros_stay_zeros_and_equal_weights_equal(scheme):
-    linear = STORED[scheme](PLACE, 128, (3,), False, torch.float32, "cpu")
+    linear = STORED[scheme](MATRIX, 128, (3,), False, torch.float32, "cpu")
     linear.assign("weight", 0, torch.tensor([0.0, 0.5, -0.25]).unsqueeze(1).expand(3, 128))
     half_a_unit = 2**-11 if scheme == "int8-g32" else 1e-6  # of a scale in float16
     torch.testing.assert_close(linear.dequantized()[:, 0], torch.tensor([0.0, 0.5, -0.25]), rtol=half_a_unit, atol=0)
@@ -135,7 +135,7 @@ def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(scheme, value):
 @pytest.mark.parametrize("scheme", EVERY)
 def test_on_a_device_without_memory_it_has_its_size(scheme):
     """What the memory plan asks for."""
-    linear = STORED[scheme](PLACE, 4096, (4096, 1024), False, torch.bfloat16, "meta")
+    linear = STORED[scheme](MATRIX, 4096, (4096, 1024), False, torch.bfloat16, "meta")
     bits = 8 * sum(tensor.nbytes for tensor in linear.parameters()) / (4096 * 5120)
     assert bits < {"int4": 5.01, "int8-g32": 8.51}.get("int4" if scheme.startswith("int4") else scheme, 8.01)
 
@@ -144,7 +144,7 @@ def test_on_a_device_without_memory_it_has_its_size(scheme):
 
 
 def test_fused_matrices_have_blocks_of_their_own():
-    linear = Fp8BlockLinear(PLACE, 200, (130, 60), False, torch.float32, "cpu")
+    linear = Fp8BlockLinear(MATRIX, 200, (130, 60), False, torch.float32, "cpu")
     assert linear.scales.shape == (2 + 1, 2)
     weight = noise(190, 200, 1)
     weight[129], weight[130:] = 100.0, 0.01
@@ -178,16 +178,16 @@ def test_a_word_holds_four_weights_that_lie_32_apart():
 
 @pytest.mark.parametrize(("width", "group"), [(4096, 128), (576, 64), (160, 32), (96, 32)])
 def test_a_group_is_the_largest_that_divides_a_row(width, group):
-    assert group_for(width, None) == group and Int4Linear(PLACE, width, (8,), False).group == group
+    assert group_for(width, None) == group and Int4Linear(MATRIX, width, (8,), False).group == group
 
 
 def test_groups_that_do_not_divide_a_row_are_refused():
     with pytest.raises(ConfigError, match="int8-g32: groups of 32 do not divide rows of 100 weights"):
-        Int8GroupLinear(PLACE, 100, (8,), False)
+        Int8GroupLinear(MATRIX, 100, (8,), False)
     with pytest.raises(ConfigError, match="groups of 128 do not divide rows of 576 weights; 64 would"):
-        Int4Linear(PLACE, 576, (8,), False, group=128)
+        Int4Linear(MATRIX, 576, (8,), False, group=128)
     with pytest.raises(ConfigError, match="rows of 100 weights have no groups of 128, 64, 32"):
-        Int4Linear(PLACE, 100, (8,), False)
+        Int4Linear(MATRIX, 100, (8,), False)
 
 
 def test_weights_of_a_four_bit_file_come_back_exactly():
@@ -197,7 +197,7 @@ def test_weights_of_a_four_bit_file_come_back_exactly():
     values = torch.randint(0, 16, (8, 4, 32), generator=generator)
     values[..., 0], values[..., 1] = 0, 15
     weight = (values * scales + offsets).flatten(1)
-    linear = Int4Linear(PLACE, 128, (8,), False, group=32)
+    linear = Int4Linear(MATRIX, 128, (8,), False, group=32)
     linear.assign("weight", 0, weight)
     torch.testing.assert_close(linear.dequantized(), weight, rtol=2e-3, atol=2e-3)
 
@@ -205,7 +205,7 @@ def test_weights_of_a_four_bit_file_come_back_exactly():
 @pytest.mark.parametrize("rows", [7, 16, 40])
 @pytest.mark.parametrize("width", [96, 128, 576])
 def test_int4_in_lanes_is_the_same_matrix(width, rows):
-    linear = Int4Linear(PLACE, width, (rows,), False)
+    linear = Int4Linear(MATRIX, width, (rows,), False)
     linear.assign("weight", 0, noise(rows, width, 3))
     before, x = linear.dequantized(), noise(5, width, 4)
     product, size = linear.forward(x), sum(each.nbytes for each in linear.parameters())

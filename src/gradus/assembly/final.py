@@ -124,7 +124,7 @@ def drafting(config: EngineConfig, runner: Runner, trained: HeadsConfig | None =
     """How many drafts are verified, where there are any: in steps of no more rows than the runner is quick with."""
     if not config.speculate:
         return None
-    rows = runner.runner.quick_rows if isinstance(runner, SpeculatingRunner) else MOST_ROWS
+    rows = runner.runner.max_kernel_rows if isinstance(runner, SpeculatingRunner) else MOST_ROWS
     most, adaptive = most_drafts(config, trained), config.drafts is None
     return DraftControl(most, config.max_sequences, lag=lag(config), adaptive=adaptive, rows=rows)
 

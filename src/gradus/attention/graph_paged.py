@@ -52,7 +52,7 @@ class GraphPagedAttention(TritonPagedAttention):
         """
         rows = len(slots)
         self.plan(slots, self._counting[: rows + 1], lengths, [1] * rows)
-        if not self.turns:  # attention that stores for itself finds the place in the block table
+        if not self.fuses_rope:  # attention that stores for itself finds the place in the block table
             self.new_rows = list(places(slots, lengths, self.tables, self.storage.page_size))
 
     def prepare_drafts(self, slots: Tensor, rows: DraftRows, most: int) -> None:
@@ -61,7 +61,7 @@ class GraphPagedAttention(TritonPagedAttention):
         tokens = [launch.rows // self.group for launch in self.launches]
         # in 8 bits a tall tile has no registers left to take new keys in; where each head has its own keys, none has
         tallest = tokens[0] if self.storage.scales(0) is not None else tokens[-1]
-        self.turns = self.may_turn and self.group > 1 and most <= min(MOST_NEW, tallest)
+        self.fuses_rope = self.may_fuse_rope and self.group > 1 and most <= min(MOST_NEW, tallest)
         number = next((number for number, each in enumerate(tokens) if each >= most), len(tokens) - 1)
         tiles = len(slots) * triton.cdiv(most, tokens[number])
         self.works = {}
@@ -69,7 +69,7 @@ class GraphPagedAttention(TritonPagedAttention):
             work = self._work(self.launches[number], window, triton.next_power_of_2(tiles))
             work.lay_out(slots, rows.query_start, rows.lengths, most=most)
             self.works[window] = [work]
-        if not self.turns:
+        if not self.fuses_rope:
             self.new_rows = list(rows.places)
 
     # -- steps with prompts --------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class GraphPagedAttention(TritonPagedAttention):
         Spans of few tokens, as decodes are, have the smallest tiles, and longer ones those that hold the whole step, or
         else the tallest. How many tiles each launch has at most follows from the rows that there are.
         """
-        self.turns = False
+        self.fuses_rope = False
         size, tokens = self.padded, [launch.rows // self.group for launch in self.launches]
         number = next((number for number, each in enumerate(tokens) if each >= size), len(tokens) - 1)
         short = tokens[0] if number else size

@@ -25,11 +25,11 @@ from gradus.kernels.attention.launch import (
     fills_hopper,
     launches,
 )
-from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.attention.paged import paged_attention
 from gradus.kernels.attention.splits import Partials
 from gradus.kernels.attention.work import Work
-from gradus.kernels.quantized.hopper_launch import in_gluon
+from gradus.kernels.core.gluon import in_gluon
 from gradus.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 # Up to this width of heads, attention rotates and stores those of decodes itself: one launch fewer in each layer. Wider
 # ones would take so many registers that fewer programs run at once, which costs more (both measured on an H200).
-TURNING_WIDTH = 64
+FUSED_ROPE_WIDTH = 64
 
 
 class TritonPagedAttention(PagedAttention):
     """slots: how many sequences run at once. The storage is on a CUDA GPU; or on a CPU, for Triton's interpreter."""
 
-    turns: (
+    fuses_rope: (
         bool  # of this step: whether attention rotates and stores heads itself (`gradus.kernels.attention.new_token`)
     )
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
         self.group = config.num_heads // config.num_kv_heads
-        self.may_turn = config.head_dim <= TURNING_WIDTH
+        self.may_fuse_rope = config.head_dim <= FUSED_ROPE_WIDTH
         able, self.processors = capability(self.device), _processors(self.device)
         self.launches = launches(
             config.head_dim, storage.dtype, self.group, self.processors, able.shared_memory,
@@ -78,7 +78,7 @@ class TritonPagedAttention(PagedAttention):
         counts: each span's new tokens, on the host. Launches depend on nothing else, so a captured step may be replayed
         with other slots and lengths.
         """
-        self.turns = self.may_turn and max(counts) == 1
+        self.fuses_rope = self.may_fuse_rope and max(counts) == 1
         self.works: dict[int | None, list[Work]] = {group.window: [] for group in self.storage.groups}
         fewest = 1
         for launch in self.launches:
@@ -129,14 +129,14 @@ class TritonPagedAttention(PagedAttention):
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
         return self._attend(layer, q, None)
 
-    def store_and_attend(self, layer: int, qkv: Tensor, turning: Turning) -> Tensor:
-        """In a step that `turns`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh].
+    def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
+        """In a step that `fuses_rope`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh].
 
-        turning: what its heads pass on the way.
+        rope: what its heads pass on the way.
         """
-        return self._attend(layer, qkv, turning)
+        return self._attend(layer, qkv, rope)
 
-    def _attend(self, layer: int, q: Tensor, turning: Turning | None) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, rope: FusedRope | None) -> Tensor:
         group, index = self.storage.place(layer)
         out = torch.empty(len(q), self.config.num_heads, self.config.head_dim, dtype=q.dtype, device=q.device)
         for work in self.works[self.config.windows[layer]]:
@@ -145,7 +145,7 @@ class TritonPagedAttention(PagedAttention):
                 continue
             paged_attention(
                 q, *self._pages[index], self.tables[group], work, self.partials, out,
-                scale=self.config.attention_scale, softcap=self.config.attention_softcap, turning=turning,
+                scale=self.config.attention_scale, softcap=self.config.attention_softcap, rope=rope,
                 scales=self.storage.scales(layer),
             )  # fmt: skip
         return out

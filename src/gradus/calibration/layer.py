@@ -11,7 +11,7 @@ from gradus.attention.whole import WholeSequence
 from gradus.calibration.observed import ObservedLinear
 from gradus.models.config import ModelConfig
 from gradus.models.create import create_model
-from gradus.models.layers import Linear, Model, Place
+from gradus.models.layers import Linear, MatrixId, Model
 from gradus.models.parts import parts_of
 from gradus.models.weights import Piece, TensorSource, assign, plan
 
@@ -47,13 +47,13 @@ class LoneLayer:
 
     def linears(self) -> dict[str, ObservedLinear]:
         """By role: "qkv" and the like."""
-        found = {module.place.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
+        found = {module.matrix_id.role: module for module in self.model.layers.modules() if isinstance(module, Linear)}
         return {role: linear for role, linear in found.items() if isinstance(linear, ObservedLinear)}
 
-    def norm_before(self, place: Place) -> nn.Module:
+    def norm_before(self, matrix_id: MatrixId) -> nn.Module:
         """The norm whose output a product reads: of "qkv" and "gate_up". Raises Undescribed where that is not known."""
         (layer,) = parts_of(self.model)
-        return layer.attention_norm if place.role == "qkv" else layer.mlp_norm
+        return layer.attention_norm if matrix_id.role == "qkv" else layer.mlp_norm
 
     def run(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         """Each sequence's states [T, D] behind the layer."""

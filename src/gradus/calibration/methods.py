@@ -26,7 +26,7 @@ def by_gptq(linear: ObservedLinear, group: int, dtype: torch.dtype) -> Rounded:
 
 def by_awq(linear: ObservedLinear, group: int, dtype: torch.dtype) -> Rounded:
     """After `scale_columns`. Queries and keys are not clipped: scores are a product of both, which its error is not."""
-    if linear.place.role == "qkv":
+    if linear.matrix_id.role == "qkv":
         return nearest(linear.weight, group, dtype)
     return clipped(linear.weight, linear.gram, group, dtype)
 
@@ -56,7 +56,7 @@ def rescale(layer: LoneLayer, factors_of: FactorsOf) -> None:
     linears, config = layer.linears(), layer.model.config
     for role in ("qkv", "gate_up"):
         factors = _rescale(linears[role], factors_of, lambda each: each)
-        for parameter in layer.norm_before(linears[role].place).parameters():
+        for parameter in layer.norm_before(linears[role].matrix_id).parameters():
             parameter.div_(factors)
     if len(linears["gate_up"].out_features) == 2:
         _divide_rows(linears["gate_up"], 1, _rescale(linears["down"], factors_of, lambda each: each))

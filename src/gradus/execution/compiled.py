@@ -61,11 +61,11 @@ class CompiledRunner(ModelRunner):
             page_size=storage.page_size,
             windows=[group.window for group in storage.groups],
             threads=threads,
-            beside=[*matrices.values()],
+            extra_linears=[*matrices.values()],
         )
         for number, (name, linear) in enumerate(matrices.items()):
             beside.set_submodule(name, KernelLinear(linear, self.decode, number))
-        self.quick_rows = most_rows(self.decode.kind, model.config.hidden_size)
+        self.max_kernel_rows = most_rows(self.decode.kind, model.config.hidden_size)
         with announced():
             self._warm_up()
 
@@ -114,7 +114,7 @@ class CompiledRunner(ModelRunner):
 
     def _takes(self, tokens: int) -> bool:
         """Whether the kernels take a step of so many tokens."""
-        return 0 < tokens <= self.quick_rows
+        return 0 < tokens <= self.max_kernel_rows
 
     def quiet(self, plan: Plan) -> AbstractContextManager[None]:
         """Torch in one thread where the kernels take the plan, and in all of them where they do not."""
@@ -132,7 +132,7 @@ class KernelLinear(Linear):
     """A matrix whose products of few rows are made by the kernels, in float32, and of more by torch."""
 
     def __init__(self, linear: Linear, decode: DecodeModel, number: int) -> None:
-        super().__init__(linear.place, linear.in_features, linear.out_features, False, torch.float32, "meta")
+        super().__init__(linear.matrix_id, linear.in_features, linear.out_features, False, torch.float32, "meta")
         self.linear, self.decode, self.number = linear, decode, number
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:

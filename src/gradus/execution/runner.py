@@ -25,14 +25,14 @@ class ModelRunner:
     """One model on one device, run eagerly. Knows no policy: the plan says what to run.
 
     latest: what every slot sampled last, for plans that are made while only the device knows that.
-    quick_rows: beyond so many rows, a step of decodes takes a slower way.
+    max_kernel_rows: the most rows that compiled kernels take; a step of more decodes takes a slower way.
     verifies: whether the sampler says which rows of a span stand. Otherwise each row has what it drew, and the
     scheduler compares that with the drafts of its plan.
     run_model: runs the model on a batch that attention is prepared for. It may compute more rows than the batch has.
     keeps_hidden: whether `hidden` is wanted, the hidden states of the newest step's rows with logits, [R, D].
     """
 
-    quick_rows: int = MOST_ROWS
+    max_kernel_rows: int = MOST_ROWS
     verifies: bool = False
     keeps_hidden: bool = False
     hidden: Tensor | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from gradus.models.create import create_model, randomize
     from gradus.models.families import read_config, write_config
-    from gradus.models.layers import Linear, LinearFactory, Model, Place
+    from gradus.models.layers import Linear, LinearFactory, MatrixId, Model
     from gradus.models.shapes import SHAPES
     from gradus.models.weights import TensorSource, load_weights
 
@@ -52,7 +52,7 @@ _HOMES = {
     "Linear": "layers",
     "LinearFactory": "layers",
     "Model": "layers",
-    "Place": "layers",
+    "MatrixId": "layers",
     "SHAPES": "shapes",
     "TensorSource": "weights",
     "load_weights": "weights",
@@ -64,9 +64,9 @@ __all__ = [
     "LinearFactory",
     "LinearScaling",
     "Llama3Scaling",
+    "MatrixId",
     "Model",
     "ModelConfig",
-    "Place",
     "Rope",
     "Shard",
     "TensorSource",

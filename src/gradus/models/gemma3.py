@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, EmbeddingTables, Gated, LinearFactory, Model, Place, RMSNorm
+from gradus.models.layers import Embedding, EmbeddingTables, Gated, LinearFactory, MatrixId, Model, RMSNorm
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Ignored, OnePlus, Source
@@ -66,15 +66,17 @@ class Block(nn.Module):
         self.local = config.windows[index] is not None
 
         self.attention_norm = wide_norm(hidden, eps, device)
-        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
+        self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
         q_norm, k_norm = (wide_norm(config.head_dim, eps, device) for _ in ("queries", "keys"))
         self.heads = Heads(config, index, q_norm, k_norm)
-        self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.output = linear(
+            MatrixId("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device
+        )
         self.attention_out_norm = wide_norm(hidden, eps, device)
         self.mlp_norm = wide_norm(hidden, eps, device)
-        self.gate_up = linear(Place("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
+        self.gate_up = linear(MatrixId("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
-        self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(MatrixId("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.mlp_out_norm = wide_norm(hidden, eps, device)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -105,7 +107,7 @@ class Gemma3(Model):
     ) -> None:
         super().__init__()
         self.config = config
-        head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
+        head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         # Gemma was trained with this factor in the weights' type: for D = 1152, 34 in bfloat16 and not 33.94.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, Model, Place
+from gradus.models.layers import Activation, Embedding, EmbeddingTables, LinearFactory, MatrixId, Model
 from gradus.models.parts import LayerParts
 from gradus.models.source import Ignored, Source, Transposed
 
@@ -52,12 +52,14 @@ class Block(nn.Module):
         hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
 
         self.attention_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
-        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
-        self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
+        self.output = linear(
+            MatrixId("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device
+        )
         self.mlp_norm = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype, device=device)
-        self.up = linear(Place("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
+        self.up = linear(MatrixId("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.activation = Activation(config.activation)
-        self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(MatrixId("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, attention: Attention) -> Tensor:
@@ -98,7 +100,7 @@ class GPT2(Model):
     ) -> None:
         super().__init__()
         self.config = config
-        head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
+        head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         self.position_embedding = Embedding(config.context_length, config.hidden_size, dtype, device)

@@ -45,7 +45,7 @@ class Gated(Activation):
 Role = Literal["qkv", "attn_out", "gate_up", "down", "head"]
 
 
-class Place(NamedTuple):
+class MatrixId(NamedTuple):
     """A matrix's place in a model, by which a factory decides how to store, shard and multiply it.
 
     role: the product that makes queries, keys and values; the one after attention; the MLP's first, gated or not, and
@@ -79,7 +79,7 @@ class Linear(nn.Module):
 
     def __init__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -87,7 +87,7 @@ class Linear(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        self.place = place
+        self.matrix_id = matrix_id
         self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
         self.allocate(dtype, device)
         self.bias = parameter((sum(out_features),), dtype, device) if bias else None
@@ -122,7 +122,7 @@ class LinearFactory(Protocol):
 
     def __call__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,

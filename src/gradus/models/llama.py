@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradus.models.attention import Attention
 from gradus.models.config import ModelConfig
 from gradus.models.heads import Heads
-from gradus.models.layers import Embedding, Gated, LinearFactory, Model, Place, RMSNorm
+from gradus.models.layers import Embedding, Gated, LinearFactory, MatrixId, Model, RMSNorm
 from gradus.models.parts import LayerParts
 from gradus.models.rope import RotaryTable, Rotation
 from gradus.models.source import Source
@@ -55,12 +55,14 @@ class Block(nn.Module):
         hidden, q_width, width = config.hidden_size, config.q_width, config.intermediate_size
 
         self.attention_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-        self.qkv = linear(Place("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
-        self.output = linear(Place("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device)
+        self.qkv = linear(MatrixId("qkv", index), hidden, config.qkv_widths, config.attention_bias, dtype, device)
+        self.output = linear(
+            MatrixId("attn_out", index), q_width, (hidden,), config.attention_output_bias, dtype, device
+        )
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, dtype, device)
-        self.gate_up = linear(Place("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
+        self.gate_up = linear(MatrixId("gate_up", index), hidden, config.up_widths, config.mlp_bias, dtype, device)
         self.gate = Gated(config.activation)
-        self.down = linear(Place("down", index), width, (hidden,), config.mlp_bias, dtype, device)
+        self.down = linear(MatrixId("down", index), width, (hidden,), config.mlp_bias, dtype, device)
         self.heads = Heads(config, index)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -86,7 +88,7 @@ class Llama(Model):
     ) -> None:
         super().__init__()
         self.config = config
-        head = linear(Place("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
+        head = linear(MatrixId("head", None), config.hidden_size, (config.vocab_size,), False, dtype, device)
         tied = head if config.tie_embeddings else None
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shared=tied)
         assert config.rope is not None

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from gradus.device.transfer import numbered
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig, parameter_count
-from gradus.models.layers import Linear, LinearFactory, Place
+from gradus.models.layers import Linear, LinearFactory, MatrixId
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -63,7 +63,7 @@ class NarrowLinear(Linear):
 
     def __init__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -72,7 +72,7 @@ class NarrowLinear(Linear):
         *,
         widen_from: int,
     ) -> None:
-        super().__init__(place, in_features, out_features, bias, torch.bfloat16, device)
+        super().__init__(matrix_id, in_features, out_features, bias, torch.bfloat16, device)
         self.widen_from = widen_from
         self.transposed = self.weight.t()  # a view, made once: at one row per step, every call counts
         if self.bias is not None:

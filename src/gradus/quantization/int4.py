@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradus.errors import ConfigError
-from gradus.models.layers import Place, parameter
+from gradus.models.layers import MatrixId, parameter
 from gradus.quantization.linear import QuantizedLinear, product_in_pieces, quotient
 
 TILE, PLANE, PLANES = 128, 32, 4
@@ -49,7 +49,7 @@ class Int4Linear(QuantizedLinear):
 
     def __init__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -60,7 +60,7 @@ class Int4Linear(QuantizedLinear):
         ordered: bool = False,
     ) -> None:
         self.group, self.ordered = group_for(in_features, group), ordered
-        super().__init__(place, in_features, out_features, bias, dtype, device)
+        super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         self.kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float16

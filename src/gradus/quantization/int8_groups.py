@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradus.errors import ConfigError
-from gradus.models.layers import Place, parameter
+from gradus.models.layers import MatrixId, parameter
 from gradus.quantization.int8 import LARGEST
 from gradus.quantization.linear import QuantizedLinear, product_in_pieces, quotient
 
@@ -23,7 +23,7 @@ class Int8GroupLinear(QuantizedLinear):
 
     def __init__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -32,7 +32,7 @@ class Int8GroupLinear(QuantizedLinear):
     ) -> None:
         if in_features % GROUP:
             raise ConfigError(f"int8-g32: groups of {GROUP} do not divide rows of {in_features} weights")
-        super().__init__(place, in_features, out_features, bias, dtype, device)
+        super().__init__(matrix_id, in_features, out_features, bias, dtype, device)
 
     def allocate(self, dtype: torch.dtype, device: torch.device | str) -> None:
         rows = sum(self.out_features)

@@ -24,7 +24,7 @@ import yaml
 from gradus.errors import ConfigError
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
-from gradus.models.layers import Linear, LinearFactory, Place, Role
+from gradus.models.layers import Linear, LinearFactory, MatrixId, Role
 from gradus.models.source import tensors_of
 from gradus.quantization.int4 import GROUPS, group_for
 from gradus.quantization.parts import SideBySide
@@ -79,7 +79,7 @@ class Mix:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ConfigError for a pattern that no matrix of the model has."""
-        names = [name for place in places(config) for name in names_of(place, config)]
+        names = [name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)]
         for pattern, _ in self.rules:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ConfigError(
@@ -109,39 +109,39 @@ def _rule(path: Path, setting: str, pattern: Any, scheme: Any) -> tuple[str, str
     return pattern, scheme
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
+def matrix_ids(config: ModelConfig) -> Iterator[MatrixId]:
     """Of all matrices of a model."""
     for layer in range(config.num_layers):
         for role in ("qkv", "attn_out", "gate_up", "down"):
-            yield Place(role, layer)
-    yield Place("head", None)
+            yield MatrixId(role, layer)
+    yield MatrixId("head", None)
 
 
-def names_of(place: Place, config: ModelConfig) -> list[str]:
+def names_of(matrix_id: MatrixId, config: ModelConfig) -> list[str]:
     """The checkpoint's names of what is one matrix here, one above another."""
     table = model_class(config.family).weights
-    entry = next(table[path] for path in PATHS[place.role] if path in table)
-    return [stored.name.replace("{}", str(place.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
+    entry = next(table[path] for path in PATHS[matrix_id.role] if path in table)
+    return [stored.name.replace("{}", str(matrix_id.layer)).removesuffix(".weight") for stored in tensors_of(entry)]
 
 
 def factory(mix: Mix, config: ModelConfig, otherwise: LinearFactory) -> LinearFactory:
     """Makes every matrix of a model as the mix says. otherwise: makes those that stay as they are."""
 
     def make(
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> Linear:
-        names = names_of(place, config)
+        names = names_of(matrix_id, config)
         schemes = [mix.scheme(name) for name in names]
         try:
             makers = [_maker(scheme, in_features, otherwise) for scheme in schemes]
             if len(set(schemes)) == 1 and not schemes[0].endswith(ORDERED):  # each may have an order of its own
-                return makers[0](place, in_features, out_features, bias, dtype, device)
-            return SideBySide(place, in_features, out_features, bias, dtype, device, makers=makers)
+                return makers[0](matrix_id, in_features, out_features, bias, dtype, device)
+            return SideBySide(matrix_id, in_features, out_features, bias, dtype, device, makers=makers)
         except ConfigError as error:
             raise ConfigError(f"{names[0]}: {error}") from error
 

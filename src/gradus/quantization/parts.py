@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from gradus.models.layers import Linear, LinearFactory, Place
+from gradus.models.layers import Linear, LinearFactory, MatrixId
 
 
 class SideBySide(Linear):
@@ -13,7 +13,7 @@ class SideBySide(Linear):
 
     def __init__(
         self,
-        place: Place,
+        matrix_id: MatrixId,
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
@@ -23,10 +23,10 @@ class SideBySide(Linear):
         makers: Sequence[LinearFactory],
     ) -> None:
         nn.Module.__init__(self)
-        self.place = place
+        self.matrix_id = matrix_id
         self.in_features, self.out_features, self.has_bias = in_features, out_features, bias
         self.parts = nn.ModuleList(
-            make(place, in_features, (width,), bias, dtype, device)
+            make(matrix_id, in_features, (width,), bias, dtype, device)
             for make, width in zip(makers, out_features, strict=True)
         )
 

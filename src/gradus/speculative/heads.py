@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from gradus.models.layers import Gated, Linear, Place, RMSNorm
+from gradus.models.layers import Gated, Linear, MatrixId, RMSNorm
 
 KINDS = ("medusa", "eagle")
 EPS = 1e-5
@@ -64,11 +64,11 @@ class Layer(nn.Module):
     def __init__(self, shape: HeadsShape, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         size = shape.hidden_size
-        self.fuse = Linear(_PLACE, 2 * size, (size,), False, dtype, device)
+        self.fuse = Linear(_MATRIX, 2 * size, (size,), False, dtype, device)
         self.mlp_norm = RMSNorm(size, EPS, dtype, device)
-        self.gate_up = Linear(_PLACE, size, (shape.width, shape.width), False, dtype, device)
+        self.gate_up = Linear(_MATRIX, size, (shape.width, shape.width), False, dtype, device)
         self.gate = Gated("silu")
-        self.down = Linear(_PLACE, shape.width, (size,), False, dtype, device)
+        self.down = Linear(_MATRIX, shape.width, (size,), False, dtype, device)
         self.norm = RMSNorm(size, EPS, dtype, device)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class MedusaHeads(nn.Module):
         self.shape, size, self.drafts = shape, shape.hidden_size, shape.drafts
         self.together = self.drafts
         self.layer = Layer(shape, dtype, device)
-        self.blocks = Linear(_PLACE, size, (size,) * shape.drafts, False, dtype, device)
+        self.blocks = Linear(_MATRIX, size, (size,) * shape.drafts, False, dtype, device)
 
     def features(self, x: Tensor) -> Tensor:
         """[…, 2 D] → […, K, D]."""
@@ -106,7 +106,7 @@ class EagleHeads(nn.Module):
         super().__init__()
         size, self.drafts, self.together = shape.hidden_size, shape.drafts, 1
         self.layer = Layer(shape, dtype, device)
-        self.out = Linear(_PLACE, size, (size,), False, dtype, device)
+        self.out = Linear(_MATRIX, size, (size,), False, dtype, device)
 
     def step(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[…, 2 D] → the next state, and what the model's head takes, […, D] each."""
@@ -129,7 +129,7 @@ class EagleHeads(nn.Module):
         return torch.stack(found, dim=2)
 
 
-_PLACE = Place("gate_up", None)  # a matrix of no layer of the model's
+_MATRIX = MatrixId("gate_up", None)  # a matrix of no layer of the model's
 _CLASSES: dict[str, type[MedusaHeads] | type[EagleHeads]] = {"medusa": MedusaHeads, "eagle": EagleHeads}
 
 

@@ -70,7 +70,7 @@ def draft_head(model: Model, vocabulary: int) -> nn.Module:
     head = model.head
     if type(head) not in (Linear, NarrowLinear) or head.bias is not None:
         return FirstColumns(head, vocabulary)
-    shape = head.place, head.in_features, (vocabulary,), False, model.dtype, "meta"
+    shape = head.matrix_id, head.in_features, (vocabulary,), False, model.dtype, "meta"
     part = NarrowLinear(*shape, widen_from=head.widen_from) if isinstance(head, NarrowLinear) else Linear(*shape)
     part.weight = nn.Parameter(head.weight[:vocabulary], requires_grad=False)
     if isinstance(part, NarrowLinear):

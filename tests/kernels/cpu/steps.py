@@ -15,7 +15,7 @@ from gradus.attention.batch import Batch
 from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.kernels.cpu.model import DecodeModel
-from gradus.models import SHAPES, Linear, LinearFactory, Model, Place, create_model, randomize
+from gradus.models import SHAPES, Linear, LinearFactory, MatrixId, Model, create_model, randomize
 from gradus.quantization.linear import QuantizedLinear
 from gradus.quantization.parts import SideBySide
 
@@ -38,8 +38,8 @@ def made(
 def only(role: str, linear: LinearFactory) -> LinearFactory:
     """A factory that makes the matrices of one role in another way."""
 
-    def make(place: Place, *arguments) -> Linear:
-        return (linear if place.role == role else Linear)(place, *arguments)
+    def make(matrix_id: MatrixId, *arguments) -> Linear:
+        return (linear if matrix_id.role == role else Linear)(matrix_id, *arguments)
 
     return make
 
@@ -110,7 +110,7 @@ class Pages:
             page_size=storage.page_size,
             windows=[group.window for group in storage.groups],
             threads=threads,
-            beside=beside,
+            extra_linears=beside,
         )
 
 

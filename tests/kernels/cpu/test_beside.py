@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from gradus.kernels.cpu.product import MOST_ROWS
-from gradus.models import Linear, Place
+from gradus.models import Linear, MatrixId
 from gradus.quantization.int8 import Int8Linear
 from gradus.quantization.mix import Mix, factory
 from tests.kernels.cpu.steps import Pages, Step, close, dense, generator, made, poison, same
 
-PLACE = Place("gate_up", None)
+MATRIX = MatrixId("gate_up", None)
 SIZES = [(96, (64,)), (64, (160, 160)), (576, (21,)), (33, (700,))]  # wider than the model's, and longer; and odd ones
 
 
 def matrices(dtype: torch.dtype, bias: bool = False) -> list[Linear]:
-    found = [Linear(PLACE, width, outputs, bias, dtype) for width, outputs in SIZES]
+    found = [Linear(MATRIX, width, outputs, bias, dtype) for width, outputs in SIZES]
     for seed, linear in enumerate(found):
         for part in linear.parameters():
             part.copy_(torch.randn(part.shape, generator=generator(seed)) / 8)
@@ -46,7 +46,7 @@ def test_a_product_is_that_of_its_matrix_whatever_ran_before(dtype, bias, thread
 def test_a_quantized_matrix_is_multiplied_as_it_is_in_a_step():
     model = made("tiny-llama")
     make = factory(Mix.of("int8"), model.config, Linear)
-    linear = make(Place("gate_up", 0), 64, (80,), False, torch.float32, "cpu")
+    linear = make(MatrixId("gate_up", 0), 64, (80,), False, torch.float32, "cpu")
     assert isinstance(linear, Int8Linear)
     linear.assign("weight", 0, torch.randn(80, 64, generator=generator(1)) / 8)
     x = torch.randn(5, 64, generator=generator(2))

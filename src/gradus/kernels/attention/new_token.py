@@ -17,14 +17,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.attention.online_softmax import LOG2_E, capped, weights
+from gradus.kernels.attention.online_softmax import capped, weights
+from gradus.kernels.core.constants import LOG2_E
 from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
 
 MOST_NEW = 16
 """Tokens of a span at most: a tile of the matrix units takes so many keys at least, so fewer are padded to it."""
 
 
-class Turning(NamedTuple):
+class FusedRope(NamedTuple):
     """What queries and keys pass before they attend.
 
     table: RotaryTable's [L, Dh], cosines then sines, or None (GPT-2). norms: the weights [Dh] of q's and k's RMSNorm,

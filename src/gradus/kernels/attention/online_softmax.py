@@ -9,9 +9,8 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.constants import LOG2_E
 from gradus.kernels.rows.e4m3 import widened
-
-LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.attention.launch import SMALLEST_TILE, Launch
-from gradus.kernels.attention.new_token import MOST_NEW, Turning, new_tokens, store_and_take_in
+from gradus.kernels.attention.new_token import MOST_NEW, FusedRope, new_tokens, store_and_take_in
 from gradus.kernels.attention.online_softmax import sweep
 from gradus.kernels.attention.splits import Partials, merge_splits
 from gradus.kernels.attention.work import ITEM, Work
@@ -51,12 +51,12 @@ def paged_attention(
     *,
     scale: float,
     softcap: float | None = None,
-    turning: Turning | None = None,
+    rope: FusedRope | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Attend causally, as `work` was laid out for this step; fills the rows of `out` that it covers.
 
-    The keys of this step's own tokens must be stored already. Or `turning` is given, every span has MOST_NEW tokens at
+    The keys of this step's own tokens must be stored already. Or `rope` is given, every span has MOST_NEW tokens at
     most and fits one tile, and q is the qkv product [N, (Hq + 2 Hkv) Dh] (see `new_token`). One launch, and nothing is
     read back.
     scales: of keys and of values, float32 [pages, Hkv, page_size] each, where those are e4m3.
@@ -69,13 +69,13 @@ def paged_attention(
         eight_bits=scales is not None, packed=q.is_cuda and q.dtype == torch.bfloat16,
     )  # fmt: skip
     early = starts_early()
-    rotary, norms, eps = turning or (None, None, 0.0)
+    rotary, norms, eps = rope or (None, None, 0.0)
     q_gain, k_gain = norms or (None, None)
     key_scales, value_scales = scales or (None, None)
     _attend[(heads, len(work.items))](
         out, partials.sums, partials.peaks, partials.totals, partials.tickets, q, keys, values, tables, work.items,
         rotary, q_gain, k_gain, key_scales, value_scales, q.stride(0), tables.stride(0), scale, softcap or 1.0, eps,
-        **shape, NEW=0 if turning is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
+        **shape, NEW=0 if rope is None else 1 if work.longest == 1 else MOST_NEW, PDL=early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ Options = Mapping[str, Any]
 
 
 class Task(NamedTuple):
-    """A kernel by its module and name, and what it is compiled for, as Triton's `ASTSource` and `compile` take it.
+    """A compilation: a kernel by its module and name, and the arguments of Triton's `ASTSource` and `compile`.
 
     kind: `ASTSource`, or what Gluon, Triton's lower level, has for it.
     """
@@ -57,7 +57,7 @@ class Task(NamedTuple):
 
 
 class Compilers:
-    """As many processes as there are threads that ask, started when the first kernel is asked for. To be closed."""
+    """One process per requesting thread, started with the first request. Close it after use."""
 
     def __init__(self, count: int, modules: Sequence[str]) -> None:
         """modules: to import before the fork, those of the kernels among them."""
@@ -100,7 +100,7 @@ class Compilers:
 
 
 def kernels_of(modules: Sequence[str]) -> list[Any]:
-    """Of these modules, which are imported, each kernel once, wherever it is imported to."""
+    """List the kernels of these imported modules, each once, wherever it is imported to."""
     values = [value for name in modules for value in vars(sys.modules[name]).values()]
     return list({id(value): value for value in values if isinstance(value, JITFunction)}.values())
 

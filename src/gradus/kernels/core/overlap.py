@@ -3,7 +3,7 @@
 Between two launches in a CUDA graph the GPU is idle for about a microsecond, and for another while the last programs
 of one finish and the first loads of the next are under way. A kernel launched with `launch_pdl` may start earlier: as
 soon as every program of its predecessor has called `let_next_start` (or ended). Until `wait_for_previous` returns it
-may touch only what no kernel of the chain writes, such as weights; after it, all that earlier kernels wrote is there.
+may touch only memory that no kernel of the chain writes, such as weights; after it, all earlier writes are visible.
 
 Two rules make this safe. Every kernel launched so calls `wait_for_previous` in each program before its first other
 read and before its first write (an earlier kernel may still read what it overwrites). So no kernel ends before its
@@ -31,7 +31,7 @@ _EARLY = ContextVar("early launches", default=False)
 
 @contextmanager
 def early_launches(wanted: bool = True) -> Iterator[None]:
-    """Within, kernels are launched early, or with False no longer are. For a device that `starts_early` only."""
+    """Launch kernels early within this context, or not with False. Only for a device that `starts_early`."""
     before = _EARLY.set(wanted)
     try:
         yield
@@ -40,7 +40,7 @@ def early_launches(wanted: bool = True) -> Iterator[None]:
 
 
 def starts_early() -> bool:
-    """Whether a launch made now is to start early: its kernel's PDL, and its `launch_pdl`."""
+    """Return whether a launch made now starts early: its kernel's PDL, and its `launch_pdl`."""
     return _EARLY.get()
 
 

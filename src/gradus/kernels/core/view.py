@@ -1,8 +1,8 @@
-"""A view of a model: the same tree of parts with the same tensors, in which parts are exchanged for kernel twins.
+"""A view of a model: the same tree of parts with the same tensors, with parts replaced by kernel twins.
 
-A twin computes what its part computes, with kernels. `fuse.py` has the twins of the plain parts; a quantized matrix has
-its own beside its kernels. A view costs no memory, and the model that it views stays what it was, so phases and engines
-can share one loaded model.
+A twin computes the same as its part, with kernels. `fuse/model.py` has the twins of plain parts, `fuse/quantized.py`
+those of quantized matrices. A view costs no memory and leaves its model unchanged, so phases and engines can share one
+loaded model.
 """
 
 import logging
@@ -34,7 +34,7 @@ COMPUTES = ("forward", "after", "onto")  # the methods that a twin replaces: see
 
 
 def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
-    """Register what makes the twin of these classes, and of their subclasses that compute the same way."""
+    """Register the twin of these classes, and of their subclasses that compute the same way: a class or a function."""
 
     def name(make: Make) -> Make:
         _TWINS.update(dict.fromkeys(kinds, make))

@@ -62,21 +62,21 @@ def known_layers(model: Model) -> list[LayerParts]:
 
 
 class Stages:
-    """The stages of a model's decode step, one STAGE each, and behind them one for each product beside it.
+    """The stages of a model's decode step, one STAGE each, and behind them one for each of its extra linears.
 
     count: of the step. Raises Unsupported for a part that has no kernel.
     """
 
-    def __init__(self, model: Model, beside: Sequence[Linear], threads: int) -> None:
+    def __init__(self, model: Model, extra_linears: Sequence[Linear], threads: int) -> None:
         self.layers = known_layers(model)
-        self.beside, self.threads = beside, threads
+        self.extra_linears, self.threads = extra_linears, threads
         self.matrices = Matrices()
         self.rows: list[tuple[Any, ...]] = []
         for index, layer in enumerate(self.layers):
             self._add_layer(index, layer)
         self._add_product(HEAD, 0, model.head, norm=model.norm)
         self.count = len(self.rows)
-        for linear in beside:
+        for linear in extra_linears:
             self._add_product(BESIDE, 0, linear)
 
     def _add_layer(self, index: int, layer: LayerParts) -> None:
@@ -139,7 +139,7 @@ class DecodeModel:
     """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
 
     keys and values: of each layer, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
-    longest]. threads: that share a step, the caller included. beside: matrices that `multiply` takes, which the same
+    longest]. threads: that share a step, the caller included. extra_linears: what `multiply` takes, which the same
     threads share. Raises Unsupported.
     """
 
@@ -151,10 +151,10 @@ class DecodeModel:
         page_size: int,
         windows: Sequence[int | None],
         threads: int,
-        beside: Sequence[Linear] = (),
+        extra_linears: Sequence[Linear] = (),
     ) -> None:
         self.model, self.tables, self.windows, self.threads = model, tables, windows, threads
-        stages = Stages(model, beside, threads)
+        stages = Stages(model, extra_linears, threads)
         self.kept = stages.matrices, cache
         self.kind = KINDS[stages.matrices.rows[0][0]]  # of its first matrix; in a mix others may differ
         self.step = _make_step(model, stages, cache, page_size, _most_spans(model, threads), len(windows))
@@ -201,7 +201,7 @@ class DecodeModel:
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 
     def multiply(self, number: int, x: Tensor) -> Tensor:
-        """x times the matrix `number` of those beside the step, [R, K] → float32 [R, N], of up to 32 rows."""
+        """x times the matrix `number` of the extra linears, [R, K] → float32 [R, N], of up to 32 rows."""
         index, (rows, width) = self.count + number, x.shape
         self.given[:rows, :width] = x
         shape = self.step.shape
@@ -278,8 +278,8 @@ def _make_step(
         logits=buffer(config.vocab_size),
         winners=np.zeros((chunks[stages.count - 1], MOST_ROWS), np.int64),
         tokens=np.zeros(MOST_ROWS, np.int64),
-        given=buffer(max((each.in_features for each in stages.beside), default=0)),
-        made=buffer(max((sum(each.out_features) for each in stages.beside), default=0)),
+        given=buffer(max((each.in_features for each in stages.extra_linears), default=0)),
+        made=buffer(max((sum(each.out_features) for each in stages.extra_linears), default=0)),
     )
 
 

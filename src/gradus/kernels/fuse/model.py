@@ -1,8 +1,8 @@
 """A model whose layers run on this project's kernels: the same weights, the same forward, fewer launches.
 
-The model files say what is computed, in parts that ask for what belongs together: a norm before a product, an
-activation behind it, a sum with the residual stream, everything between the qkv product and attention. `fused` makes a
-view of a model (`view.py`) in which each of those parts is the twin that this file names for it.
+The model files define the computation in parts that can be fused: a norm before a product, an activation after it, a
+sum with the residual stream, everything between the qkv product and attention. `fused` makes a view of a model
+(`core/view.py`) in which this file's twins replace those parts.
 
 A layer then takes nine launches where torch takes more than twenty: four products, two norms, the activation, one from
 qkv to the pages, and attention. With one row, or a few, the activation vanishes into a product, and so do a small
@@ -11,8 +11,8 @@ Nothing here waits for the GPU or allocates by what it finds there, so a step ma
 serves steps that are run and steps that are captured, inside `early_launches` and outside.
 
 A matrix with a `forward`, `after` or `onto` of its own (sharded, say) keeps them unless it names a twin, as quantized
-ones do in `quantized.py`; the parts around it are fused all the same. Heads and
-rotary tables are one kernel with attention, so those with a `forward` of their own are refused.
+ones do in `quantized.py`; the parts around it are fused all the same. Heads and rotary tables are one kernel with
+attention, so those with a `forward` of their own are refused.
 """
 
 from typing import Protocol, cast
@@ -20,12 +20,13 @@ from typing import Protocol, cast
 from torch import Tensor, nn
 
 from gradus.errors import ConfigError
-from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.new_token import FusedRope
 from gradus.kernels.core.overlap import early_launches
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
 from gradus.kernels.fuse import quantized  # names the twins of quantized matrices, too
 from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
-from gradus.kernels.linear.gemv import GemvLaunch, Norm
+from gradus.kernels.linear.epilogue import Norm
+from gradus.kernels.linear.gemv import GemvLaunch
 from gradus.kernels.rows.activation import activation, gated_activation
 from gradus.kernels.rows.norm import add_layer_norm, add_normalized, add_rms_norm
 from gradus.kernels.rows.rope_store import rope_store
@@ -34,8 +35,8 @@ from gradus.models.heads import Heads
 from gradus.models.layers import Activation, Gated, Linear, Model, RMSNorm
 from gradus.models.rope import RotaryTable, Rotation
 
-# With few rows, every program of a product can normalize them for itself. Up to this width that takes less time than a
-# launch of its own, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
+# Every program of a product can normalize a few rows for itself. Up to this width that takes less time than a separate
+# launch, where launches start early, and beyond it more (Llama-3.2-1B and 8B with one row on an H200: the
 # steps in benchmarks/fused_kernels.json).
 NORM_WITHIN = 2048
 ALIGNED_ROWS = 8  # 16-bit values in 16 bytes
@@ -58,10 +59,10 @@ def fused(model: Model) -> Model:
 class PagesAttention(Attention, Protocol):
     """`attend` in two halves, for a model whose kernels store keys and values themselves; or both halves in one launch.
 
-    turns: whether this step takes the one launch. Then each sequence has a single new token.
+    fuses_rope: whether this step takes the one launch. Then each sequence has a single new token.
     """
 
-    turns: bool
+    fuses_rope: bool
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
         """The layer's keys and values, [pages + 1, page_size, Hkv, Dh] each, and the rows that are this step's.
@@ -73,13 +74,13 @@ class PagesAttention(Attention, Protocol):
     def attend_stored(self, layer: int, q: Tensor) -> Tensor:
         """q: [N, Hq, Dh], rotated, whose keys and values are stored by now. Returns [N, Hq, Dh]."""
 
-    def store_and_attend(self, layer: int, qkv: Tensor, turning: Turning) -> Tensor:
-        """In a step that `turns`: from the qkv product [N, (Hq + 2 Hkv) Dh] to what attention gives, [N, Hq, Dh]."""
+    def store_and_attend(self, layer: int, qkv: Tensor, rope: FusedRope) -> Tensor:
+        """Take the qkv product [N, (Hq + 2 Hkv) Dh] in a step that `fuses_rope`; return attention's [N, Hq, Dh]."""
 
 
 @twin_of(Linear)
 def twin_of_linear(part: Linear) -> "FusedLinear":
-    return FusedHead(part) if part.place.role == "head" else FusedLinear(part)
+    return FusedHead(part) if part.matrix_id.role == "head" else FusedLinear(part)
 
 
 class FusedLinear(Twin, Linear):
@@ -98,7 +99,7 @@ class FusedLinear(Twin, Linear):
         inside, centered = None, isinstance(norm, nn.LayerNorm)
         if self.in_features <= NORM_WITHIN and (isinstance(launch, GemvLaunch) or not centered):
             inside = Norm(norm.weight, norm.bias if isinstance(norm, nn.LayerNorm) else None, norm.eps)
-        elif then is None:
+        elif then is None and not centered:
             return self(norm(x))
         return fused_linear(
             x if inside else norm(x), self.weight, launch, bias=self.bias, norm=inside,
@@ -123,7 +124,7 @@ class FusedHead(FusedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, D] → [R, V], rows a little further apart than they are long."""
-        with early_launches(False):  # so many programs that each one's wait costs more than an early start saves
+        with early_launches(False):  # with this many programs, their waits cost more than an early start saves
             return linear(x, self.wide, self.bias, counters=self.counters)[:, : self.weight.shape[0]]
 
 
@@ -195,8 +196,8 @@ class FusedHeads(Twin, Heads):
         norms, eps = None, 0.0
         if self.q_norm is not None and self.k_norm is not None:
             norms, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
-        if pages.turns:
-            return pages.store_and_attend(self.layer, qkv, Turning(table, norms, eps)).flatten(1)
+        if pages.fuses_rope:
+            return pages.store_and_attend(self.layer, qkv, FusedRope(table, norms, eps)).flatten(1)
         *storage, scales = pages.destination(self.layer)
         q = rope_store(qkv, *storage, table=table, positions=positions, norms=norms, eps=eps, scales=scales)
         return pages.attend_stored(self.layer, q).flatten(1)

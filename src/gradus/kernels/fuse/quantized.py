@@ -1,7 +1,7 @@
 """Quantized matrices in a fused model: the twin of each scheme, with the norm before it and what follows it inside.
 
-What a scheme's reference does in many operations is here one launch for 4 bits, and two for 8: the activations are
-rounded in one, together with the norm, and multiplied in the other. For few rows the activation behind it, gated or
+A scheme's reference takes many operations; its twin takes one launch for 4 bits, and two for 8: one normalizes and
+rounds the activations, the other multiplies them. For few rows the activation behind it, gated or
 not, is part of the product. For many it is a launch of its own, since a gate's two sums take the registers of a tile
 twice as large; but where the next product rounds what the gate lets through to 8 bits, that launch does both
 (`hand_gates_over`). A sum with the residual stream is part of every product but the library's.
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from gradus.device.capability import capability
+from gradus.kernels.core.gluon import in_gluon
 from gradus.kernels.core.overlap import early_launches, starts_early
 from gradus.kernels.core.view import Twin, is_known, twin_of, view
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
-from gradus.kernels.quantized.hopper_launch import in_gluon, is_aligned, launch_for
+from gradus.kernels.quantized.hopper_launch import is_aligned, launch_for
 from gradus.kernels.quantized.int4 import Int4Weights, int4_product, piece_rows, widened_product
 from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_gated
 from gradus.kernels.quantized.tile import TileLaunch, result
@@ -46,7 +47,7 @@ class FusedQuantized(Twin, QuantizedLinear):
 
     scheme: ClassVar[Scheme]
     hands_over = False
-    """Whether gates of many rows are left to the next product: what it is given is then [m, 2 F]."""
+    """Whether the next product applies the gate of many rows: its input is then [m, 2 F]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(x.shape[0], x, None)
@@ -66,7 +67,7 @@ class FusedQuantized(Twin, QuantizedLinear):
 
     def run(self, m: int, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, **around: Any) -> Tensor:
         """norm(x) times the matrix, with what is around it. x: [m, K]. Logits are padded, and never start early."""
-        head, gated = self.place.role == "head", around.get("gated", False)
+        head, gated = self.matrix_id.role == "head", around.get("gated", False)
         if head and starts_early():
             with early_launches(False):
                 return self.run(m, x, norm, **around)
@@ -83,14 +84,14 @@ class FusedQuantized(Twin, QuantizedLinear):
         raise NotImplementedError
 
     def scratch_bytes(self, m: int, dtype: torch.dtype, device: torch.device) -> int:
-        """What a product of m rows holds beside its result."""
+        """Return the bytes that a product of m rows needs in addition to its result."""
         n, k = sum(self.out_features), self.in_features
         launch = choose_tile(self.scheme, m, n, k, dtype, device)
         shared = launch.splits * m * n * 4 if launch and launch.splits > 1 else 0
         return shared + self.operand_bytes(m, launch, dtype)
 
     def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
-        """What is made of the matrix or of its input."""
+        """Return the bytes of the converted matrix or input."""
         raise NotImplementedError
 
 
@@ -124,7 +125,7 @@ class FusedEightBits(FusedQuantized):
     """Activations with one scale; None is a whole row."""
     weights: EightBitWeights
     gate: str | None = None
-    """The activation of what the product before hands over."""
+    """The activation that the previous product leaves to this one."""
 
     def product(
         self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
@@ -163,7 +164,7 @@ class FusedInt8(FusedEightBits, Int8Linear):
         self.hopper = hopper_products(part.values.device)
 
     def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
-        """Of a prompt on Hopper, by its kernel, where nothing but the residual stream is around the product."""
+        """Multiply by tiles; a prompt on Hopper by its own kernel, if only the residual sum is fused."""
         residual, padded = around.get("residual"), around["padded"]
         more = any(around.get(name) is not None for name in ("bias", "activation"))
         if self.hopper is None or dtype != torch.bfloat16 or more or not (residual is None or is_aligned(residual)):
@@ -231,7 +232,7 @@ def hand_gates_over(model: Model) -> None:
 
 
 def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, device: torch.device) -> int:
-    """What a step's products with quantized matrices hold at once at most, beside their results.
+    """Return the most bytes that a step's quantized products need at once in addition to their results.
 
     sampled: how many of the rows have logits. The model may be on torch's "meta" device. Products follow each other, so
     the largest counts; it may be that of few rows, whose sums are shared.
@@ -239,7 +240,7 @@ def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, dev
     most = 0
     for part in model.modules():
         if isinstance(part, QuantizedLinear) and isinstance(twin := view(part), FusedQuantized):
-            here = sampled if twin.place.role == "head" else rows
+            here = sampled if twin.matrix_id.role == "head" else rows
             most = max(most, *(twin.scratch_bytes(min(count, here), dtype, device) for count in (FUSED_ROWS, here)))
     return most
 

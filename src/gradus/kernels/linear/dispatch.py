@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradus.kernels.core.gluon import in_gluon
+from gradus.kernels.linear.epilogue import Fusions
 from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
-from gradus.kernels.linear.gemv import Around, GemvLaunch, gemv
+from gradus.kernels.linear.gemv import GemvLaunch, gemv
 from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
-from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.splitk import SplitKLaunch, splitk
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.linear.streamed_launch import VECTOR, StreamedLaunch
-from gradus.kernels.quantized.hopper_launch import in_gluon
 
 
 def _few_rows() -> Callable[..., Tensor]:
@@ -50,8 +51,8 @@ def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
 
 
 def _streamed(launch: StreamedLaunch, m: int, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
-    """That launch, or an unmeasured device's where there is no Gluon, or where rows of the matrix are no multiples of
-    16 bytes.
+    """Return that launch, or an unmeasured device's where Gluon is missing or a matrix row is not a multiple of 16
+    bytes.
     """
     return Unmeasured().fused(m, n, k) if streamed_gemv is None or k % VECTOR else launch
 
@@ -68,16 +69,17 @@ def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> F
     return launch._replace(rows=max(1, launch.rows // 2)) if isinstance(launch, GemvLaunch) and gated else launch
 
 
-def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpack[Around]) -> Tensor:
-    """In one launch: residual + activation(norm(x) weightᵀ + bias), by the kernel that the launch is of, as `gemv`
-    says. Only `gemv` has a LayerNorm.
+def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **fusions: Unpack[Fusions]) -> Tensor:
+    """Compute residual + activation(norm(x) weightᵀ + bias) in one launch, by that launch's kernel; see `gemv`.
+
+    Only `gemv` has a LayerNorm.
     """
     if isinstance(launch, GemvLaunch):
-        return gemv(x, weight, launch, **around)
+        return gemv(x, weight, launch, **fusions)
     streamed = streamed_gemv if len(x) == 1 else streamed_rows
     kernel = few_rows if isinstance(launch, FewRowsLaunch) else streamed
     assert kernel is not None
-    return kernel(x, weight, launch, **around)
+    return kernel(x, weight, launch, **fusions)
 
 
 def linear(
@@ -93,8 +95,8 @@ def linear(
     x: [M, K]; weight: [N, K]; bias: [N]. Returns [M, N].
     """
     launch = choose(x.shape[0], *weight.shape, x.device) if weight.element_size() == 2 else None
-    if isinstance(launch, SkinnyLaunch):
-        return skinny(x, weight, launch, bias=bias, residual=residual, counters=counters)
+    if isinstance(launch, SplitKLaunch):
+        return splitk(x, weight, launch, bias=bias, residual=residual, counters=counters)
     if launch is not None:
         return fused_linear(x, weight, launch, bias=bias, residual=residual)
     if residual is None:

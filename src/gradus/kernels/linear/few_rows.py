@@ -1,11 +1,11 @@
-"""Two to sixteen rows through a matrix, on the matrix units, and what surrounds the product: norm, activation, sum.
+"""Two to sixteen rows through a matrix, on the matrix units, with the norm, the activation and the residual sum.
 
 Idea: a step that verifies a few drafts streams weights just as a step of one row does, but the arithmetic outside the
 matrix units grows with every row (`gemv.py`). Here the product is turned around, out' = W x': sixteen outputs are the
 high side of a matrix unit's tile and eight rows its narrow side, so that eight rows cost what two do; sixteen are two
 such tiles, which share the weights in their registers.
 
-What counts is how short a program is between the wait for the launch before it and its end:
+A program must be short between its wait for the previous launch and its end:
 
 - *K is split over a program's warps*, DEPTH columns each in turn, and every warp adds up a product of its own.
 - *Values go from memory straight into the registers that the matrix units read*, weights before the wait, x after it:
@@ -31,30 +31,29 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.linear.epilogue import Norm, finish, vector
 from gradus.kernels.linear.few_rows_launch import DEPTH, MOST_ROWS, FewRowsLaunch
-from gradus.kernels.linear.gemv import Norm
-from gradus.kernels.rows.activation import activate
 
 COLUMNS = constexpr(DEPTH)
 
-# -- where values lie: of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
+# -- layouts of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
 
 
 @gluon.constexpr_function
 def products(warps: int) -> gl.NVMMADistributedLayout:
-    """Of sums, [warps, outputs, ROWS]."""
+    """Lay out sums, [warps, outputs, ROWS]."""
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
 def weight_side(warps: int) -> gl.DotOperandLayout:
-    """[warps, outputs, COLUMNS]: four columns of an output in a thread, one load of 8 bytes."""
+    """Lay out weights, [warps, outputs, COLUMNS]: a thread has four columns of an output, one load of 8 bytes."""
     return gl.DotOperandLayout(0, products(warps), 4)
 
 
 @gluon.constexpr_function
 def x_side(warps: int) -> gl.DotOperandLayout:
-    """[warps, COLUMNS, ROWS], four columns of a row in a thread."""
+    """Lay out x, [warps, COLUMNS, ROWS]: a thread has four columns of a row."""
     return gl.DotOperandLayout(1, products(warps), 4)
 
 
@@ -117,13 +116,9 @@ def few_rows_kernel(
     parts = shared(sums)
     up_parts = shared(ups) if GATED else parts
     scale = scale_of(squares, eps, K, LAST) if gain_ptr is not None else 1.0
-    out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
-    if ACTIVATION is not None:
-        out = activate(out, ACTIVATION)
-    if GATED:
-        out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
-    out += onto
-    gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = gl.sum(parts.load(LAST), 0) * scale
+    up = gl.sum(up_parts.load(LAST), 0) * scale if GATED else out
+    finish(out, up, bias[:, None], up_bias[:, None], onto, out_ptr + here, inside, ACTIVATION, GATED)
 
 
 @gluon.jit
@@ -209,15 +204,6 @@ def _columns_of_x(WARPS: constexpr) -> tensor:
 
 
 @gluon.jit
-def vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
-    """What lies there, in float32; or zeros, if there is no such vector."""
-    if pointer is not None:
-        return gl.load(pointer + at, mask=inside, other=0.0).to(gl.float32)
-    else:
-        return gl.zeros_like(at, dtype=gl.float32)
-
-
-@gluon.jit
 def shared(values: tensor) -> gl.shared_memory_descriptor:
     """The sum of a tuple of tensors, in shared memory."""
     total = values[0]
@@ -251,7 +237,7 @@ def few_rows(
 ) -> Tensor:
     """As `gemv`, for M ≤ MOST_ROWS rows of 16-bit values: residual + activation(norm(x) weightᵀ + bias).
 
-    norm: an RMSNorm. A row's result does not depend on the rows beside it.
+    norm: an RMSNorm. A row's result does not depend on the other rows.
     """
     (rows, inner), height = x.shape, weight.shape[0]
     outputs = height // 2 if gated else height

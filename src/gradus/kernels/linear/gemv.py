@@ -1,14 +1,14 @@
-"""One row through a matrix (GEMV), or a few, and what surrounds the product: norm before, activation and sum after.
+"""One row through a matrix (GEMV), or a few, with the norm before the product and the activation and sum after it.
 
-Idea: at one row per step, a product is a stream of weights, each used once. Tensor cores have nothing to do; what
-counts is how many bytes are in flight on every multiprocessor, and how little stands between one stream and the next.
-So a program owns BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums
-once, at the end. K is split over a program's threads, so N alone gives enough programs and no second pass is needed.
+Idea: at one row per step, a product is a stream of weights, each used once. Tensor cores have nothing to do. Speed
+depends on the bytes in flight on every multiprocessor, and on the gap between one stream and the next. A program owns
+BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums once, at the end. K is
+split over a program's threads, so N alone gives enough programs and no second pass is needed.
 
-With a few rows (a small batch, or drafts to be verified) it stays that: weights are read and widened once, and each row
-has sums of its own, in the order of a row that is alone. What grows is the registers for those sums.
+A few rows (a small batch, or drafts to verify) share that stream: weights are read and widened once. Each row has its
+own sums, in the order of a single row, and the registers for them grow with the rows.
 
-RMSNorm costs nothing here, because it is linear but for one factor: W (x / rms(x) * g) = (W (g x)) / rms(x), and the
+RMSNorm costs nothing here, because it is linear except for one factor: W (x / rms(x) * g) = (W (g x)) / rms(x), and the
 sum of x² is gathered on the way. A LayerNorm needs the mean first, so x must fit one tile. Every program recomputes the
 norm, from a row that is in the cache: cheaper than a launch.
 
@@ -16,7 +16,7 @@ Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. La
 With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
 """
 
-from typing import NamedTuple, Unpack
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,26 +25,10 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.quantized.tile import Behind, finish_reference
-from gradus.kernels.rows.activation import activate
-from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference
+from gradus.kernels.linear.epilogue import Norm, finish, vector
 
 FEW_ROWS = 4
-UNROLLED = constexpr(4)  # tiles along K: so few are asked for together
-
-
-class Norm(NamedTuple):
-    """What x passes before the product: an RMSNorm, or with a bias a LayerNorm. weight, bias: [K]."""
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-
-class Around(Behind, total=False):
-    """What surrounds a product: the arguments of `gemv` that may be left out."""
-
-    norm: Norm | None
+UNROLLED = constexpr(4)  # up to this many tiles along K are requested together
 
 
 class GemvLaunch(NamedTuple):
@@ -80,7 +64,7 @@ def gemv_kernel(
     wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
     onto: tensor = ()
     for m in tl.static_range(ROWS):
-        onto = onto + (_vector(residual_ptr, m * N + row, inside_n & (m < M)),)  # noqa: RUF005  # no starred tuples
+        onto = onto + (vector(residual_ptr, m * N + row, inside_n & (m < M)),)  # noqa: RUF005  # no starred tuples
     if K <= UNROLLED * BLOCK_K:
         for start in tl.static_range(0, K, BLOCK_K):
             sums, ups, squares = _multiplied(
@@ -102,13 +86,12 @@ def gemv_kernel(
         scale = 1.0
         if gain_ptr is not None and shift_ptr is None:
             scale = tl.rsqrt(tl.sum(squares[m], 0) / K + eps)
-        out = tl.sum(sums[m], 1) * scale + _vector(bias_ptr, row, inside_n)
-        if ACTIVATION is not None:
-            out = activate(out, ACTIVATION)
+        bias = vector(bias_ptr, row, inside_n)
+        up, up_bias = bias, bias
         if GATED:
-            out *= tl.sum(ups[m], 1) * scale + _vector(bias_ptr, N + row, inside_n)
-        out += onto[m]
-        tl.store(out_ptr + m * N + row, out.to(out_ptr.dtype.element_ty), mask=inside_n & (m < M))
+            up, up_bias = tl.sum(ups[m], 1) * scale, vector(bias_ptr, N + row, inside_n)
+        out, inside = out_ptr + m * N + row, inside_n & (m < M)
+        finish(tl.sum(sums[m], 1) * scale, up, bias, up_bias, onto[m], out, inside, ACTIVATION, GATED)
 
 
 @triton.jit
@@ -122,7 +105,7 @@ def _times(value: tensor, COUNT: constexpr) -> tensor:
 
 @triton.jit
 def _set(values: tensor, AT: constexpr, value: tensor) -> tensor:
-    """The tuple with another value in that place."""
+    """Replace one value of the tuple."""
     return values[:AT] + (value,) + values[AT + 1 :]  # noqa: RUF005
 
 
@@ -130,7 +113,7 @@ def _set(values: tensor, AT: constexpr, value: tensor) -> tensor:
 def _tiles(
     weights: tensor, up_weights: tensor, column: tensor, inside: tensor, K: constexpr, GATED: constexpr
 ) -> tensor:  # fmt: skip
-    """Some columns of some rows of the matrix, which no program reads again; with a gate also of up's rows."""
+    """Load columns of some matrix rows, which no program reads again; with a gate, also of up's rows."""
     inside = inside[:, None] & (column < K)[None, :]
     weight = tl.load(weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
     up = weight
@@ -144,7 +127,7 @@ def _multiplied(
     sums: tensor, ups: tensor, squares: tensor, tiles: tensor, x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor,
     M: int, column: tensor, eps: float, K: constexpr, GATED: constexpr, ROWS: constexpr,
 ) -> tensor:  # fmt: skip
-    """The sums with those columns of each row times these tiles."""
+    """Add each row's columns times these tiles to its sums."""
     weight, up = tiles[0].to(tl.float32), tiles[1].to(tl.float32)
     for m in tl.static_range(ROWS):
         x, square = _normed(x_ptr + m * K, gain_ptr, shift_ptr, m < M, column, squares[m], eps, K)
@@ -160,7 +143,10 @@ def _normed(
     x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor, there: tensor, column: tensor, squares: tensor, eps: float,
     K: constexpr,
 ) -> tensor:  # fmt: skip
-    """These columns of a row, if it is `there`, normalized but for an RMSNorm's factor, to which they add `squares`."""
+    """Load these columns of a row, if it is `there`, and normalize them, except for an RMSNorm's factor.
+
+    They add their squares to `squares`, which give that factor.
+    """
     inside = column < K
     x = tl.load(x_ptr + column, mask=inside & there, other=0.0).to(tl.float32)
     if gain_ptr is not None:
@@ -176,15 +162,6 @@ def _normed(
     if shift_ptr is not None:
         x += shift
     return x, squares
-
-
-@triton.jit
-def _vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
-    """A part of the vector there, if there is one, in float32; or else zeros."""
-    if pointer is not None:
-        return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
-    else:  # Triton compiles one of the two
-        return tl.zeros(at.shape, tl.float32)
 
 
 def gemv(
@@ -217,16 +194,3 @@ def gemv(
         early, num_warps=launch.warps, launch_pdl=early,
     )  # fmt: skip
     return out
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def gemv_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **behind: Unpack[Behind]) -> Tensor:
-    wide = x.float()
-    if norm is not None and norm.bias is not None:
-        wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
-    elif norm is not None:
-        wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
-    out = wide @ weight.float().T
-    return finish_reference(out, x.dtype, **behind)

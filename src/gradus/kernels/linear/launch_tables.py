@@ -1,58 +1,40 @@
-"""Which launch is fastest for a product: measured, one JSON file per device in `measured/`, read when first asked for.
+"""Which launch is fastest for a product of 16-bit matrices: measured, one file per device (see `core/tuning.py`).
 
 A file holds, for each matrix [n, k] that benchmarks/fused_kernels.py knows and each number of rows, the fastest launch
 of ours, or null where cuBLAS was as fast. For few rows it also holds the launch of products with something fused in,
 which may be slower than the product alone by the launch that it saves; or null. A matrix that was never measured with
-so many rows takes the choice of the nearest one that was (with something fused in only if it was never measured so):
-time depends on how many programs N gives and how long each runs over K, and both change it by ratios, so near means a
-small log-ratio.
+a number of rows takes the choice of the nearest one that was. Fused products do so only if the matrix has no fused
+measurement at all.
 
-A device that was never measured takes the file of another with its compute capability, whose tiles fit it. Without one,
-a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
-
-Choices depend on the device's name and the product's shape alone, so all ranks of a model make the same.
+Without a file, a single row takes a launch that is reasonable anywhere, and more go to cuBLAS.
 """
 
-import json
-import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import torch
 
-from gradus.device.capability import Capability, capability
+from gradus.device.capability import Capability
+from gradus.kernels.core import tuning
+from gradus.kernels.core.tuning import Launches, nearest
 from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
 from gradus.kernels.linear.gemv import GemvLaunch
-from gradus.kernels.linear.skinny import SkinnyLaunch
+from gradus.kernels.linear.splitk import SplitKLaunch
 from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
 FusedLaunch = GemvLaunch | FewRowsLaunch | StreamedLaunch  # of kernels with a norm, an activation and a sum in them
-Launch = FusedLaunch | SkinnyLaunch
+Launch = FusedLaunch | SplitKLaunch
 
 KINDS: dict[str, type[Launch]] = {
     "gemv": GemvLaunch,
     "few_rows": FewRowsLaunch,
     "streamed": StreamedLaunch,
-    "skinny": SkinnyLaunch,
+    "splitk": SplitKLaunch,
 }
 """Launches by the names that files give them."""
-
-
-class OfDevice(Protocol):
-    """A file of launches that were measured on a device."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def capability(self) -> Capability: ...
-
-
-Stored = TypeVar("Stored", bound=OfDevice)
 
 
 class LaunchTable(Protocol):
@@ -72,58 +54,38 @@ class Measured:
     device: str
     capability: Capability
     rows: tuple[int, ...]
-    launches: dict[tuple[int, int], tuple[Launch | None, ...]]  # one for each of `rows`, or of the first ones
-    with_more: dict[tuple[int, int], tuple[FusedLaunch | None, ...]]  # fused; for each of the first ones
+    launches: Launches  # of the product alone
+    with_more: Launches  # fused
 
     @classmethod
-    def read(cls, text: str) -> "Measured":
-        stored = json.loads(text)
-        matrices = {(matrix["n"], matrix["k"]): matrix for matrix in stored["matrices"]}
-        return cls(
-            stored["device"],
-            Capability(*stored["capability"]),
-            tuple(stored["rows"]),
-            {
-                shape: tuple(each and launch_of(each) for each in matrix["launches"])
-                for shape, matrix in matrices.items()
-            },
-            {
-                shape: tuple(each and cast(FusedLaunch, launch_of(each)) for each in matrix["fused"])
-                for shape, matrix in matrices.items()
-            },
-        )
+    def read(cls, stored: dict[str, Any]) -> "Measured":
+        alone, fused = (tuning.launches_of(stored["matrices"], column, KINDS) for column in ("launches", "fused"))
+        return cls(stored["device"], Capability(*stored["capability"]), tuple(stored["rows"]), alone, fused)
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
         place = bisect_left(self.rows, m)
         shapes = [shape for shape, launches in self.launches.items() if m > 0 and place < len(launches)]
-        return self.launches[nearest(shapes, n, k)][place] if shapes else None
+        return cast(Launch | None, self.launches[nearest(shapes, n, k)][place]) if shapes else None
 
     def fused(self, m: int, n: int, k: int) -> FusedLaunch | None:
         place = bisect_left(self.rows, m)
         measured = [(n, k)] if self.with_more.get((n, k)) else [*self.with_more]  # its parts may be faster with more
         shapes = [shape for shape in measured if m > 0 and place < len(self.with_more[shape])]
-        return self.with_more[nearest(shapes, n, k)][place] if shapes else None
-
-
-def nearest(shapes: Iterable[tuple[int, int]], n: int, k: int) -> tuple[int, int]:
-    """The shape with the smallest log-ratio to [n, k]."""
-    return min(shapes, key=lambda shape: abs(math.log(shape[0] / n)) + abs(math.log(shape[1] / k)))
+        return cast(FusedLaunch | None, self.with_more[nearest(shapes, n, k)][place]) if shapes else None
 
 
 def launch_of(stored: Mapping[str, Any]) -> Launch:
-    """A launch as files have it: {"kind": "gemv", "rows": 2, "columns": 256, "warps": 1}."""
-    fields = dict(stored)
-    return KINDS[fields.pop("kind")](**fields)
+    """Read a launch as files have it."""
+    return cast(Launch, tuning.launch_of(stored, KINDS))
 
 
 def stored_form(launch: Launch) -> dict[str, Any]:
-    """The same the other way round."""
-    kind = next(name for name, kind in KINDS.items() if type(launch) is kind)
-    return {"kind": kind, **launch._asdict()}
+    """Return what `launch_of` reads."""
+    return tuning.stored_form(launch, KINDS)
 
 
 class Unmeasured:
-    """For a device of which nothing is known: 16 weights per thread in flight, as nearly all that was measured has."""
+    """Launches for an unknown device: 16 weights per thread in flight, like nearly all measured launches."""
 
     def choose(self, m: int, n: int, k: int) -> Launch | None:
         return self.fused(m, n, k)
@@ -138,26 +100,14 @@ class Unmeasured:
 
 @cache
 def table_of(device: torch.device) -> LaunchTable:
-    """The table for a GPU; for a CPU, where Triton interprets, the one of an unmeasured device."""
-    if device.type != "cuda":
-        return Unmeasured()
-    return matching(torch.cuda.get_device_name(device), capability(device))
+    return tuning.table_of(device, stored_tables()) or Unmeasured()
 
 
 def matching(name: str, able: Capability) -> LaunchTable:
-    """The file of this device or its like, or else `Unmeasured`."""
-    return of_device(stored_tables(), name, able) or Unmeasured()
-
-
-def of_device(tables: Iterable[Stored], name: str, able: Capability) -> Stored | None:
-    """The table of this device, or of the first one (by file name) with its capability."""
-    tables = list(tables)
-    same = [table for table in tables if table.device == name]
-    alike = [table for table in tables if table.capability == able]
-    return next(iter(same + alike), None)
+    """Return the table of this device or its like, or else `Unmeasured`."""
+    return tuning.matching(stored_tables(), name, able) or Unmeasured()
 
 
 @cache
 def stored_tables() -> tuple[Measured, ...]:
-    found = sorted(files("gradus.kernels.linear").joinpath("measured").iterdir(), key=lambda file: file.name)
-    return tuple(Measured.read(file.read_text(encoding="utf-8")) for file in found if file.name.endswith(".json"))
+    return tuning.tables_of("gradus.kernels.linear", Measured.read)

@@ -1,8 +1,8 @@
-"""A sum that several programs share: each leaves its part in memory, and the last to arrive adds them up.
+"""Sums shared by several programs: each leaves its part in memory, and the last to arrive adds them up.
 
-Where a product's outputs alone give too few programs to keep a GPU's memory busy, K is split between some. A counter in
-memory tells which of them is last; it adds the parts, always in the same order, so the result does not depend on which
-one that was, and no second launch is needed. program_id(1) is the split.
+Where a product's outputs give too few programs to keep a GPU's memory busy, several programs split K. A counter in
+memory identifies the last one, which adds the parts in a fixed order. So the result does not depend on timing, and no
+second launch is needed. program_id(1) is the split.
 """
 
 import torch
@@ -22,7 +22,7 @@ def leave(sums: tensor, here: tensor, inside: tensor, partial_ptr: tensor, size:
 
 @triton.jit
 def arrives_last(arrived_ptr: tensor, tile: int) -> tensor:
-    """Count this program in. True for the last one of a tile; all parts are then in memory, and the counter is 0."""
+    """Count this program in. Return True in a tile's last one: all parts are in memory, and the counter is 0 again."""
     tl.debug_barrier()  # all of the program's sums are written before it counts itself in
     last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1
     if last:
@@ -32,7 +32,7 @@ def arrives_last(arrived_ptr: tensor, tile: int) -> tensor:
 
 @triton.jit
 def total(sums: tensor, here: tensor, inside: tensor, partial_ptr: tensor, size: int) -> tensor:
-    """All splits' parts, in the shape and type of `sums`."""
+    """Add up all splits' parts, in the shape and type of `sums`."""
     sums = tl.zeros_like(sums)
     for split in range(tl.num_programs(1)):
         sums += tl.load(partial_ptr + split * size + here, mask=inside, other=0, cache_modifier=".cg")

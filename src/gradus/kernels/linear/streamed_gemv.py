@@ -1,11 +1,11 @@
-"""One row through a matrix whose weights are on their way before the row is there.
+"""One row through a matrix, with weights prefetched into shared memory before the row is ready.
 
 Idea: at one row per step, a layer of a small model is four products, each a stream of weights of a few microseconds,
 and each waits for the one before it. Its weights need not. So there is one program per multiprocessor, which owns a
 slice of the outputs. Before it waits for the launch before it, it asks for as much of its slice as its share of shared
 memory holds: for a small model, all of it. The launch behind it does the same while this one is at work: a program
-leaves room beside it on its multiprocessor, and lets the next one start at once. Memory is then read through all
-launches without a pause, and what a launch waits for is the row, not the weights.
+leaves room for the next one on its multiprocessor, and lets it start at once. Memory is then read without a pause
+through all launches, and a launch waits for its row, not for its weights.
 
 - *Copies go to shared memory asynchronously* (`cp.async`), as no registers could hold so much. A ring of tiles, one
   group of copies each: where a slice is larger than its share, a tile that has been multiplied makes room for another.
@@ -32,17 +32,16 @@ from triton.language import constexpr, tensor
 
 from gradus.device.capability import capability
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.few_rows import one_by_one, vector
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm, finish, vector
+from gradus.kernels.linear.few_rows import one_by_one
 from gradus.kernels.linear.streamed_launch import LANES as LANES_SIDE_BY_SIDE
 from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.streamed_launch import Slices, StreamedLaunch
-from gradus.kernels.rows.activation import activate
 
 LANES = constexpr(LANES_SIDE_BY_SIDE)
 VECTOR = constexpr(VALUES_AT_ONCE)
 
-# -- where values lie: of tiles [ROWS, column warps, LANES, VECTOR] ----------------------------------------------------
+# -- layouts of tiles [ROWS, column warps, LANES, VECTOR] ----------------------------------------------------
 
 
 @gluon.constexpr_function
@@ -55,7 +54,7 @@ def places(row_warps: int, column_warps: int) -> gl.BlockedLayout:
 
 @gluon.constexpr_function
 def along(layout: gl.BlockedLayout, dim: int) -> gl.SliceLayout:
-    """The layout of what lies along one of a tile's dimensions alone."""
+    """Return the layout of a vector along one of a tile's dimensions."""
     for other in (3, 2, 1, 0):
         if other != dim:
             layout = gl.SliceLayout(other, layout)
@@ -94,7 +93,7 @@ def streamed_gemv_kernel(
     MATRICES: 2 with a gate. GROUPS: of ROWS outputs, that cover the longest slice; PLACES: the next power of two.
     STAGES: tiles in shared memory, of ROWS outputs (of each matrix) and COLUMNS columns.
     """
-    PARTS: constexpr = COLUMNS // (COLUMN_WARPS * LANES * VECTOR)  # of a tile, of which a thread has a load per row
+    PARTS: constexpr = COLUMNS // (COLUMN_WARPS * LANES * VECTOR)  # per tile: a thread has one load per row of each
     STEPS: constexpr = (K + COLUMNS - 1) // COLUMNS  # tiles of a group
     LAST: constexpr = by_output(ROW_WARPS * COLUMN_WARPS, COLUMN_WARPS)
     let_next_start(PDL)
@@ -134,13 +133,9 @@ def streamed_gemv_kernel(
     if gain_ptr is not None:
         scale = gl.rsqrt(gl.sum(squares.load(gl.SliceLayout(0, LAST)), 0) / K + eps)
     of_slice = sums._reinterpret(gl.float32, [MATRICES, PLACES * ROWS, COLUMN_WARPS], one_by_one(2))
-    out = gl.sum(of_slice.index(0).load(LAST), 1) * scale + bias
-    if ACTIVATION is not None:
-        out = activate(out, ACTIVATION)
-    if MATRICES == 2:
-        out *= gl.sum(of_slice.index(1).load(LAST), 1) * scale + up_bias
-    out += onto
-    gl.store(out_ptr + output, out.to(out_ptr.dtype.element_ty), mask=inside)
+    out = gl.sum(of_slice.index(0).load(LAST), 1) * scale
+    up = gl.sum(of_slice.index(1).load(LAST), 1) * scale if MATRICES == 2 else out
+    finish(out, up, bias, up_bias, onto, out_ptr + output, inside, ACTIVATION, MATRICES == 2)
 
 
 @gluon.jit
@@ -149,10 +144,10 @@ def _copy(
     K: constexpr, MATRICES: constexpr, ROWS: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: constexpr,
     PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
 ) -> None:  # fmt: skip
-    """Ask for the tile of that step: zeros where it goes beyond the slice, and beyond K.
+    """Request that step's tile; zeros beyond the slice and beyond K.
 
-    Each of its parts has memory of its own: of two writes to the same, even to other tiles, the second would be made to
-    wait for all threads' first.
+    Each part has its own allocation: after a write to one, even to another tile, the compiler would make all threads
+    wait before a second write.
     """
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
     row = step // STEPS * ROWS + _along(ROWS, 0, HERE)
@@ -176,13 +171,13 @@ def _multiply(
     K: constexpr, MATRICES: constexpr, ROWS: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: constexpr,
     PARTS: constexpr, STEPS: constexpr, GROUPS: constexpr, PLACES: constexpr, STAGES: constexpr,
 ) -> None:  # fmt: skip
-    """A group's tiles times x, summed up for each of the warps that share columns."""
+    """Multiply a group's tiles by x, and sum for each of the warps that share columns."""
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
     gates = gl.full([ROWS, COLUMN_WARPS, LANES, VECTOR], 0.0, gl.float32, HERE)
     ups = gates
     for i in gl.static_range(STEPS):
         step = group * STEPS + i
-        async_copy.wait_group(STAGES - 1)  # so many have been asked for after it
+        async_copy.wait_group(STAGES - 1)  # groups requested after it
         for part in gl.static_range(PARTS):
             wide = x[i * PARTS + part].to(gl.float32)
             gates += tiles[part * MATRICES].index(step % STAGES).load(HERE).to(gl.float32) * wide
@@ -202,7 +197,7 @@ def _multiply(
 
 @gluon.jit
 def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: constexpr, COUNT: constexpr) -> tensor:
-    """A vector's columns where each thread needs them: COUNT parts, [1, COLUMN_WARPS, LANES, VECTOR] each."""
+    """Load a vector's columns where each thread needs them: COUNT parts, [1, COLUMN_WARPS, LANES, VECTOR] each."""
     HERE: constexpr = places(ROW_WARPS, COLUMN_WARPS)
     parts: tensor = ()
     for part in gl.static_range(COUNT):
@@ -214,7 +209,7 @@ def _row(pointer: tensor, K: constexpr, ROW_WARPS: constexpr, COLUMN_WARPS: cons
 
 @gluon.jit
 def _normed(x: tensor, gain: tensor) -> tensor:
-    """The row normalized but for an RMSNorm's factor, in float32; and what a thread has of the sum of its squares."""
+    """Normalize the row in float32, except for an RMSNorm's factor; return it and each thread's part of its squares."""
     parts: tensor = ()
     squares = gl.zeros_like(x[0], dtype=gl.float32)
     for part in gl.static_range(len(x)):
@@ -261,6 +256,9 @@ def streamed_gemv(
 def slices_on(
     device: torch.device, launch: StreamedLaunch, outputs: int, k: int, gated: bool, rows: int = 1, normed: bool = True
 ) -> Slices:
-    """Of a GPU's multiprocessors; for a CPU, where Triton interprets, of a few. Kept: a step asks in every layer."""
+    """Divide outputs among a GPU's multiprocessors; a CPU, where Triton interprets, counts as two.
+
+    Cached, because every layer of a step asks.
+    """
     processors = 2 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
     return launch.slices(outputs, k, gated, processors, capability(device).shared_memory, rows, normed)

@@ -13,8 +13,8 @@ MOST_OUTPUTS = 256  # of a program: their sums meet in shared memory
 
 
 class Slices(NamedTuple):
-    """How a product's outputs are divided. programs: in all. groups: of rows that a program passes through, at most.
-    stages: tiles in its shared memory. bytes: of shared memory that it takes.
+    """The division of a product's outputs. programs: in total. groups: the most groups of rows that a program handles.
+    stages: tiles in its shared memory. bytes: its shared memory.
     """
 
     programs: int
@@ -25,7 +25,8 @@ class Slices(NamedTuple):
 
 class StreamedLaunch(NamedTuple):
     """outputs, columns: of a tile; with a gate it is a pair of them. row_warps, column_warps: those that share a tile's
-    rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor.
+    rows, and its columns. kilobytes: of tiles in shared memory, at most. programs: per multiprocessor; or 0, one for
+    each tile of outputs, as where those are too few for all multiprocessors.
 
     For more than one row of activations, `outputs` is a multiple of 16, and all warps share columns.
     """
@@ -51,11 +52,12 @@ class StreamedLaunch(NamedTuple):
         rows: int = 1,
         normed: bool = True,
     ) -> Slices:
-        """For so many outputs of k columns, on a device with so many multiprocessors and bytes for a program.
+        """Divide outputs of k columns on a device. processors: its multiprocessors. shared_memory: bytes per program.
 
-        rows: of activations. They lie beside each tile if there are several, and no norm.
+        rows: of activations. Several rows without a norm take shared memory with each tile.
         """
-        programs = min(outputs, max(self.programs * processors, math.ceil(outputs / MOST_OUTPUTS)))
+        most = self.programs * processors or math.ceil(outputs / self.outputs)
+        programs = min(outputs, max(most, math.ceil(outputs / MOST_OUTPUTS)))
         groups = math.ceil(math.ceil(outputs / programs) / self.outputs)
         matrices = 2 if gated else 1
         tile = 2 * (self.outputs * matrices + (0 if normed or rows == 1 else rows)) * self.columns

@@ -1,4 +1,4 @@
-"""Two to sixteen rows through a matrix whose weights are on their way before the rows are there.
+"""Two to sixteen rows through a matrix, with weights prefetched into shared memory before the rows are ready.
 
 Idea: `few_rows.py` multiplies on the matrix units, but has no more weights under way than registers hold.
 `streamed_gemv.py` streams a slice of the outputs through shared memory, but multiplies outside of the matrix units.
@@ -8,8 +8,8 @@ in groups of a tile's height. It asks for a ring of tiles before it waits for th
 - *K is split over a program's warps*: each has a tile's columns of its own, and adds up a product of its own.
 - *With a norm, x stays in registers* for all groups, normalized, in the order in which the matrix units read it.
   RMSNorm's factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
-- *Without one, x is streamed beside the weights*, tile by tile, from the wait on: rows are long where a model narrows,
-  and registers few, if the next launch is to find room beside this one.
+- *Without one, x is streamed with the weights*, tile by tile, once the wait is over: a down projection's rows are long,
+  and registers are few if the next launch is to fit on the same multiprocessor.
 - *A lane reads 16 bytes of a row at once*, eight columns of two products. Two rows that are read together lie in
   different banks: every second row of a tile has its halves exchanged.
 - *The warps' sums meet in shared memory group by group*, while the tiles of the next groups are on their way.
@@ -28,18 +28,17 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared, vector
+from gradus.kernels.linear.epilogue import Norm, finish, vector
+from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared
 from gradus.kernels.linear.few_rows_launch import MOST_ROWS
-from gradus.kernels.linear.gemv import Norm
 from gradus.kernels.linear.streamed_gemv import slices_on
 from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
 from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
-from gradus.kernels.rows.activation import activate
 
 VECTOR = constexpr(VALUES_AT_ONCE)
 COLUMNS_OF_WARP = constexpr(WARP_COLUMNS)
 
-# -- where values lie: of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
+# -- layouts of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
 
 
 @gluon.constexpr_function
@@ -68,7 +67,7 @@ def x_side(warps: int) -> gl.DotOperandLayout:
 
 @gluon.constexpr_function
 def along(layout: gl.BlockedLayout | gl.DotOperandLayout, dim: int) -> gl.SliceLayout:
-    """The layout of what lies along one of three dimensions alone."""
+    """Return the layout of a vector along one of three dimensions."""
     for other in (2, 1, 0):
         if other != dim:
             layout = gl.SliceLayout(other, layout)
@@ -140,13 +139,9 @@ def streamed_rows_kernel(
         )  # fmt: skip
         parts = shared((sums,))
         up_parts = shared((ups,)) if MATRICES == 2 else parts
-        out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
-        if ACTIVATION is not None:
-            out = activate(out, ACTIVATION)
-        if MATRICES == 2:
-            out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
-        out += onto
-        gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+        out = gl.sum(parts.load(LAST), 0) * scale
+        up = gl.sum(up_parts.load(LAST), 0) * scale if MATRICES == 2 else out
+        finish(out, up, bias[:, None], up_bias[:, None], onto, out_ptr + here, inside, ACTIVATION, MATRICES == 2)
 
 
 @gluon.jit
@@ -155,10 +150,10 @@ def _copy(
     K: constexpr, MATRICES: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr,
     STAGES: constexpr,
 ) -> None:  # fmt: skip
-    """Ask for the tile of that step: zeros where it goes beyond the slice, and beyond K.
+    """Request that step's tile; zeros beyond the slice and beyond K.
 
-    Each of its parts has memory of its own: of two writes to the same, even to other tiles, the second would be made to
-    wait for all threads' first.
+    Each part has its own allocation: after a write to one, even to another tile, the compiler would make all threads
+    wait before a second write.
     """
     HERE: constexpr = copies(WARPS)
     output = step // STEPS * OUTPUTS + _along(OUTPUTS, 1, HERE)
@@ -180,7 +175,7 @@ def _streamed_rows(
     x_ptr: tensor, M: int,
     K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
 ) -> tensor:  # fmt: skip
-    """The ring of x's tiles, with the first ones asked for."""
+    """Allocate the ring of x's tiles, and request the first ones."""
     x: tensor = ()
     shape: constexpr = [STAGES, WARPS, ROWS, COLUMNS_OF_WARP]
     for _ in gl.static_range(PARTS):
@@ -196,7 +191,7 @@ def _copy_rows(
     tiles: tensor, x_ptr: tensor, M: int, step: tensor,
     K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
 ) -> None:  # fmt: skip
-    """Ask for the columns of x that the tile of that step is multiplied with: zeros beyond M, and beyond K."""
+    """Request the columns of x that multiply that step's tile; zeros beyond M and beyond K."""
     HERE: constexpr = copies(WARPS)
     row = _along(ROWS, 1, HERE)
     for part in gl.static_range(PARTS):
@@ -219,7 +214,7 @@ def _multiply(
     if STREAMED:
         for i in range(STEPS):
             step = group * STEPS + i
-            async_copy.wait_group(STAGES - 1)  # so many have been asked for after it
+            async_copy.wait_group(STAGES - 1)  # groups requested after it
             rows: tensor = ()
             for part in gl.static_range(PARTS):
                 rows += (x[part].index(step % STAGES).permute((0, 2, 1)).load(x_side(WARPS)),)
@@ -277,7 +272,7 @@ def _row(pointer: tensor, M: int, K: constexpr, ROWS: constexpr, WARPS: constexp
 
 @gluon.jit
 def _normed(x: tensor, gain: tensor) -> tensor:
-    """The rows normalized but for an RMSNorm's factor, as wide as they were; and of each lane, the sum of squares."""
+    """Normalize the rows in their own type, except for an RMSNorm's factor; return them and each lane's squares."""
     parts: tensor = ()
     squares = gl.zeros_like(x[0], dtype=gl.float32)
     for part in gl.static_range(len(x)):
@@ -300,7 +295,7 @@ def streamed_rows(
 ) -> Tensor:
     """As `few_rows`, for K a multiple of 8: residual + activation(norm(x) weightᵀ + bias), for 2 to MOST_ROWS rows.
 
-    norm: an RMSNorm. A row's result does not depend on the rows beside it.
+    norm: an RMSNorm. A row's result does not depend on the other rows.
     """
     (rows, inner), height = x.shape, weight.shape[0]
     outputs = height // 2 if gated else height

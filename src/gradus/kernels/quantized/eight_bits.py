@@ -1,7 +1,7 @@
 """Rows through a matrix of 8-bit weights: int8 by int8 or e4m3 by e4m3, with scales for rows, tokens, or blocks.
 
 Idea: both sides are 8 bits wide, so tensor cores multiply them as they lie in shared memory: nothing is converted, and
-a decode reads half the bytes of bfloat16 for the price of one instruction per 32 columns. As in `skinny.py` weights are
+a decode reads half the bytes of bfloat16 for the price of one instruction per 32 columns. As in `splitk.py` weights are
 the high side of a tile, from 8 tokens on. With taller tiles the same kernel takes a prompt, at twice the rate of
 bfloat16; a library's product of integers would write its sums as 32-bit integers and read them again to scale them.
 
@@ -24,9 +24,10 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
+from gradus.kernels.linear.epilogue import Epilogue, finish_reference, finish_tile
 from gradus.kernels.linear.splits import Counters
 from gradus.kernels.quantized.quantize import Rounded
-from gradus.kernels.quantized.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
+from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
 
 BLOCK = 128
 
@@ -110,8 +111,7 @@ def eight_bit_kernel(
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.int32)
     else:
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    ups = sums
-    x_scale = tl.zeros((BLOCK_M,), tl.float32)
+    ups, x_scale = sums, tl.zeros((BLOCK_M,), tl.float32)
     for start in range(first, end, BLOCK_K):
         weight = _tile(weights, start + k[None, :], inside_n[:, None], K, EVEN_K)
         v = _tile(x, start + k[:, None], inside_m[None, :], K, EVEN_K)
@@ -134,7 +134,8 @@ def eight_bit_kernel(
             wide = _scaled(wide, x_scale_ptr + m, scale_ptr + n, inside_m, inside_n)
             if GATED:
                 wide_ups = _scaled(wide_ups, x_scale_ptr + m, scale_ptr + N + n, inside_m, inside_n)
-        finish(wide, wide_ups, n, m, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, stride, ACTIVATION, GATED)
+        here = m.to(tl.int64)[None, :] * stride + n[:, None]
+        finish_tile(wide, wide_ups, n, here, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, ACTIVATION, GATED)
 
 
 def eight_bit_product(
@@ -203,7 +204,9 @@ def library_product(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, bi
 # -- the same in torch -----------------------------------------------------------------------------------------------
 
 
-def eight_bit_reference(x: Rounded, weights: EightBitWeights, dtype: torch.dtype, **behind: Unpack[Behind]) -> Tensor:
+def eight_bit_reference(
+    x: Rounded, weights: EightBitWeights, dtype: torch.dtype, **epilogue: Unpack[Epilogue]
+) -> Tensor:
     k = x.values.shape[1]
     wide, scales = x.values.double(), weights.scales.unsqueeze(1)
     if weights.block_of_row is not None:
@@ -212,4 +215,4 @@ def eight_bit_reference(x: Rounded, weights: EightBitWeights, dtype: torch.dtype
     else:
         wide *= x.scales.t()
     out = (wide @ (weights.values.double() * scales).t()).float()
-    return finish_reference(out, dtype, **behind)
+    return finish_reference(out, dtype, **epilogue)

@@ -1,29 +1,13 @@
 """What `hopper_product` is launched with, and for which products: without Gluon, which not every Triton has."""
 
-import logging
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-import triton
 
 from gradus.kernels.quantized.tile import ALIGNED
 
-log = logging.getLogger(__name__)
-
-Kernel = TypeVar("Kernel")
-
 DEPTH = 128  # columns of x and the weights in a tile
 CONSUMERS = 2  # warpgroups that multiply
-
-
-def in_gluon(load: Callable[[], Kernel]) -> Kernel | None:
-    """What `load` imports. None where Gluon, Triton's experimental part, is another than it was written for."""
-    try:
-        return load()
-    except (ImportError, AttributeError, TypeError) as error:
-        log.info("a faster kernel is left out: Triton %s has another Gluon (%s)", triton.__version__, error)
-        return None
 
 
 class HopperLaunch(NamedTuple):
@@ -42,7 +26,7 @@ class HopperLaunch(NamedTuple):
         return self.rows * CONSUMERS
 
 
-# Of products alone, and of those that add to the residual stream. The shapes that `benchmarks/int8_product.py` races
+# For products alone, and for those that add to the residual stream. The shapes that `benchmarks/int8_product.py` races
 # differ by as much as one does between two races.
 ALONE = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
 ONTO = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)

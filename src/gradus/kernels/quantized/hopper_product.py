@@ -42,7 +42,7 @@ PIECE = gl.constexpr(64)  # columns of results that leave together: 128 bytes as
 
 
 class HopperProducts:
-    """The kernel, on a GPU with so many multiprocessors."""
+    """The kernel, on a GPU with that number of multiprocessors."""
 
     def __init__(self, processors: int) -> None:
         self.processors = processors
@@ -69,7 +69,7 @@ class HopperProducts:
 
 
 def constants(launch: HopperLaunch, *, onto: bool) -> dict[str, Any]:
-    """What the kernel is compiled for."""
+    """Return the kernel's compile-time constants."""
     return {
         "ROWS": launch.rows, "COLUMNS": launch.columns, "CONSUMERS": CONSUMERS, "STAGES": launch.stages,
         "BUFFERS": launch.buffers, "TOGETHER": launch.together, "RESIDUAL": onto,
@@ -85,13 +85,13 @@ def _described(matrix: Tensor, box: list[int], layout: gl.NVMMASharedLayout) -> 
 
 @gluon.constexpr_function
 def tiles() -> gl.NVMMASharedLayout:
-    """Of x and weights in shared memory."""
+    """Lay out x and weights in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
 
 
 @gluon.constexpr_function
 def pieces() -> gl.NVMMASharedLayout:
-    """Of results in shared memory."""
+    """Lay out results in shared memory."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
@@ -100,7 +100,7 @@ TILE, RESULT = tiles(), pieces()  # for the host, which describes matrices by th
 
 @gluon.constexpr_function
 def products(columns: int) -> gl.NVMMADistributedLayout:
-    """Of sums [ROWS, columns] in a consumer's four warps."""
+    """Lay out sums [ROWS, columns] in a consumer's four warps."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, min(columns, 128), 32])
 
 
@@ -238,7 +238,7 @@ def _multiplied(
     ring: Ring, n: tensor, steps: tensor, CONSUMER: constexpr, CONSUMERS: constexpr, STAGES: constexpr,
     ROWS: constexpr, COLUMNS: constexpr,
 ) -> tensor:  # fmt: skip
-    """Sums of `steps` tiles from the n-th on, the last of which may still be on their way."""
+    """Sum `steps` tiles from the n-th on. The last products may still be under way."""
     sums = gl.zeros([ROWS, COLUMNS], gl.int32, products(COLUMNS))
     for step in range(0, steps):
         _until_full(ring, n, STAGES)
@@ -254,7 +254,7 @@ def _multiplied(
 
 @gluon.jit
 def _column_scales(scales: tensor, column: tensor) -> tensor:
-    """Of a piece of results."""
+    """Lay out a piece of results."""
     return gl.load(scales + column + gl.arange(0, PIECE, layout=per_column(PIECE)))
 
 

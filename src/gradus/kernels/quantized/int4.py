@@ -11,7 +11,7 @@ makes two floats of them.
 One fused multiply-add on the pair takes the 128 away again (exactly), another does q scale + offset and rounds once:
 the scheme's weight to the bit, with less than two slots per weight. A word's nibble j belongs to plane j, 32 columns
 side by side, so an unpacked register is an operand of the tensor cores as it is: four products per 128 columns, with
-the four planes of x. As in `skinny.py` the weights are the high side of a tile, and x' the narrow one, from 8 tokens
+the four planes of x. As in `splitk.py` the weights are the high side of a tile, and x' the narrow one, from 8 tokens
 on: one row is a product of 8 columns, 7 of them zeros, which costs nothing where memory sets the pace.
 
 Bytes: N K / 2 of words and 4 N K / group of pairs, once per BLOCK_M rows of x; M (K + N) of activations.
@@ -32,8 +32,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, prefetch, starts_early, wait_for_previous
+from gradus.kernels.linear.epilogue import Epilogue, finish_reference, finish_tile
 from gradus.kernels.linear.splits import Counters
-from gradus.kernels.quantized.tile import TOGETHER, Behind, TileLaunch, finish, finish_reference, result, share, shared
+from gradus.kernels.quantized.tile import TOGETHER, TileLaunch, result, share, shared
 from gradus.quantization.int4 import unpacked
 
 TILE = 128  # columns of a word's four planes
@@ -148,7 +149,7 @@ def _sides(
 
 @triton.jit
 def _plane(words: tensor, scale: tensor, offset: tensor, PLANE: constexpr, dtype: constexpr) -> tensor:
-    """By arithmetic: one plane's weights."""
+    """Unpack one plane's weights by arithmetic."""
     return (((words >> (4 * PLANE)) & 15).to(tl.float32) * scale.to(tl.float32) + offset.to(tl.float32)).to(dtype)
 
 
@@ -266,7 +267,8 @@ def int4_kernel(
         if UNPACK == 2:
             sums *= UP
             ups *= UP
-        finish(sums, ups, n, m, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, stride, ACTIVATION, GATED)
+        here = m.to(tl.int64)[None, :] * stride + n[:, None]
+        finish_tile(sums, ups, n, here, inside_n, inside, bias_ptr, residual_ptr, out_ptr, N, ACTIVATION, GATED)
 
 
 def int4_product(
@@ -380,9 +382,9 @@ def piece_rows(n: int, k: int, itemsize: int) -> int:
 # -- the same in torch -----------------------------------------------------------------------------------------------
 
 
-def int4_reference(x: Tensor, weights: Int4Weights, **behind: Unpack[Behind]) -> Tensor:
+def int4_reference(x: Tensor, weights: Int4Weights, **epilogue: Unpack[Epilogue]) -> Tensor:
     out = x.float() @ widened_reference(weights, x.shape[1], x.dtype).float().t()
-    return finish_reference(out, x.dtype, **behind)
+    return finish_reference(out, x.dtype, **epilogue)
 
 
 def widened_reference(weights: Int4Weights, k: int, dtype: torch.dtype) -> Tensor:

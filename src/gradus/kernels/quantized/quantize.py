@@ -4,10 +4,10 @@ Idea: a product of 8-bit numbers needs its input's largest magnitude before it c
 of their own (norm, magnitude, division, rounding) that is four passes over a row that is 8 kB long; here a program
 holds a row in registers, so it is read once and written once, as bytes.
 
-Where there are many rows, and wide ones, so many registers leave a multiprocessor too few programs to hide the memory's
-latency. There a program goes over its row twice, in pieces: the second time it lies in the L2 cache (8,192 rows of
-14,336 on an H200: 113 µs instead of 169). What a gate lets through is rounded out of registers all the same, for to
-work it out twice takes longer (288 µs instead of 250); it is then never written, 5 K bytes per token instead of 9 K.
+With many wide rows, those registers leave a multiprocessor too few programs to hide the memory's latency. There a
+program reads its row twice, in pieces, the second time from the L2 cache (8,192 rows of 14,336 on an H200: 113 µs
+instead of 169). A gated activation is still rounded from registers: computing it twice takes longer (288 µs instead of
+250); it is then never written, 5 K bytes per token instead of 9 K.
 
 The normalized row is rounded to the activations' type before its scale is found, as where the norm is a launch of its
 own; division is exact and rounding to nearest even, as torch's. So the values are those of the schemes' references
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
-from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.epilogue import Norm
 from gradus.kernels.rows.activation import activate, gated_activation_reference
 from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference, moments, warps_of
 from gradus.quantization import fp8, int8

@@ -1,12 +1,12 @@
-"""A tile of a product whose weights are the high side: its launch, the programs that share its sums, and how it ends.
+"""A tile of a product whose weights are the high side: its launch, and the programs that share its sums.
 
 Used by the products of quantized matrices (`int4.py`, `eight_bits.py`). A program owns `rows` outputs of `tokens` rows
 of x, and of the sum over K its share; program_id is (tile of outputs, split, tile of tokens). Of many tiles, TOGETHER
-of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache. `gemv.py` and
-`skinny.py` end their sums in the same way, in kernels of their own; in torch it is one function (`finish_reference`).
+of tokens pass by a tile of weights one after the other, so that they find it in the L2 cache. Complete sums end as
+those of 16-bit products do, in `linear/epilogue.py`.
 """
 
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,19 +15,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, leave, total
-from gradus.kernels.rows.activation import activate, activation_reference, gated_activation_reference
 
 ALIGNED = 16  # bytes
 TOGETHER = 8
-
-
-class Behind(TypedDict, total=False):
-    """What follows a product in its kernel: the arguments that may be left out."""
-
-    bias: Tensor | None
-    activation: str | None
-    gated: bool
-    residual: Tensor | None
 
 
 class SharedSums(NamedTuple):
@@ -62,7 +52,7 @@ class TileLaunch(NamedTuple):
         device: torch.device,
         counters: Counters | None = None,
     ) -> SharedSums:
-        """For a matrix of `rows` rows that makes `outputs` (half of them, with a gate), and K of so many tiles."""
+        """Divide a product's sums among programs. rows: of the matrix. outputs: half of them if gated. tiles: of K."""
         chunk = triton.cdiv(tiles, self.splits)
         splits = triton.cdiv(tiles, chunk)  # none without a share
         grid = triton.cdiv(outputs, self.rows), splits, triton.cdiv(m, self.tokens)
@@ -105,46 +95,3 @@ def shared(
     if GATED:
         ups = total(ups, here + N, inside, partial_ptr, M * rows)
     return sums, ups
-
-
-@triton.jit
-def finish(
-    sums: tensor, ups: tensor, n: tensor, m: tensor, inside_n: tensor, inside: tensor, bias_ptr: tensor,
-    residual_ptr: tensor, out_ptr: tensor, N: int, stride: int, ACTIVATION: constexpr, GATED: constexpr,
-) -> None:  # fmt: skip
-    """Write residual + activation(sums + bias), with a gate times (ups + bias)."""
-    if bias_ptr is not None:
-        sums += tl.load(bias_ptr + n, mask=inside_n, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION is not None:
-        sums = activate(sums, ACTIVATION)
-    if GATED:
-        if bias_ptr is not None:
-            ups += tl.load(bias_ptr + N + n, mask=inside_n, other=0.0).to(tl.float32)[:, None]
-        sums *= ups
-    here = m.to(tl.int64)[None, :] * stride + n[:, None]
-    if residual_ptr is not None:
-        sums += tl.load(residual_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + here, sums.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-# -- the same in torch -----------------------------------------------------------------------------------------------
-
-
-def finish_reference(
-    sums: Tensor,
-    dtype: torch.dtype,
-    *,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    gated: bool = False,
-    residual: Tensor | None = None,
-) -> Tensor:
-    """sums: float32 [M, N], or [M, 2 N] if gated; the bias is as wide. residual: [M, N], takes the sum in place.
-
-    Returns [M, N] in dtype, or the residual.
-    """
-    if bias is not None:
-        sums = sums + bias.float()
-    if activation is not None:
-        sums = gated_activation_reference(sums, activation) if gated else activation_reference(sums, activation)
-    return sums.to(dtype) if residual is None else residual.copy_(residual.float() + sums)

@@ -1,30 +1,30 @@
-"""Which tile is fastest for a product with a quantized matrix: measured per device, and what an unmeasured one takes.
+"""Which tile is fastest for a product with a quantized matrix: measured per device, or chosen by a rule.
 
 `benchmarks/quantized_linear.py --table` writes a device's file in `measured/` from what it measured: for each
-scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where it is the library that was: for int4
-the matrix made wide and cuBLAS, for 8 bits torch's own products. As in `launch_tables.py`, a matrix that was not
-measured takes the nearest one's tile, and a device the file of another with its compute capability.
+scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where the library was: for int4 the
+widened matrix and cuBLAS, for 8 bits torch's own products (see `core/tuning.py`).
 
-Without a file, tiles are chosen by what limits them. For few rows that is bytes in flight: two programs per
-multiprocessor at least, sums shared where the outputs are too few for that. For many it is the tensor cores: the
-largest tile whose sums fit registers. None of these has been measured.
+Without a file, a rule chooses tiles by their limit. Few rows are limited by bytes in flight: at least two programs per
+multiprocessor, with shared sums where outputs are too few. Many rows are limited by the tensor cores: the largest tile
+whose sums fit registers. The rule's tiles are not measured.
 """
 
-import json
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from gradus.device.capability import Capability, capability
-from gradus.kernels.linear.launch_tables import nearest, of_device
+from gradus.kernels.core import tuning
+from gradus.kernels.core.tuning import Launches, nearest
 from gradus.kernels.quantized.tile import TileLaunch
 
 Scheme = Literal["int4", "int8", "fp8", "fp8-block"]
 SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "fp8", "fp8-block")
 ROWS = (1, 8, 16, 32, 64, 256, 8192)  # that are measured; others take the next, and more than the last as the last
+KINDS: dict[str, type] = {"tile": TileLaunch}
 PROGRAMS = 256
 MOST_SPLITS = 8
 FEWEST_TILES = 4  # of K per program: shorter loops are all beginning
@@ -39,24 +39,17 @@ class MeasuredTiles:
     device: str
     capability: Capability
     rows: tuple[int, ...]
-    launches: dict[str, dict[tuple[int, int], tuple[TileLaunch | None, ...]]]
+    launches: dict[str, Launches]
 
     @classmethod
-    def read(cls, text: str) -> "MeasuredTiles":
-        stored: dict[str, Any] = json.loads(text)
-        launches = {
-            scheme: {
-                (each["n"], each["k"]): tuple(launch and TileLaunch(*launch) for launch in each["launches"])
-                for each in matrices
-            }
-            for scheme, matrices in stored["schemes"].items()
-        }
+    def read(cls, stored: dict[str, Any]) -> "MeasuredTiles":
+        schemes = stored["schemes"].items()
+        launches = {scheme: tuning.launches_of(matrices, "launches", KINDS) for scheme, matrices in schemes}
         return cls(stored["device"], Capability(*stored["capability"]), tuple(stored["rows"]), launches)
 
     def choose(self, scheme: Scheme, m: int, n: int, k: int) -> TileLaunch | None:
-        column = next((column for column, rows in enumerate(self.rows) if rows >= m), len(self.rows) - 1)
-        shapes = self.launches[scheme]
-        return shapes[nearest(shapes, n, k)][column]
+        place, shapes = min(bisect_left(self.rows, m), len(self.rows) - 1), self.launches[scheme]
+        return cast(TileLaunch | None, shapes[nearest(shapes, n, k)][place])
 
 
 @cache
@@ -83,9 +76,7 @@ def choose_tile(
 
 @cache
 def table_of(device: torch.device) -> MeasuredTiles | None:
-    if device.type != "cuda":
-        return None
-    return of_device(stored_tiles(), torch.cuda.get_device_name(device), capability(device))
+    return tuning.table_of(device, stored_tiles())
 
 
 def library_multiplies(scheme: Scheme, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> bool:
@@ -124,6 +115,4 @@ def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch:
 
 @cache
 def stored_tiles() -> tuple[MeasuredTiles, ...]:
-    folder = files("gradus.kernels.quantized").joinpath("measured")
-    found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
-    return tuple(MeasuredTiles.read(file.read_text(encoding="utf-8")) for file in found if file.name.endswith(".json"))
+    return tuning.tables_of("gradus.kernels.quantized", MeasuredTiles.read)

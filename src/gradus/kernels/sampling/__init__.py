@@ -7,5 +7,5 @@ slot_settings.py      penalties, biases and cut-offs, by slot
 seen_words.py         how counts of tokens are packed
 narrowing.py          top-k, top-p and min-p without sorting
 likeliest.py          the likeliest tokens, for log-probabilities
-full.py               the draw of rows that ask for any of these
+full.py               draw rows that use any of these settings
 """

@@ -1,10 +1,11 @@
 """Draw as `plain` does, for rows that ask for more: penalties, biases, top-k, top-p, min-p, reports.
 
-Idea: what a row asks for stands in its slot's settings, so five launches serve any mixture, and a CUDA graph can hold
+Idea: a row's settings are data of its slot, so the same five launches serve any mixture, and a CUDA graph can hold
 them. The logits are read once for statistics, by rows that narrow the choice or report on it. Then one program per row
-finds the threshold among the best groups of tokens, and mostly draws the token; another finds what is to be reported.
-In the third launch a threshold that was not there is found in the whole row. The rest is the race that plain rows run,
-among tokens that are not below their threshold. Rows that ask for nothing pass through the first three at once.
+finds the threshold among the best groups of tokens, and mostly draws the token; another finds the log-probabilities to
+report. The third launch searches the whole row for a threshold that the groups do not contain. The rest is the race
+that plain rows run, among tokens that are not below their threshold. Rows that ask for nothing pass through the first
+three at once.
 
 Bytes: the logits twice; and once or twice the words of `seen`, for rows that adjust.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.engine.request import MAX_LOGPROBS
-from gradus.kernels.attention.online_softmax import LOG2_E
+from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.sampling.likeliest import report, store_pair
 from gradus.kernels.sampling.narrowing import (
@@ -39,7 +40,6 @@ from gradus.kernels.sampling.slot_settings import (
     ADJUSTS,
     COUNT,
     FULL,
-    INFINITY,
     REPORTS,
     TEMPERATURE,
     SlotSettings,

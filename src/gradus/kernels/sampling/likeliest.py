@@ -9,15 +9,16 @@ import triton
 import triton.language as tl
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.constants import INFINITY
 from gradus.kernels.sampling.narrowing import BEYOND, FINE, Row, earlier, members
-from gradus.kernels.sampling.slot_settings import INFINITY, widened
+from gradus.kernels.sampling.slot_settings import widened
 
 TAKEN = constexpr(BEYOND.value * FINE.value)  # the number of no token
 
 
 @triton.jit
 def store_pair(pair_ptr: tensor, token: tensor, logprob: tensor) -> None:
-    """A token and the bits of its log-probability: int32 both, so that one copy brings a step's to the host."""
+    """Store a token and the bits of its log-probability, both as int32, so that one copy to the host suffices."""
     tl.store(pair_ptr, token)
     tl.store(pair_ptr + 1, logprob.to(tl.int32, bitcast=True))
 

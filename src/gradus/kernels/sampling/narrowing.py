@@ -1,6 +1,6 @@
 """Which tokens top-k, top-p and min-p leave: a threshold per row, found by looking for a value, not by sorting.
 
-What is kept is {x >= threshold}, so a number describes each choice, and the largest decides: the k-th largest logit;
+Each choice keeps {x >= threshold}, so one number describes it, and the largest decides: the k-th largest logit;
 the largest t for which {x >= t} has p of the mass that top-k has left; the maximum plus T log min_p. Tokens as likely
 as the last one kept are kept too.
 
@@ -8,7 +8,7 @@ A vocabulary is too long to be searched again and again, and hardly any of it ma
 the maximum of each group of tokens (`note`). The 64 groups with the largest maxima hold every token above the largest
 maximum of the others, the bound. A threshold above the bound is found in those groups alone, in the registers of one
 program, which draws the token as well. Groups of 128 tokens are chosen first, then groups of 32 among their parts:
-2,048 tokens are looked into. With top-k up to 64 the threshold is always above the bound, but for ties; with top-p it
+2,048 tokens are searched. With top-k up to 64 the threshold is always above the bound, except for ties; with top-p it
 is where the distribution has a peak. Elsewhere (flat distributions under top-p, large k) another program searches the
 whole row, three pivots per reading, and leaves the draw to the race of plain rows (`plain.py`), among
 tokens that are not below the threshold.
@@ -26,10 +26,9 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.errors import ConfigError
-from gradus.kernels.attention.online_softmax import LOG2_E
+from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.sampling.exponential_noise import exponential_noise
 from gradus.kernels.sampling.slot_settings import (
-    INFINITY,
     MIN_P,
     TEMPERATURE,
     TOP_K,
@@ -102,7 +101,7 @@ def note(x: tensor, scale: tensor, into: Statistics, row: tensor, block: tensor)
 
 @triton.jit
 def total_mass(noted: Statistics, row: tensor, top: tensor, scale: tensor, BLOCKS: constexpr) -> tensor:
-    """Of the row, relative to its maximum."""
+    """Return the row's mass, relative to its maximum."""
     block = tl.arange(0, BLOCKS)
     here = row * noted.blocks + block
     tops = tl.load(noted.tops + here, mask=block < noted.blocks, other=-INFINITY)
@@ -227,7 +226,7 @@ def best_groups(peaks: tensor, numbers: tensor, room_ptr: tensor) -> tuple[tenso
 
 @triton.jit
 def members(groups: tensor, SIZE: constexpr) -> tensor:
-    """The numbers of what the groups hold, SIZE each: tokens, or quarters of them."""
+    """Return the numbers of the groups' members, SIZE each: tokens, or quarters of groups."""
     return tl.ravel(groups[:, None] * SIZE + tl.arange(0, SIZE)[None, :])
 
 
@@ -264,7 +263,7 @@ class Row(NamedTuple):
 
 @triton.jit
 def logits_of(row: Row, token: tensor) -> tensor:
-    """Of these tokens, as the slot adjusts them; -inf beyond the vocabulary."""
+    """Load these tokens' logits, adjusted by the slot's settings; -inf beyond the vocabulary."""
     inside = token < row.vocab_size
     x = widened(row.logits, token, token < row.stride, inside)
     return adjusted(x, token, inside, row.settings, row.slot, row.position)
@@ -349,14 +348,14 @@ def threshold_of_row(row: Row, bound: tensor, least: tensor, total: tensor, top:
 
 @triton.jit
 def floor_of(row: Row, top: tensor) -> tensor:
-    """What min-p keeps is not below this."""
+    """Return the lowest logit that min-p keeps."""
     temperature = number_of(row.settings, TEMPERATURE, row.slot)
     return top + temperature * tl.log(number_of(row.settings, MIN_P, row.slot))
 
 
 @triton.jit
 def earlier(time: tensor, token: tensor, other_time: tensor, other_token: tensor) -> tuple[tensor, tensor]:
-    """Of equal times, the lower token's."""
+    """Return the earlier time and its token; of equal times, the lower token."""
     first = (time < other_time) | ((time == other_time) & (token < other_token))
     return tl.where(first, time, other_time), tl.where(first, token, other_token)
 
@@ -377,7 +376,7 @@ def narrowed(
 ) -> tuple[tensor, tensor]:
     """The threshold of a row, and its token if it can be drawn at once. groups: that are looked into.
 
-    Instead of a token: UNDRAWN, or UNFOUND where the threshold is the bound, above which it is not.
+    The token is UNDRAWN if another launch draws it, and UNFOUND if the threshold is not above the bound.
     """
     x = logits_of(row, members(groups, FINE))
     threshold, found = threshold_among(x, bound, total, top, scale, row)

@@ -18,11 +18,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
-from gradus.kernels.attention.online_softmax import LOG2_E
+from gradus.kernels.core.constants import INFINITY, LOG2_E
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
 from gradus.kernels.sampling.exponential_noise import exponential_noise
 from gradus.kernels.sampling.noise import exponential
-from gradus.kernels.sampling.slot_settings import INFINITY, widened
+from gradus.kernels.sampling.slot_settings import widened
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""What a word says of a token in a slot: the tables' writer and the kernels that read them agree on it here.
+"""The format of a slot's word about a token, shared by the tables' writer and the kernels that read them.
 
 Plain numbers, for machines without Triton too.
 """

@@ -1,9 +1,8 @@
-"""What a draw needs of its request, as kernels read it: tables on the device with a row per slot.
+"""A request's sampling settings, as kernels read them: tables on the device with a row per slot.
 
-Numbers of one type lie in one matrix, one setting after the other. What changes a logit before anything else is applied
-where the logit is read, in float32 (`adjusted`): no second matrix of logits is written. What concerns a token stands in
-one word per slot and token, read beside the logit, by slots that adjust alone. It also says where the token's bias is,
-so however long a list is, no token looks through it.
+Numbers of one type lie in one matrix, one setting after the other. Penalties and biases apply where the logit is read,
+in float32 (`adjusted`), so no second matrix of logits is written. Each slot has one word per token, read with the logit
+only by slots that adjust. It also locates the token's bias, so a token never searches the list, however long it is.
 """
 
 from typing import NamedTuple
@@ -13,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import constexpr, tensor
 
+from gradus.kernels.core.constants import INFINITY
 from gradus.kernels.sampling import seen_words
 
 TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = (constexpr(row) for row in range(6))
@@ -20,7 +20,6 @@ TOP_K, ADJUSTS, REPORTS, ENTRIES = (constexpr(row) for row in range(4))
 COUNT, FULL, ENTRY = (constexpr(getattr(seen_words, name)) for name in ("COUNT", "FULL", "ENTRY"))
 ENTRY_SHIFT = constexpr(seen_words.ENTRY_SHIFT)
 SEEN = constexpr(seen_words.COUNT | seen_words.IN_PROMPT)  # in the prompt or in the output
-INFINITY = constexpr(float("inf"))
 
 
 class SlotSettings(NamedTuple):
@@ -76,7 +75,7 @@ def widened(logits_ptr: tensor, token: tensor, readable: tensor, inside: tensor)
 def adjusted(
     logits: tensor, token: tensor, inside: tensor, settings: SlotSettings, slot: tensor, position: tensor
 ) -> tensor:
-    """float32 logits of these tokens, as the slot's penalties, then its list, leave them; none is NaN."""
+    """Return these tokens' logits in float32, after the slot's penalties and then its list; none is NaN."""
     if choice_of(settings, ADJUSTS, slot) != 0:
         word = tl.load(settings.seen + slot.to(tl.int64) * settings.seen_stride + token, mask=inside, other=0)
         count = word & COUNT

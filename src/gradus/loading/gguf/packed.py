@@ -19,7 +19,7 @@ from gradus.loading.quantized.formats import NotReadable
 from gradus.loading.quoting import quoted
 from gradus.models.config import ModelConfig
 from gradus.models.create import model_class
-from gradus.quantization.mix import HEAD, Mix, names_of, places
+from gradus.quantization.mix import HEAD, Mix, matrix_ids, names_of
 from gradus.quantization.packed import Packed
 
 KEPT: dict[Type, tuple[str, Callable[[Tensor], Packed]]] = {
@@ -35,7 +35,7 @@ class PackedGGUF:
 
     def __init__(self, tensors: GGUFTensors, config: ModelConfig) -> None:
         self._tensors = tensors
-        matrices = {name for place in places(config) for name in names_of(place, config)}
+        matrices = {name for matrix_id in matrix_ids(config) for name in names_of(matrix_id, config)}
         embedding = model_class(config.family).weights["embedding.weight"]
         self._kept: dict[str, Type] = {}
         rules = []

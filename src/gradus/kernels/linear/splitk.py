@@ -18,13 +18,13 @@ from torch import Tensor
 from triton.language import constexpr, tensor
 
 from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.linear.epilogue import finish_tile
 from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, leave, total
-from gradus.kernels.quantized.tile import finish_reference
 
 MOST_ROWS = 64
 
 
-class SkinnyLaunch(NamedTuple):
+class SplitKLaunch(NamedTuple):
     """rows, columns: a tile of weights. splits: programs that share a row's sum. stages: tiles in flight."""
 
     rows: int
@@ -35,7 +35,7 @@ class SkinnyLaunch(NamedTuple):
 
 
 @triton.jit
-def skinny_kernel(
+def splitk_kernel(
     x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
     partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, chunk: int,
     EVEN_K: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, PDL: constexpr,
@@ -43,26 +43,27 @@ def skinny_kernel(
     """Outputs from program_id(0) * BLOCK_N on, all M rows; of the sum, the chunk of K that is program_id(1)'s."""
     let_next_start(PDL)
     wait_for_previous(PDL)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-    m = tl.arange(0, BLOCK_M)[None, :]
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
+    inside_n, inside_m = (n < N)[:, None], (m < M)[None, :]
     first = tl.program_id(1) * chunk
-    weight = weight_ptr + n.to(tl.int64) * K + (first + k)[None, :]
-    x = x_ptr + m * K + (first + k)[:, None]
+    weight = weight_ptr + n.to(tl.int64)[:, None] * K + (first + k)[None, :]
+    x = x_ptr + m[None, :] * K + (first + k)[:, None]
     sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for start in range(first, min(first + chunk, K), BLOCK_K):
         if EVEN_K:
-            w = tl.load(weight, mask=n < N, other=0.0)
-            v = tl.load(x, mask=m < M, other=0.0)
+            w = tl.load(weight, mask=inside_n, other=0.0)
+            v = tl.load(x, mask=inside_m, other=0.0)
         else:
-            w = tl.load(weight, mask=(n < N) & (start + k < K)[None, :], other=0.0)
-            v = tl.load(x, mask=(m < M) & (start + k < K)[:, None], other=0.0)
+            w = tl.load(weight, mask=inside_n & (start + k < K)[None, :], other=0.0)
+            v = tl.load(x, mask=inside_m & (start + k < K)[:, None], other=0.0)
         sums = tl.dot(w, v, sums, input_precision="ieee")
         weight += BLOCK_K
         x += BLOCK_K
 
-    inside = (m < M) & (n < N)
-    here = m * N + n
+    inside = inside_m & inside_n
+    here = m[None, :] * N + n[:, None]
     last = True
     if partial_ptr is not None:
         leave(sums, here, inside, partial_ptr, M * N)
@@ -70,17 +71,13 @@ def skinny_kernel(
     if last:
         if partial_ptr is not None:
             sums = total(sums, here, inside, partial_ptr, M * N)
-        if bias_ptr is not None:
-            sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
-        if residual_ptr is not None:
-            sums += tl.load(residual_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out_ptr + here, sums.to(out_ptr.dtype.element_ty), mask=inside)
+        finish_tile(sums, sums, n, here, n < N, inside, bias_ptr, residual_ptr, out_ptr, N, None, False)
 
 
-def skinny(
+def splitk(
     x: Tensor,
     weight: Tensor,
-    launch: SkinnyLaunch,
+    launch: SplitKLaunch,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -102,19 +99,9 @@ def skinny(
     if launch.splits > 1:
         partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
         arrived = counters_of(x.device, tiles, counters)
-    skinny_kernel[(tiles, launch.splits)](
+    splitk_kernel[(tiles, launch.splits)](
         x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
         inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,
         num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
     )  # fmt: skip
     return out
-
-
-# -- the same in torch -------------------------------------------------------------------------------------------------
-
-
-def skinny_reference(
-    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
-) -> Tensor:
-    out = x.float() @ weight.float().T
-    return finish_reference(out, x.dtype, bias=bias, residual=residual)

@@ -1,0 +1,108 @@
+"""A product's neighbors in its kernel: the norm before it; bias, activation, gate and residual sum after it.
+
+A kernel loads the bias and the residual where that hides their latency: `gemv.py` and the streamed kernels before their
+weights have arrived, kernels of tiles when their sums are complete (`finish_tile`). All end in `finish`.
+"""
+
+from typing import NamedTuple, TypedDict, Unpack
+
+import triton
+import triton.language as tl
+from torch import Tensor, dtype
+from triton.language import constexpr, tensor
+
+from gradus.kernels.rows.activation import activate, activation_reference, gated_activation_reference
+from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference
+
+
+class Norm(NamedTuple):
+    """Applied to x before the product: an RMSNorm, or with a bias a LayerNorm. weight, bias: [K]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class Epilogue(TypedDict, total=False):
+    """Optional arguments of a product: what follows it in its kernel."""
+
+    bias: Tensor | None
+    activation: str | None
+    gated: bool
+    residual: Tensor | None
+
+
+class Fusions(Epilogue, total=False):
+    """Optional arguments of a product: all that its kernel computes besides."""
+
+    norm: Norm | None
+
+
+@triton.jit
+def vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
+    """Load from a vector, in float32. Without one, return values that change no sum: the compiler drops x + -0.0."""
+    if pointer is not None:
+        return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
+    else:  # zeros in the layout of `at`, in Triton and in Gluon alike
+        return (at - at).to(tl.float32) * -1.0
+
+
+@triton.jit
+def finish(
+    sums: tensor, ups: tensor, bias: tensor, up_bias: tensor, residual: tensor, out: tensor, inside: tensor,
+    ACTIVATION: constexpr, GATED: constexpr,
+) -> None:  # fmt: skip
+    """Store residual + activation(sums + bias) where `out` points; with a gate activation(…) * (ups + up_bias)."""
+    sums += bias
+    if ACTIVATION is not None:
+        sums = activate(sums, ACTIVATION)
+    if GATED:
+        sums *= ups + up_bias
+    tl.store(out, (sums + residual).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def finish_tile(
+    sums: tensor, ups: tensor, n: tensor, here: tensor, inside_n: tensor, inside: tensor, bias_ptr: tensor,
+    residual_ptr: tensor, out_ptr: tensor, N: int, ACTIVATION: constexpr, GATED: constexpr,
+) -> None:  # fmt: skip
+    """Finish a tile [outputs n, rows]. here: its places in out and in the residual."""
+    bias = vector(bias_ptr, n, inside_n)[:, None]
+    up_bias = bias
+    if GATED:
+        up_bias = vector(bias_ptr, N + n, inside_n)[:, None]
+    residual = vector(residual_ptr, here, inside)
+    finish(sums, ups, bias, up_bias, residual, out_ptr + here, inside, ACTIVATION, GATED)
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def product_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **epilogue: Unpack[Epilogue]) -> Tensor:
+    """residual + activation(norm(x) weightᵀ + bias), of any number of rows."""
+    wide = x.float()
+    if norm is not None and norm.bias is not None:
+        wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
+    elif norm is not None:
+        wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
+    return finish_reference(wide @ weight.float().T, x.dtype, **epilogue)
+
+
+def finish_reference(
+    sums: Tensor,
+    dtype: dtype,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """sums: float32 [M, N], or [M, 2 N] if gated; the bias is as wide. residual: [M, N], takes the sum in place.
+
+    Returns [M, N] in dtype, or the residual.
+    """
+    if bias is not None:
+        sums = sums + bias.float()
+    if activation is not None:
+        sums = gated_activation_reference(sums, activation) if gated else activation_reference(sums, activation)
+    return sums.to(dtype) if residual is None else residual.copy_(residual.float() + sums)
