@@ -4,21 +4,21 @@
 this order:
 
     checkpoint.py      a name to a checkpoint, a checkpoint to a model
-    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: what is not tensors
-    quantized.py       matrices that others have quantized;  packed_formats.py: how they store them;
-                       quantization_config.py: what a configuration says of them
+    folder.py          Hugging Face's layout;  safetensors.py: its tensors;  small_files.py: its other files
+    quantized.py       matrices that are quantized already;  packed_formats.py: their storage formats;
+                       quantization_config.py: their description in a configuration
     gguf.py            llama.cpp's file;  gguf_model.py, gguf_tokenizer.py: its model and its tokenizer
-    gguf_packed.py     the same with its matrices as they are stored
+    gguf_packed.py     the same with its matrices kept as stored
     llama2c.py         llama2.c's file
     tokenizer.py       text to token ids and back;  chat.py: a conversation as a prompt
-    catalogue.py       models by name;  packages.py: getting them;  fetching.py, npm.py: what that takes
+    catalogue.py       models by name;  packages.py: fetching them;  fetching.py, npm.py: the steps of fetching
     hub.py             models by hub id
-    json_file.py       JSON from strangers;  quoting.py: their values in our messages
-    progress.py        how long work is reported
+    json_file.py       JSON from untrusted files;  quoting.py: untrusted values in our messages
+    progress.py        progress of long tasks
 
-Files of a model are data from strangers. Every number in them is checked before it is used, nothing is unpickled,
-nothing is executed, and whatever is wrong ends in one line that names the file. The names below are looked up when
-first used (PEP 562), so that `import gradus.loading` stays light.
+A model's files are untrusted. Every number in them is checked before it is used, nothing is unpickled,
+nothing is executed, and every fault ends in one line that names the file. The names below are looked up at
+first use (PEP 562), so that `import gradus.loading` stays light.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""A GGUF file as a checkpoint like any other: its metadata as a Hugging Face configuration, its tensors by their
-Hugging Face names, with what llama.cpp's conversion changed in them changed back.
+"""A GGUF file as an ordinary checkpoint: its metadata as a Hugging Face configuration, its tensors by their
+Hugging Face names, with the changes of llama.cpp's conversion undone.
 
-Three such changes matter, and each gives fluent nonsense when it is missed: Llama's q and k rows are interleaved for
-another layout of rotary positions, Gemma's norm scales have the one added that the model adds, and GPT-2's matrices
+Three changes matter, and missing any one of them gives fluent nonsense: Llama's q and k rows are interleaved for
+another layout of rotary positions, Gemma's norm scales already contain the 1 that the model adds, and GPT-2's matrices
 are transposed.
 """
 
@@ -58,7 +58,7 @@ _GPT2 = {
 # llama.cpp's → Hugging Face's
 NAMES = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3, "gemma3": _GEMMA3, "gpt2": _GPT2}
 
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, worked out for each frequency
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, computed for each frequency
 
 
 class GGUFTensors:
@@ -84,12 +84,12 @@ class GGUFTensors:
         return value.T.contiguous() if self._is_transposed(name) else value
 
     def packing(self, name: str) -> Type | None:
-        """The type that a matrix is quantized in, if its rows are quantized and are rows here."""
+        """A matrix's quantization type; None if it is plain, not a matrix, or stored transposed."""
         entry = self._file.tensors[self._stored[name]]
         return None if entry.type in PLAIN or len(entry.shape) != 2 or self._is_transposed(name) else entry.type
 
     def blocks(self, name: str) -> Tensor:
-        """A quantized matrix as the file has it, its rows in the order that they have here: see `GGUFFile.blocks`."""
+        """Read a quantized matrix as stored (see `GGUFFile.blocks`), with its rows in Hugging Face's order."""
         stored = self._stored[name]
         return self._in_order(stored, self._file.blocks(stored))
 
@@ -108,7 +108,7 @@ class GGUFTensors:
         block = re.fullmatch(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)", stored)
         if block and block[2] in names:
             return f"{names[block[2]].format(int(block[1]))}.{block[3]}"
-        return stored  # unknown: assigning the weights says that it has no place, under the name it has here
+        return stored  # unknown: assigning the weights will report it under this name
 
     def _is_transposed(self, name: str) -> bool:
         return self._family == "gpt2" and re.fullmatch(r"h\.\d+\.(attn|mlp)\.c_\w+\.weight", name) is not None
@@ -126,7 +126,7 @@ class GGUFTensors:
 
 
 def architecture(file: GGUFFile) -> str:
-    """Raises CheckpointError if it is none of those known here."""
+    """The file's architecture. Raises CheckpointError if it is not supported."""
     found = file.metadata.get("general.architecture")
     if not isinstance(found, str) or found not in NAMES:
         raise CheckpointError(
@@ -136,7 +136,7 @@ def architecture(file: GGUFFile) -> str:
 
 
 def hugging_face_config(file: GGUFFile) -> dict[str, Any]:
-    """The model's hyperparameters, in the words of a config.json."""
+    """The model's hyperparameters, with the keys of a config.json."""
     read = _Metadata(file)
     return _CONFIGS[architecture(file)](read) | read.special_tokens()
 
@@ -196,7 +196,7 @@ def _gpt2(read: _Metadata) -> dict[str, Any]:
 
 
 def _rotary(read: _Metadata) -> dict[str, Any]:
-    """What every family with rotary positions has."""
+    """The keys that all families with rotary positions share."""
     if read.has("expert_count") and read.integer("expert_count"):
         raise CheckpointError(f"{read.label}: mixtures of experts are not supported")
     hidden, heads = read.integer("embedding_length"), read.integer("attention.head_count")
@@ -275,9 +275,9 @@ def _rope_scaling(read: _Metadata, head_dim: int) -> dict[str, Any] | None:
 
 
 def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
-    """Llama 3's parameters from the factors that they lead to, with the constants that every Llama 3 was given.
+    """Recover Llama 3's parameters from the stored factors, assuming the constants that all Llama 3 models share.
 
-    The factor of the slowest rotation is `factor` itself; the others must come out as the file has them.
+    The factor of the slowest rotation is `factor` itself; the others must equal the file's.
     """
     from gradus.models.config import Llama3Scaling, Rope
     from gradus.models.rope import frequencies
@@ -300,5 +300,5 @@ def _llama3_scaling(read: _Metadata, head_dim: int) -> dict[str, Any]:
 
 
 def uninterleave(value: Tensor, heads: int) -> Tensor:
-    """Rows 0, 2, 4, … of a head first, then 1, 3, 5, …: partners from side by side to half a head apart."""
+    """Reorder a head's rows to 0, 2, 4, …, 1, 3, 5, …: rotary partners move from adjacent rows to half a head apart."""
     return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(value.shape)

@@ -25,8 +25,8 @@ LONGEST = 512
 """Most positions of a span."""
 
 SPAN = np.dtype([(name, np.int64) for name in ("row", "position", "before", "low", "high", "table")])
-"""Positions low to high - 1 of a row's sequence. position: the row's own. before: the number of rows of the same sequence
-right before it in the step. table: the address of the sequence's block table, int64."""
+"""Positions low to high - 1 of a row's sequence. position: the row's own. before: the number of rows of the same
+sequence right before it in the step. table: the address of the sequence's block table, int64."""
 
 LAYER = np.dtype(
     [
@@ -68,8 +68,8 @@ def make_scratch(heads: int, head_dim: int) -> Scratch:
 
 @njit(**FLAGS, **INLINED)
 def attend(shape: Any, layer: Any, span: Any, qkv: Any, scratch: Any, partial: Any) -> None:
-    """Attend over one span. qkv: float32 [R, (Hq + 2 Hkv) Dh], all rows. partial: float32 [Hq, Dh + 2]: values, largest,
-    sum."""
+    """Attend over one span. qkv: float32 [R, (Hq + 2 Hkv) Dh], all rows. partial: float32 [Hq, Dh + 2]: values,
+    largest, sum."""
     width, position = shape.head_dim, span.position
     table = longs(span.table, (position // shape.page_size + 1,))
     # Every span stores the new keys and values that it reads, since no span waits for another: rows that verify drafts
@@ -239,7 +239,8 @@ def _together(
 
 @njit(**FLAGS)
 def _exponentials(shape: Any, weights: Any, partial: Any) -> None:
-    """Turn a head's scores into exponentials, and set partial [Dh + 2]: zeros for values, the largest score, the sum."""
+    """Turn a head's scores into exponentials, and set partial [Dh + 2]: zeros for values, the largest score, the
+    sum."""
     width, count = shape.head_dim, weights.shape[0]
     if shape.softcap:
         for p in range(count):

@@ -1,4 +1,5 @@
-"""Exponentials and activations that become vector instructions. The C library would be called for one value at a time."""
+"""Exponentials and activations that become vector instructions. The C library would be called for one value at a
+time."""
 
 import math
 from typing import Any
@@ -18,7 +19,8 @@ ACTIVATIONS = {"silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
 
 @njit(**FLAGS)
 def exp(x: Any) -> Any:
-    """Compute eˣ to a few units in the last place: 2ⁿ by its bits, times the Taylor series of the rest, |z| ≤ ln 2 / 2."""
+    """Compute eˣ to a few units in the last place: 2ⁿ by its bits, times the Taylor series of the rest, |z| ≤ ln 2 /
+    2."""
     x = min(max(x, LOWEST), HIGHEST)
     n = np.rint(x * LOG2_E)
     z = x - n * LN_2
@@ -29,7 +31,8 @@ def exp(x: Any) -> Any:
 
 @njit(**ENTERED)
 def exp_of(x: Any) -> Any:
-    """`exp`, for Python to call. Python cannot call the others: they have no entry point, and the process would crash."""
+    """`exp`, for Python to call. Python cannot call the others: they have no entry point, and the process would
+    crash."""
     return exp(x)
 
 
@@ -40,7 +43,8 @@ def tanh(x: Any) -> Any:
 
 @njit(**FLAGS)
 def copy(x: Any, out: Any) -> None:
-    """Copy a vector to the beginning of another. Assigning slices would check their lengths, and compile the error message
+    """Copy a vector to the beginning of another. Assigning slices would check their lengths, and compile the error
+    message
     with it: 25 functions."""
     for j in range(x.shape[0]):
         out[j] = x[j]

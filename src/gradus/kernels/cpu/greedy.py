@@ -1,8 +1,8 @@
 """The greedy choice while logits are computed: each chunk of the head stores its winner, and no logits.
 
-A winner is one 64-bit word. Its upper half holds the float's bits as an integer with the same order as floats, its lower
-half the column, counted down. So the largest word is the largest logit, and among equals the first column. Neither the
-order of comparisons nor the distribution of chunks among threads matters. The torch reference is
+A winner is one 64-bit word. Its upper half holds the float's bits as an integer with the same order as floats, its
+lower half the column, counted down. So the largest word is the largest logit, and among equals the first column.
+Neither the order of comparisons nor the distribution of chunks among threads matters. The torch reference is
 `gradus.sampling.sampler.greedy`.
 """
 

@@ -1,8 +1,9 @@
-"""Compiled code, kept on disk, so that a quarter of a minute of compiling is spent once per machine, not at every start.
+"""Compiled code, kept on disk, so that a quarter of a minute of compiling is spent once per machine, not at every
+start.
 
-numba keeps code next to the sources, or else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices code
-for another processor or from another numba, and changes in the function's own file, but not in the other files that were
-compiled into it. So the function holds a number computed from all of them.
+numba keeps code next to the sources, or else in the user's cache (`NUMBA_CACHE_DIR` names another place). It notices
+code for another processor or from another numba, and changes in the function's own file, but not in the other files
+that were compiled into it. So the function holds a number computed from all of them.
 
 Nothing depends on kept code. Where no folder is writable, code is compiled at every start; code that cannot be
 read, because a disk was full or a file is damaged, is compiled again and replaced.

@@ -1,4 +1,5 @@
-"""Features that numba lacks: arrays at an address, bfloat16, atomic words, a pause. Each is one or two LLVM instructions.
+"""Features that numba lacks: arrays at an address, bfloat16, atomic words, a pause. Each is one or two LLVM
+instructions.
 
 Kernels see weights, pages and scratch through their addresses. So one compiled kernel serves every layer and every
 model, and its code can be kept on disk.
@@ -27,8 +28,8 @@ FLAGS: dict[str, Any] = ENTERED | {"no_cpython_wrapper": True, "no_cfunc_wrapper
 """Flags of all other functions. The code by which Python would call them would be an eighth of all code to compile."""
 
 INLINED: dict[str, Any] = {"inline": "always"}
-"""Flags of functions on the way from a step to its products. LLVM optimizes code again in each function that it is linked
-into, which takes a second each time for the products; inlined functions add no such level."""
+"""Flags of functions on the way from a step to its products. LLVM optimizes code again in each function that it is
+linked into, which takes a second each time for the products; inlined functions add no such level."""
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 
@@ -43,8 +44,8 @@ LINE = 64
 def zeros(shape: int | tuple[int, ...], kind: Any) -> NDArray[Any]:
     """Allocate an array that starts on a cache line.
 
-    A vector that straddles two lines takes two reads, and numpy's arrays start 16 bytes into a line: a product of several
-    rows, which is bound by reading activations, then takes up to twice as long.
+    A vector that straddles two lines takes two reads, and numpy's arrays start 16 bytes into a line: a product of
+    several rows, which is bound by reading activations, then takes up to twice as long.
     """
     size = int(np.prod(shape)) * np.dtype(kind).itemsize
     room = np.zeros(size + LINE, np.uint8)
@@ -155,7 +156,8 @@ def _place(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir
 
 @intrinsic
 def load(typing: Any, address: Any, index: Any) -> Any:
-    """Load word `index` of an int64 array at an address. Writes made before the word was stored are visible afterwards."""
+    """Load word `index` of an int64 array at an address. Writes made before the word was stored are visible
+    afterwards."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
         return builder.load_atomic(_place(context, builder, signature, args), "acquire", 8)

@@ -136,9 +136,9 @@ class Work:
 class DecodeModel:
     """Runs decode steps of up to 32 rows on a model's weights and an engine's pages.
 
-    cache: each layer's keys and values, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups, slots,
-    longest]. threads: the number that share a step, including the caller. beside: matrices for `multiply`, which the same
-    threads compute. Raises Unsupported.
+    cache: each layer's keys and values, [rows, Hkv, Dh] float32 or bfloat16, and its group. tables: int64 [groups,
+    slots, longest]. threads: the number that share a step, including the caller. beside: matrices for `multiply`, which
+    the same threads compute. Raises Unsupported.
     """
 
     def __init__(
@@ -180,9 +180,9 @@ class DecodeModel:
 
         A slot may have several rows, at successive positions in successive rows; `before` counts the rows of the same
         slot right before each (None: none). Keys and values go to the pages in the tables.
-        wanted: the rows that get logits, at least one; None: all. Returns their logits, float32 [wanted, V], valid until
-        the next call. If `greedy`, writes no logits and returns each row's most likely token, int64 [wanted]: the first
-        among equals, -1 if its logit is not finite.
+        wanted: the rows that get logits, at least one; None: all. Returns their logits, float32 [wanted, V], valid
+        until the next call. If `greedy`, writes no logits and returns each row's most likely token, int64 [wanted]: the
+        first among equals, -1 if its logit is not finite.
         """
         rows, wanted = len(slots), range(len(slots)) if wanted is None else wanted
         self.step.x[:rows] = self.model.embed(token_ids, positions).float().numpy()
@@ -194,7 +194,8 @@ class DecodeModel:
         return self.tokens[: len(wanted)].clone() if greedy else self.logits[: len(wanted)]
 
     def hidden(self, rows: Sequence[int]) -> Tensor:
-        """The last step's hidden states of these rows, [rows, D], after the final norm, as the model's head reads them."""
+        """The last step's hidden states of these rows, [rows, D], after the final norm, as the model's head reads
+        them."""
         states = torch.from_numpy(self.step.x[np.array(rows, np.int64)])
         return cast(Tensor, self.model.norm(states.to(self.model.dtype)))
 

@@ -1,10 +1,10 @@
 """Products of a few rows: some rows of a matrix, times 1 to 32 rows of activations.
 
-Reading the weights is the cost, so each weight is read from memory once. In registers it is multiplied with up to 8 rows
-of activations. More rows take turns of 8, while the few weight rows that a thread works on stay in the cache. After the
-whole eights, a turn of 1, 2 or 4 rows may follow: eight sequences, one with a draft to verify, take nine rows, not
-sixteen. Each thread prepares activations once, on its own copy: int8 rounds them, int4 permutes them to the order of its
-words.
+Reading the weights is the cost, so each weight is read from memory once. In registers it is multiplied with up to 8
+rows of activations. More rows take turns of 8, while the few weight rows that a thread works on stay in the cache.
+After the whole eights, a turn of 1, 2 or 4 rows may follow: eight sequences, one with a draft to verify, take nine
+rows, not sixteen. Each thread prepares activations once, on its own copy: int8 rounds them, int4 permutes them to the
+order of its words.
 
 The torch reference is `forward` of the matrix's class. Sums are taken in another order; integer sums are equal.
 """
@@ -48,8 +48,8 @@ FLOATS_AT_A_TIME = 33
 """The same for float weights: a multiple of 3, because three of them are multiplied with 8 rows at once."""
 
 STREAM_BYTES = 40 << 10
-"""Most bytes of float activations that stay in the first cache. Up to there they are multiplied with one weight row at a
-time, because a single stream of weights is read fastest."""
+"""Most bytes of float activations that stay in the first cache. Up to there they are multiplied with one weight row at
+a time, because a single stream of weights is read fastest."""
 
 f32 = np.float32
 LARGEST = f32(127)
@@ -152,7 +152,8 @@ def _order(rows: Any, r: int, matrix: Any) -> None:
 
 @njit(**FLAGS, **INLINED)
 def multiply(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Multiply rows low to high of the matrix with the activations, into y[:count, first + low : first + high], with bias.
+    """Multiply rows low to high of the matrix with the activations, into y[:count, first + low : first + high], with
+    bias.
 
     count: from `padded`. rows: from `prepare`. y: float32 [32, N].
     """
@@ -256,7 +257,8 @@ def _dot_integers(weights: Any, i: int, rounded: Any, r: int) -> Any:
 
 @njit(**FLAGS)
 def _multiply_with_vnni(matrix: Any, first: int, low: int, high: int, count: int, rows: Any, y: Any) -> None:
-    """Process two weight rows at a time (one for a single row of activations, to keep one read stream), then the rest."""
+    """Process two weight rows at a time (one for a single row of activations, to keep one read stream), then the
+    rest."""
     width, x, x_stride, offsets = matrix.width, address(rows.rounded), rows.x.shape[1], address(rows.corrections)
     x_scales, out_stride = address(rows.scales), 4 * y.shape[1]
     i, several = low, 1 if count == 1 else 2

@@ -35,7 +35,9 @@ def stored() -> dict[Processor, dict[str, Widths]]:
     for file in files("gradus.kernels.cpu").joinpath("measured_rows").iterdir():
         if file.name.endswith(".json"):
             table = json.loads(file.read_text(encoding="utf-8"))
-            kinds = {kind: {int(width): rows for width, rows in row.items()} for kind, row in table["most_rows"].items()}
+            kinds = {
+                kind: {int(width): rows for width, rows in row.items()} for kind, row in table["most_rows"].items()
+            }
             found[table["processor"], table["instruction_sets"]] = kinds
     return found
 

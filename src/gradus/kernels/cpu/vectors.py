@@ -151,7 +151,8 @@ def float_tile(
     typing: Any, halves: Any, rows: Any, count: Any, unroll: Any, locality: Any, values: Any, stride: Any, width: Any,
     ahead: Any, x: Any, x_stride: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """Multiply `rows` rows of weights by `count` rows of activations, both literal. Others: addresses, strides in bytes.
+    """Multiply `rows` rows of weights by `count` rows of activations, both literal. Others: addresses, strides in
+    bytes.
 
     values: bfloat16 if `halves` (literal) is 1, else float32: one row of `width` every `stride` bytes, a multiple of
     `unroll` (literal) times FLOAT_STEP; x: float32 rows. Writes float32 out[r * out_stride + 4 w].
@@ -275,8 +276,8 @@ def int8_tile(
     bytes.
 
     values: rows of `width` each, a multiple of INT8_STEP; x: int8 rows; scales, x_scales: float32, one per row;
-    corrections: int32 [count], 128 Σ x of each row. Writes float32 out[r * out_stride + 4 w]. VNNI multiplies unsigned by
-    signed bytes, so 128 is added to each weight, and the correction is subtracted from the sum at the end.
+    corrections: int32 [count], 128 Σ x of each row. Writes float32 out[r * out_stride + 4 w]. VNNI multiplies unsigned
+    by signed bytes, so 128 is added to each weight, and the correction is subtracted from the sum at the end.
     """
     if not all(isinstance(each, types.IntegerLiteral) for each in (rows, count)):
         return None
@@ -411,13 +412,13 @@ def _int4_code(narrow: int, count: int) -> Generate:
 
 
 MultiplyAdd = Callable[[list[ir.Value], ir.Value, ir.Value, list[ir.Value]], list[ir.Value]]
-"""(sums, word, x, places) → the sums, each with the products of two columns added. The word's lowest nibble and the one 16
-bits higher are the columns' weights; places: where the columns' activations lie in x, for each sum."""
+"""(sums, word, x, places) → the sums, each with the products of two columns added. The word's lowest nibble and the one
+16 bits higher are the columns' weights; places: where the columns' activations lie in x, for each sum."""
 
 
 def _pairs_of_bfloats(builder: ir.IRBuilder) -> MultiplyAdd:
-    """Multiply two columns at once. 0x4300 is 128 in bfloat16, and its lowest bit is worth one, so a nibble placed there
-    makes 128 + q."""
+    """Multiply two columns at once. 0x4300 is 128 in bfloat16, and its lowest bit is worth one, so a nibble placed
+    there makes 128 + q."""
     wide, name = ir.VectorType(FLOAT, LANES), "llvm.x86.avx512bf16.dpbf16ps.512"
     known = builder.module.globals.get(name)
     function = known or ir.Function(builder.module, ir.FunctionType(wide, [wide, SUMS, SUMS]), name)
@@ -465,7 +466,8 @@ def int4_widen(
 ) -> Any:
     """Widen the weights of one plane of a tile, LANES rows of 32 columns.
 
-    words, pairs: addresses of the tile's words and the group's pairs; `halves` as in `int4_tile`. Writes LANES values per
+    words, pairs: addresses of the tile's words and the group's pairs; `halves` as in `int4_tile`. Writes LANES values
+    per
     column, out_stride bytes apart: float32, or bfloat16 if `narrow` (literal) is 1.
     """
     if not isinstance(narrow, types.IntegerLiteral):
