@@ -124,7 +124,7 @@ def train_heads(
     with Bars() as progress:
         checkpoint = open_checkpoint(model, progress=progress)
         trained = train(checkpoint, out, recipe, device=asked.device, dtype=asked.dtype, progress=progress)
-    terminal.print_text(f"{trained.told(out)}\n")
+    terminal.print_text(f"{trained.summary(out)}\n")
     return 0
 
 
