@@ -53,7 +53,7 @@ class ServerConfig(Settings):
     )
     request_timeout: float = setting(
         300.0,
-        "A request's queueing and decoding together: the default, and the most that a request may ask for.",
+        "Time for a request's queueing and decoding together: the default, and the most that a request may ask for.",
         above=0,
         most=MAX_SECONDS,
         unit="seconds",
@@ -61,23 +61,23 @@ class ServerConfig(Settings):
     )
     step_timeout: float = setting(
         120.0,
-        "One engine step. A longer one counts as a hang: the server turns unhealthy and fails all requests.",
+        "Time for one engine step. A longer one counts as a hang: the server turns unhealthy and fails all requests.",
         above=0,
         unit="seconds",
         panel=_LIMITS,
     )
     drain_timeout: float = setting(
         30.0,
-        "For running requests to finish after the first SIGTERM or SIGINT.",
+        "Time for running requests to finish after the first SIGTERM or SIGINT.",
         least=0,
         unit="seconds",
         panel=_LIMITS,
     )
     receive_timeout: float = setting(
-        30.0, "For a client to send its headers, and again to send its body.", above=0, unit="seconds", panel=_LIMITS
+        30.0, "Time for a client to send its headers, and again for its body.", above=0, unit="seconds", panel=_LIMITS
     )
     write_timeout: float = setting(
-        30.0, "For a streaming client to read data already sent.", above=0, unit="seconds", panel=_LIMITS
+        30.0, "Time for a streaming client to read data already sent.", above=0, unit="seconds", panel=_LIMITS
     )
     ping_interval: float = setting(
         10.0,
