@@ -1,6 +1,6 @@
 """The figures of the lessons and of docs/architecture.md. `python -m gradus.course.figures` draws them all.
 
-A test compares the files in the repository with what is drawn here.
+A test compares the files in the repository with these drawings.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ STORY = ["The", "cat", "sat", "on", "the", "mat", "and", "slept"]
 PROMPT, STEPS = 3, 5
 
 
-# -- p00 and p01: what each step computes ------------------------------------------------------------------------------
+# -- p00 and p01: the rows that each step computes ---------------------------------------------------------------------
 
 
 def recomputed() -> Drawing:
@@ -50,7 +50,7 @@ def kept() -> Drawing:
 
 
 def _staircase(drawing: Drawing, old: Kind) -> None:
-    """A row of cells for each step: what was there before it, and what is new."""
+    """Draw a row of cells for each step: the old rows, and the new one."""
     width, height = 72, 34
     for step in range(STEPS):
         y = 4 + step * (height + 10)
@@ -66,7 +66,7 @@ def _staircase(drawing: Drawing, old: Kind) -> None:
 
 
 def contiguous() -> Drawing:
-    """p01: where one sequence's keys lie in memory."""
+    """p01: the place of one sequence's keys in memory."""
     drawing = Drawing(
         "The contiguous cache: in each layer and head, positions lie side by side up to the capacity", 392
     )
@@ -91,7 +91,7 @@ def contiguous() -> Drawing:
 
 # -- p02: a rectangle --------------------------------------------------------------------------------------------------
 
-# prompts, and answers as long as their requests allow; the last token of an answer is sampled, and never computed
+# prompts, and answers as long as their requests allow; an answer's last token is sampled, but its row is never computed
 BATCH = [
     (["The", "cat", "sat", "on", "the"], ["mat", "and", "slept", "."]),
     (["Hi"], ["there"]),
@@ -132,11 +132,11 @@ def padded() -> Drawing:
 # -- p03: slots over time ----------------------------------------------------------------------------------------------
 
 SLOTS = 3
-REQUESTS = {"a": 4, "b": 2, "c": 9, "d": 3, "e": 5, "f": 3}  # in the order they came, and the steps that each takes
+REQUESTS = {"a": 4, "b": 2, "c": 9, "d": 3, "e": 5, "f": 3}  # in order of arrival, with the steps that each takes
 
 
 def timeline(continuous: bool) -> list[list[str]]:
-    """For each step, which request each slot serves; "" for an idle slot."""
+    """List, for each step, the request in each slot; "" for an idle slot."""
     waiting, left, slots, steps = list(REQUESTS), dict(REQUESTS), [""] * SLOTS, []
     while waiting or any(slots):
         if continuous or not any(slots):
