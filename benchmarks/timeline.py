@@ -1,11 +1,11 @@
-"""Engine steps as they happened, on host and GPU: p09, the final engine without overlap, and with it, at the same work.
+"""Record engine steps on host and GPU: p09, the final engine without overlap, and with it, with the same work.
 
     PYTHONPATH=src:. python3 benchmarks/timeline.py --model random:qwen3-0.6b --out "$OUT"/timeline.json
 
 Two scenes, each played once to warm up and once to record: a few sequences decode while a long prompt arrives; many
 sequences decode. The figure of phases/p10_cuda_graphs is drawn from the second one (`gradus.course.figures_timeline`).
-Times are microseconds from the scene's first recorded step. What a step's kernels take is measured apart, by torch's
-profiler, which slows the host and not the kernels.
+Times are microseconds from the scene's first recorded step. The time of a step's kernels is measured separately, by
+torch's profiler, which slows the host but not the kernels.
 """
 
 import argparse
@@ -40,8 +40,8 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Scene:
-    """`decodes` sequences, of prompts of `prompt` tokens, have all begun; then `before` steps are recorded, a prompt of
-    `arrives` tokens comes (0: none does), and `after` more steps are recorded."""
+    """`decodes` sequences with prompts of `prompt` tokens have all begun; then `before` steps are recorded, a prompt of
+    `arrives` tokens arrives (0: none does), and `after` more steps are recorded."""
 
     name: str
     decodes: int
@@ -52,7 +52,7 @@ class Scene:
 
     @property
     def answer(self) -> int:
-        """Tokens that a sequence may generate: as many as there are steps, and some to spare."""
+        """The tokens that a sequence may generate: more than there are steps."""
         return 4 * (self.before + self.after + PROFILED)
 
     @property
@@ -79,7 +79,7 @@ ENGINES = ("p09", "final-overlap", "final")  # as `gradus.bench` names contender
 def record(bench: Workbench, scenes: Sequence[Scene], engines: Sequence[str] = ENGINES) -> list[dict[str, Any]]:
     """Play every scene on every engine. Returns one recording each: scene, engine, kernels_us, fields and steps.
 
-    kernels_us: what the kernels of a step take, where only decodes run; None on a CPU.
+    kernels_us: the time of the kernels of a step of decodes; None on a CPU.
     """
     config = bench.model.config
     longest = max(scene.longest for scene in scenes)
@@ -100,7 +100,7 @@ def record(bench: Workbench, scenes: Sequence[Scene], engines: Sequence[str] = E
 
 
 def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple[Timeline, float | None]:
-    """Returns what was recorded, and what the kernels of a step took."""
+    """Play a scene. Returns the recording, and the time of a step's kernels."""
     answering: set[str] = set()
 
     def submit(count: int, prompt: int, prefix: str) -> None:
@@ -133,7 +133,7 @@ def play(engine: Engine, scene: Scene, device: torch.device, seed: int) -> tuple
 
 
 def kernel_microseconds(work: Callable[[], None], device: torch.device) -> float:
-    """Of one of the PROFILED steps that `work` takes: the sum of its kernels' times."""
+    """Measure the sum of the kernels' times per step, over the PROFILED steps that `work` takes."""
     with without_markers(), profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         work()
         synchronize(device)
@@ -162,7 +162,7 @@ def rows(records: Sequence[StepRecord]) -> list[list[float | int | None]]:
 
 
 def written(found: dict[str, Any]) -> str:
-    """JSON with one step per line."""
+    """Format JSON with one step per line."""
     text = json.dumps(found, ensure_ascii=False)
     return text.replace(", [", ",\n[").replace('"steps": [[', '"steps": [\n[').replace('{"scene"', '\n{"scene"') + "\n"
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", help="the commit that is measured; what is checked out when left out")
+    parser.add_argument("--commit", help="the measured commit; by default the one checked out")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: a few sequences, short prompts")
     options = parser.parse_args()
     bench = Workbench.open(options.model, options.device, options.dtype)
