@@ -1,4 +1,4 @@
-"""Time the kernels other than attention against cuBLAS and torch, and write the file that `kernels.linear` reads.
+"""Time the kernels other than attention against cuBLAS and torch, and write the file that products are chosen by.
 
     PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --out "$OUT"/fused_kernels.json      # on the GPU: minutes
     PYTHONPATH=src:. python3 benchmarks/fused_kernels.py --table fused_kernels.json           # anywhere: the file
@@ -28,14 +28,15 @@ from torch.nn import functional as F
 
 from gradus.bench.gpu import graph_microseconds
 from gradus.device.capability import SHARED_MEMORY
-from gradus.kernels import activation, norm, rope_store, sampling
-from gradus.kernels.few_rows_launch import DEPTH, FewRowsLaunch
-from gradus.kernels.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
-from gradus.kernels.launch_tables import FusedLaunch, Launch, launch_of, stored_form
-from gradus.kernels.linear import choose_fused, fused_linear, linear
-from gradus.kernels.overlap import early_launches
-from gradus.kernels.skinny import SkinnyLaunch, skinny
-from gradus.kernels.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.linear.dispatch import choose_fused, fused_linear, linear
+from gradus.kernels.linear.few_rows_launch import DEPTH, FewRowsLaunch
+from gradus.kernels.linear.gemv import FEW_ROWS, GemvLaunch, Norm, gemv
+from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, launch_of, stored_form
+from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.streamed_launch import LANE_ROWS, WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.rows import activation, norm, rope_store
+from gradus.kernels.sampling import plain as sampling
 
 PRODUCTS = {"gemv": (1,), "skinny": (8, 16, 32, 64)}  # parts that measure products alone, and their row counts
 FEW = (1, 2, 4, 8, 16)  # the part "few" measures each product with what a model has around it
@@ -44,7 +45,7 @@ ROWS = tuple(sorted({*FEW, *(m for rows in PRODUCTS.values() for m in rows)}))
 # launch has ended, which pays off only in a chain of launches (the part "chains").
 IN_A_CHAIN = 1.25
 CACHE = 128 << 20  # bytes, twice an H200's L2
-MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/measured"
+MEASURED = Path(__file__).parents[1] / "src/gradus/kernels/linear/measured"
 
 # (vocabulary, hidden, query heads, key heads, head dim, MLP width, layers, gated)
 MODELS = {

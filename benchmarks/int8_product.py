@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from gradus.bench.fingerprint import commit, fingerprint
-from gradus.kernels.hopper_launch import HopperLaunch
+from gradus.kernels.quantized.hopper_launch import HopperLaunch
 
 # rows of the matrix, columns, and whether the product is added to the residual stream
 MATRICES = {
@@ -69,9 +69,9 @@ Product = Callable[[Operands, Tensor, bool], Tensor]
 
 
 def on_every_gpu(given: Operands, out: Tensor, onto: bool) -> Tensor:
-    from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product
-    from gradus.kernels.quantize import Rounded
-    from gradus.kernels.tile import TileLaunch
+    from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product
+    from gradus.kernels.quantized.quantize import Rounded
+    from gradus.kernels.quantized.tile import TileLaunch
 
     launch = TileLaunch(rows=128, columns=128, tokens=128, splits=1, stages=3, warps=8)
     x, weights = Rounded(given.x, given.x_scales), EightBitWeights(given.weight, given.scales)
@@ -83,7 +83,7 @@ def sums_alone(given: Operands, out: Tensor, onto: bool) -> Tensor:
 
 
 def on_hopper(launch: HopperLaunch) -> Product:
-    from gradus.kernels.hopper_product import HopperProducts
+    from gradus.kernels.quantized.hopper_product import HopperProducts
 
     products = HopperProducts(torch.cuda.get_device_properties(0).multi_processor_count)
 
@@ -126,7 +126,8 @@ def contend(name: str, rows: int, parent: Connection) -> None:
 
 def compile_only(product: Product, given: Operands) -> None:
     """Compile without launching, since all contenders would launch at once."""
-    from gradus.kernels import compilers, eight_bits, hopper_product
+    from gradus.kernels.core import compilers
+    from gradus.kernels.quantized import eight_bits, hopper_product
 
     kernels = compilers.kernels_of([eight_bits.__name__, hopper_product.__name__])
     for kernel in kernels:

@@ -6,7 +6,7 @@
 
 Only useful bytes count: keys and values of real positions, each once. A time is one layer's, in a CUDA graph of enough
 layers to exceed the L2 cache several times, the median of several replays; pages lie in random order. `--sweep` also
-tries other launch shapes: the table in `gradus.kernels.attention_launch` was made from its results.
+tries other launch shapes: the table in `gradus.kernels.attention.launch` was made from its results.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from triton.runtime.errors import OutOfResources
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.bench.gpu import graph_microseconds
-from gradus.kernels.attention_launch import Launch, launches
-from gradus.kernels.attention_work import Work
-from gradus.kernels.new_token import Turning
-from gradus.kernels.paged_attention import paged_attention
-from gradus.kernels.split_attention import Partials
+from gradus.kernels.attention.launch import Launch, launches
+from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.splits import Partials
+from gradus.kernels.attention.work import Work
 from gradus.quantization.fp8 import E4M3
 from gradus.quantization.kv import SCALE
 

@@ -19,10 +19,10 @@ import torch
 from benchmarks.paged_attention import Shape, Step, operations
 from gradus.bench.fingerprint import commit, fingerprint
 from gradus.bench.gpu import graph_microseconds
-from gradus.kernels.attention_launch import HOPPER, fills_hopper, launches
-from gradus.kernels.hopper_attention import HopperPrompts
-from gradus.kernels.paged_attention import paged_attention
-from gradus.kernels.paged_attention_reference import paged_attention_reference
+from gradus.kernels.attention.hopper import HopperPrompts
+from gradus.kernels.attention.launch import HOPPER, fills_hopper, launches
+from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.reference import paged_attention_reference
 
 SHAPE = Shape("llama-3.1-8b", kv_heads=8, group=4, head_dim=128)
 SCALE = SHAPE.head_dim**-0.5

@@ -5,7 +5,7 @@
     PYTHONPATH=src:. python3 benchmarks/quantized_linear.py --show quantized_linear.json
 
 Without `--sweep` only the tiles that the engine chooses run. `--table` writes the device's file in
-`src/gradus/kernels/measured_tiles/`, by which the engine then chooses. Every launch is checked before it is timed:
+`src/gradus/kernels/quantized/measured/`, by which the engine then chooses. Every launch is checked before it is timed:
 against the torch reference, into memory full of NaN. Results are written as they come; what OUT has already, or
 `--before`, is not measured again; and after `--seconds` the rest is left for the next call.
 
@@ -37,11 +37,13 @@ from torch.nn import functional as F
 
 from gradus.bench.gpu import graph_microseconds
 from gradus.device.capability import capability
-from gradus.kernels.activation import gated_activation
-from gradus.kernels.compiling import compiled_together
-from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference, library_product
-from gradus.kernels.fuse_quantized import FUSED_ROWS
-from gradus.kernels.int4 import (
+from gradus.kernels.core.compiling import compiled_together
+from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.fuse.quantized import FUSED_ROWS
+from gradus.kernels.linear.dispatch import linear
+from gradus.kernels.linear.splits import counters_of
+from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference, library_product
+from gradus.kernels.quantized.int4 import (
     MAGIC,
     PLAIN,
     SUBNORMAL,
@@ -52,12 +54,10 @@ from gradus.kernels.int4 import (
     widened_product,
     widened_reference,
 )
-from gradus.kernels.linear import linear
-from gradus.kernels.overlap import early_launches
-from gradus.kernels.quantize import Rounded, quantize, quantize_reference
-from gradus.kernels.splits import counters_of
-from gradus.kernels.tile import TileLaunch
-from gradus.kernels.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
+from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_reference
+from gradus.kernels.quantized.tile import TileLaunch
+from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, Scheme, choose_tile, library_multiplies
+from gradus.kernels.rows.activation import gated_activation
 from gradus.quantization.fp8 import E4M3
 
 MATRICES = {
@@ -73,7 +73,7 @@ CACHE = 400 << 20  # bytes that a graph reads at least: several times an H200's 
 MOST_HEAD_ROWS = 256  # logits are of sampled rows only
 OURS, CUBLAS, LIBRARY = "bf16 ours", "bf16 cublas", "library"
 TOLERANCE = 8e-3  # of ‖out - reference‖ / ‖reference‖, with a result in 16 bits
-FILES = Path(__file__).parents[1] / "src/gradus/kernels/measured_tiles"
+FILES = Path(__file__).parents[1] / "src/gradus/kernels/quantized/measured"
 
 
 class Bench(NamedTuple):
@@ -531,7 +531,7 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return the text of a device's file in `measured_tiles/`, a line per matrix, for fully measured schemes only."""
+    """Return the text of a device's file in `measured/`, a line per matrix, for fully measured schemes only."""
     schemes: dict[str, list[str]] = {}
     shapes = {entry["matrix"]: (entry["n"], entry["k"]) for entry in found["products"].values()}
     for scheme in SCHEMES:
@@ -556,7 +556,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def file_of(device: str) -> Path:
-    """Return the path of the device's file, like measured_tiles/nvidia-h200.json."""
+    """Return the path of the device's file, like measured/nvidia-h200.json."""
     return FILES / f"{'-'.join(device.lower().split())}.json"
 
 
@@ -578,7 +578,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--bandwidth", type=float, default=4.57e12, help="bytes per second of a large read on this GPU")
     parser.add_argument("--operations", type=float, default=790e12, help="per second, in bfloat16; 8 bits count twice")
     parser.add_argument("--seconds", type=float, default=540, help="begin nothing more after this time")
-    parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured_tiles/")
+    parser.add_argument("--table", type=Path, help="measure nothing: write the device's file in measured/")
     parser.add_argument("--show", type=Path, help="measure nothing: print these results")
     return parser
 

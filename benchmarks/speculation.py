@@ -46,7 +46,7 @@ from gradus.bench.statistics import distribution, significant
 from gradus.config.options import HEADS, USUAL_DRAFTS
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError, GradusError
-from gradus.kernels.ngram_reference import look_up
+from gradus.kernels.step.ngram_reference import look_up
 from gradus.loading import load_model, open_checkpoint
 from gradus.models import Model
 from gradus.speculative.heads_drafter import draft_head

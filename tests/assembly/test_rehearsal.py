@@ -69,8 +69,8 @@ def compiled(monkeypatch) -> list[str]:
 
 @pytest.mark.gpu
 def test_a_launch_that_was_compiled_ahead_compiles_nothing(compiled):
-    from gradus.kernels.compiling import compiled_together
-    from gradus.kernels.norm import add_rms_norm
+    from gradus.kernels.core.compiling import compiled_together
+    from gradus.kernels.rows.norm import add_rms_norm
 
     x, weight = torch.randn(3, 208, device="cuda", dtype=torch.bfloat16), torch.ones(208, device="cuda").bfloat16()
     with compiled_together():

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import hopper_prompts, suits_hopper
 from gradus.device.capability import Capability
-from gradus.kernels.attention_launch import fills_hopper
+from gradus.kernels.attention.launch import fills_hopper
 from gradus.models.config import ModelConfig
 from gradus.models.shapes import SHAPES
 from tests.kernels.ahead_of_time import EVERY, H200
@@ -73,7 +73,7 @@ def test_another_gluon_is_no_failure(monkeypatch):
     whole = builtins.__import__
 
     def without(name: str, *args: object, **kwargs: object) -> object:
-        if name == "gradus.kernels.hopper_attention":
+        if name == "gradus.kernels.attention.hopper":
             raise ImportError("no gluon")
         return whole(name, *args, **kwargs)
 

@@ -27,9 +27,9 @@ from benchmarks.quantized_linear import (
     tiles,
     winner,
 )
-from gradus.kernels.int4 import SUBNORMAL
-from gradus.kernels.tile import TileLaunch
-from gradus.kernels.tile_tables import ROWS, SCHEMES, MeasuredTiles
+from gradus.kernels.quantized.int4 import SUBNORMAL
+from gradus.kernels.quantized.tile import TileLaunch
+from gradus.kernels.quantized.tile_tables import ROWS, SCHEMES, MeasuredTiles
 
 ROOT = Path(__file__).parents[2]
 REHEARSED = """

@@ -8,7 +8,7 @@ import torch
 from gradus.bench.roofline import Machine, SpanShape, step_cost, streamed_parameters
 from gradus.course import figures_speculation as drawn
 from gradus.course.figures_budget import TWO_CORES
-from gradus.kernels.noise import exponential
+from gradus.kernels.sampling.noise import exponential
 from gradus.models.shapes import SHAPES
 from phases.p08_speculation import payoff, rules
 from tests.course.conftest import ROOT

@@ -18,7 +18,7 @@ from gradus.execution.concessions import EACH, LADDER, LONG, Concession, concede
 from gradus.execution.memory import DeviceMemory
 from gradus.execution.memory_plan import MemoryPlan, memory_plan, sized, weight_bytes
 from gradus.execution.prompt_graphs import prompt_sizes
-from gradus.kernels import tile_tables
+from gradus.kernels.quantized import tile_tables
 from gradus.models.create import create_model
 from gradus.models.shapes import SHAPES
 from gradus.quantization.precision import resolve

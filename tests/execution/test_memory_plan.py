@@ -229,7 +229,7 @@ def test_a_step_on_paper():
 def test_what_quantized_products_hold_beside_their_results_is_part_of_a_step(monkeypatch):
     """4 bits are made wide, and 8 bits of activations, with a scale per token; of few rows sums are shared."""
     pytest.importorskip("triton", reason="Triton is for Linux alone")
-    from gradus.kernels.fuse_quantized import scratch_bytes
+    from gradus.kernels.fuse.quantized import scratch_bytes
 
     def scratch(quantize, rows, sampled, dtype=torch.bfloat16):
         config = SHAPES["llama-3.1-8b"]

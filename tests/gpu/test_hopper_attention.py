@@ -11,8 +11,8 @@ from gradus.attention.batch import Batch
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.capability import Capability, capability
-from gradus.kernels.attention_launch import HOPPER
-from gradus.kernels.attention_work import Work
+from gradus.kernels.attention.launch import HOPPER
+from gradus.kernels.attention.work import Work
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 
@@ -47,7 +47,7 @@ def step_of(spans: list[tuple[int, int]], heads: int = 8, group: int = 4) -> Ste
 
 
 def attended(step: Step, work: Work | None = None, q: Tensor | None = None) -> Tensor:
-    from gradus.kernels.hopper_attention import HopperPrompts
+    from gradus.kernels.attention.hopper import HopperPrompts
 
     q = step.q if q is None else q
     out = torch.full(q.shape, float("nan"), device="cuda", dtype=q.dtype)

@@ -7,12 +7,12 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.device.capability import capability
-from gradus.kernels import fuse_quantized
-from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product
-from gradus.kernels.hopper_launch import ALONE, DEPTH, ONTO, HopperLaunch
-from gradus.kernels.quantize import Rounded, quantize
-from gradus.kernels.tile import TileLaunch
-from gradus.kernels.view import view
+from gradus.kernels.core.view import view
+from gradus.kernels.fuse import quantized as fuse_quantized
+from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product
+from gradus.kernels.quantized.hopper_launch import ALONE, DEPTH, ONTO, HopperLaunch
+from gradus.kernels.quantized.quantize import Rounded, quantize
+from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models.layers import Place
 from gradus.quantization.int8 import Int8Linear
 
@@ -39,7 +39,7 @@ def operands(m: int, n: int, k: int) -> tuple[Rounded, EightBitWeights]:
 
 def multiplied(x: Rounded, weights: EightBitWeights, launch: HopperLaunch, stream: Tensor | None) -> Tensor:
     """Into memory that is wider and longer than the result: what is beside it must stay."""
-    from gradus.kernels.hopper_product import HopperProducts
+    from gradus.kernels.quantized.hopper_product import HopperProducts
 
     m, n = x.values.shape[0], weights.rows
     memory = torch.full((m + BEHIND, n + 64), 77.0, dtype=torch.bfloat16, device="cuda")

@@ -34,7 +34,7 @@ def assert_close(out: Tensor, reference: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 768), (3, 2048), (257, 4096), (5, 640), (2, 80), (4, 1)])
 def test_norms_with_a_residual(rows, width, dtype):
-    from gradus.kernels import norm
+    from gradus.kernels.rows import norm
 
     x, delta, weight, bias = (
         noise(rows, width, dtype=dtype),
@@ -64,7 +64,7 @@ def test_norms_with_a_residual(rows, width, dtype):
 )
 @pytest.mark.parametrize("tokens", [1, 37, 300])
 def test_rope_and_storing(heads, tokens, dtype):
-    from gradus.kernels.rope_store import rope_store, rope_store_reference
+    from gradus.kernels.rows.rope_store import rope_store, rope_store_reference
 
     q_heads, kv_heads, head_dim = heads
     qkv = noise(tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype)
@@ -90,7 +90,7 @@ def test_rope_and_storing(heads, tokens, dtype):
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 3072), (33, 8192), (7, 1000), (2, 3)])
 def test_activations(rows, width, name, dtype):
-    from gradus.kernels import activation
+    from gradus.kernels.rows import activation
 
     x = 4 * noise(rows, 2 * width, dtype=dtype)
     assert_close(activation.gated_activation(x, name), activation.gated_activation_reference(x, name))
@@ -101,7 +101,7 @@ def test_activations(rows, width, name, dtype):
 @pytest.mark.parametrize(("n", "k"), [(768, 3072), (3072, 2048), (1001, 1000), (5, 24)])
 @pytest.mark.parametrize(("rows", "tile"), [(1, (1, 512, 4)), (1, (4, 1024, 4)), (3, (2, 512, 2)), (4, (1, 512, 4))])
 def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
-    from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
+    from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv, gemv_reference
 
     x, stream = noise(rows, k, dtype=dtype), noise(rows, n, dtype=dtype)
     around = [
@@ -124,9 +124,9 @@ def test_gemv_with_everything_around_it(n, k, rows, tile, dtype):
     [(768, 3072, (16, 8, 14, 1)), (1001, 1000, (16, 4, 5, 2)), (5, 24, (16, 4, 1, 1)), (37, 1111, (32, 16, 2, 2))],
 )
 def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, launch, dtype):
-    from gradus.kernels.few_rows import few_rows
-    from gradus.kernels.few_rows_launch import FewRowsLaunch
-    from gradus.kernels.gemv import Norm, gemv_reference
+    from gradus.kernels.linear.few_rows import few_rows
+    from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
+    from gradus.kernels.linear.gemv import Norm, gemv_reference
 
     x, launch = noise(rows, k, dtype=dtype), FewRowsLaunch(*launch)
     gain = noise(k).to(dtype)
@@ -155,10 +155,10 @@ def test_few_rows_with_everything_around_them_are_each_as_if_alone(n, k, rows, l
 @pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 4864), (3072, 2048), (1001, 1000), (5, 24), (1, 8)])
 def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
     from gradus.device.capability import capability
-    from gradus.kernels.gemv import Norm, gemv_reference
-    from gradus.kernels.overlap import early_launches
-    from gradus.kernels.streamed_gemv import streamed_gemv
-    from gradus.kernels.streamed_launch import StreamedLaunch
+    from gradus.kernels.core.overlap import early_launches
+    from gradus.kernels.linear.gemv import Norm, gemv_reference
+    from gradus.kernels.linear.streamed_gemv import streamed_gemv
+    from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -188,10 +188,10 @@ def test_a_streamed_row_with_everything_around_it(n, k, launch, early, dtype):
 @pytest.mark.parametrize(("n", "k"), [(4864, 896), (896, 2048), (3072, 1536), (1001, 1000), (5, 24)])
 def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dtype):
     from gradus.device.capability import capability
-    from gradus.kernels.gemv import Norm, gemv_reference
-    from gradus.kernels.overlap import early_launches
-    from gradus.kernels.streamed_launch import StreamedLaunch
-    from gradus.kernels.streamed_rows import streamed_rows
+    from gradus.kernels.core.overlap import early_launches
+    from gradus.kernels.linear.gemv import Norm, gemv_reference
+    from gradus.kernels.linear.streamed_launch import StreamedLaunch
+    from gradus.kernels.linear.streamed_rows import streamed_rows
 
     if early and not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -228,10 +228,10 @@ def test_streamed_rows_with_everything_around_them(n, k, rows, launch, early, dt
 def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
     """In a CUDA graph, where each launch reads what the one before it wrote, and the weights of all are under way."""
     from gradus.device.capability import capability
-    from gradus.kernels.gemv import gemv_reference
-    from gradus.kernels.linear import fused_linear
-    from gradus.kernels.overlap import early_launches
-    from gradus.kernels.streamed_launch import StreamedLaunch
+    from gradus.kernels.core.overlap import early_launches
+    from gradus.kernels.linear.dispatch import fused_linear
+    from gradus.kernels.linear.gemv import gemv_reference
+    from gradus.kernels.linear.streamed_launch import StreamedLaunch
 
     if not capability(torch.device("cuda", 0)).starts_early:
         pytest.skip("launches of this GPU do not start early")
@@ -266,8 +266,8 @@ def test_streamed_rows_that_start_early_wait_for_each_other(rows, launch):
 )
 @pytest.mark.parametrize("tile", [(32, 64, 1, 3, 4), (64, 64, 5, 3, 4), (16, 128, 16, 2, 4)])
 def test_skinny_products(m, n, k, tile, dtype):
-    from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
-    from gradus.kernels.splits import counters_of
+    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+    from gradus.kernels.linear.splits import counters_of
 
     x, weight = noise(m, k, dtype=dtype), noise(n, k, dtype=dtype) / k**0.5
     bias, stream = noise(n).to(dtype), noise(m, n, dtype=dtype)
@@ -283,8 +283,8 @@ def test_skinny_products(m, n, k, tile, dtype):
 
 @pytest.mark.parametrize("rows", [1, 2, 16, 33, 64, 65])
 def test_linear_is_the_product_whatever_it_chooses(rows):
-    from gradus.kernels.linear import linear
-    from gradus.kernels.skinny import skinny_reference
+    from gradus.kernels.linear.dispatch import linear
+    from gradus.kernels.linear.skinny import skinny_reference
 
     for n, k in [(2048, 2048), (1536, 640), (768, 3072), (777, 1024)]:
         x, weight = noise(rows, k, dtype=torch.bfloat16), noise(n, k, dtype=torch.bfloat16) / k**0.5
@@ -298,7 +298,7 @@ def test_linear_is_the_product_whatever_it_chooses(rows):
 @pytest.mark.parametrize("vocab_size", [50257, 151936, 700, 3])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
-    from gradus.kernels.sampling import sample, sample_reference
+    from gradus.kernels.sampling.plain import sample, sample_reference
 
     logits = 4 * noise(rows, vocab_size + 13, dtype=dtype)[:, :vocab_size]  # rows of a padded matrix
     logits = logits if rows > 1 else logits.contiguous()
@@ -312,8 +312,8 @@ def test_samples_are_those_of_the_torch_sampler(rows, vocab_size, dtype):
 
 @pytest.mark.parametrize("rows", [1, 256])
 def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
-    from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
-    from gradus.kernels.sampling import sample, sample_reference
+    from gradus.kernels.sampling.plain import sample, sample_reference
+    from gradus.kernels.step.decode_inputs import newest, newest_reference, places, places_reference
 
     slots = torch.randperm(300, device="cuda")[:rows].to(torch.int32)
     lengths = torch.randint(0, 160, (rows,), dtype=torch.int32, device="cuda")
@@ -334,8 +334,8 @@ def test_a_step_of_decodes_starts_and_ends_in_the_tables_of_its_slots(rows):
 @pytest.mark.parametrize("count", [1, 256])
 def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
     from gradus.device.capability import capability
-    from gradus.kernels import draft_passes
-    from gradus.kernels.overlap import early_launches
+    from gradus.kernels.core.overlap import early_launches
+    from gradus.kernels.step import draft_passes
 
     known, history = torch.randint(1, 150, (301,)), torch.randint(0, 500, (301, 160), dtype=torch.int32)
     slots = torch.randint(0, 301, (count,), dtype=torch.int32)
@@ -359,8 +359,8 @@ def test_passes_of_a_draft_model_begin_as_they_do_in_torch(count):
 
 def test_noise_is_the_engines_bit_for_bit():
     """Flat logits: the winner of each row is the token with the least noise, so all of the noise decides."""
-    from gradus.kernels.noise import exponential
-    from gradus.kernels.sampling import sample
+    from gradus.kernels.sampling.noise import exponential
+    from gradus.kernels.sampling.plain import sample
 
     rows = 4096
     seeds, positions = torch.arange(rows, device="cuda") * 2**40 - 7, torch.arange(rows, device="cuda")
@@ -369,7 +369,7 @@ def test_noise_is_the_engines_bit_for_bit():
 
 
 def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
-    from gradus.kernels.sampling import sample
+    from gradus.kernels.sampling.plain import sample
 
     logits = noise(4, 60000)
     logits[1, 59999] = float("nan")
@@ -381,8 +381,8 @@ def test_a_row_that_is_not_finite_shows_and_leaves_its_neighbors_alone():
 
 
 def test_products_and_samples_replay_from_a_cuda_graph():
-    from gradus.kernels.sampling import sample
-    from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
+    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+    from gradus.kernels.sampling.plain import sample
 
     x, weight = noise(8, 512, dtype=torch.bfloat16), noise(3000, 512, dtype=torch.bfloat16)
     which = torch.arange(8, device="cuda")
@@ -404,13 +404,13 @@ def test_products_and_samples_replay_from_a_cuda_graph():
 
 def test_dependent_launches_give_bit_for_bit_what_waiting_ones_give():
     """A layer with every kernel in it, and each writes memory that the one before it has just read or written."""
-    from gradus.kernels.activation import gated_activation
-    from gradus.kernels.gemv import GemvLaunch, Norm, gemv
-    from gradus.kernels.norm import add_rms_norm
-    from gradus.kernels.overlap import early_launches
-    from gradus.kernels.rope_store import rope_store
-    from gradus.kernels.sampling import sample
-    from gradus.kernels.skinny import SkinnyLaunch, skinny
+    from gradus.kernels.core.overlap import early_launches
+    from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv
+    from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+    from gradus.kernels.rows.activation import gated_activation
+    from gradus.kernels.rows.norm import add_rms_norm
+    from gradus.kernels.rows.rope_store import rope_store
+    from gradus.kernels.sampling.plain import sample
 
     def matrix(n: int, k: int) -> Tensor:
         return noise(n, k, dtype=torch.bfloat16) / k**0.5

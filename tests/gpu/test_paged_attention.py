@@ -14,11 +14,11 @@ from gradus.config.options import EngineOptions
 from gradus.device.capability import capability
 from gradus.engine.engine import Engine
 from gradus.execution.runner import ModelRunner
-from gradus.kernels.attention_launch import launches
-from gradus.kernels.paged_attention import paged_attention
-from gradus.kernels.paged_attention_reference import paged_attention_reference
-from gradus.kernels.rope_store import rope_store, rope_store_reference
-from gradus.kernels.split_attention import Partials
+from gradus.kernels.attention.launch import launches
+from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.reference import paged_attention_reference
+from gradus.kernels.attention.splits import Partials
+from gradus.kernels.rows.rope_store import rope_store, rope_store_reference
 from gradus.quantization.fp8 import E4M3
 from gradus.sampling.sampler import Sampler
 from gradus.scheduling.scheduler import Scheduler

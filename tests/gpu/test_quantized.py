@@ -68,7 +68,7 @@ def assert_close(out: Tensor, reference: Tensor, times: float = 1.0, scheme: str
 @torch.inference_mode()
 def test_a_view_s_product_is_the_scheme_s(rows, scheme, dtype):
     """The sizes of odd matrices, and of ragged last tiles. Groups of 128 do not divide 576."""
-    from gradus.kernels.view import view
+    from gradus.kernels.core.view import view
 
     for n, k in [(257, 128), (1024, 1280), (1000, 4096), *([] if scheme == "int4-g128" else [(576, 576)])]:
         linear, x = made(scheme, (n, 33), k, dtype, bias=True), torch.randn(rows, k, device="cuda").to(dtype)
@@ -80,7 +80,7 @@ def test_a_view_s_product_is_the_scheme_s(rows, scheme, dtype):
 @pytest.mark.parametrize("rows", [1, 16, 64, 100])
 @torch.inference_mode()
 def test_norms_and_gates_around_a_product(rows, scheme):
-    from gradus.kernels.view import view
+    from gradus.kernels.core.view import view
     from gradus.models.layers import Activation, Gated
 
     linear, x = (
@@ -98,7 +98,7 @@ def test_norms_and_gates_around_a_product(rows, scheme):
 @pytest.mark.parametrize("rows", [67, 300])  # 300 wide ones in pieces
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype):
-    from gradus.kernels.quantize import quantize, quantize_reference
+    from gradus.kernels.quantized.quantize import quantize, quantize_reference
     from gradus.quantization.fp8 import E4M3
 
     x = torch.randn(rows, k, device="cuda") * torch.logspace(-6, 4, rows, device="cuda").unsqueeze(1)
@@ -117,7 +117,7 @@ def test_activations_are_rounded_to_the_very_values_of_the_scheme(k, rows, dtype
 @pytest.mark.parametrize("k", [1000, 14336])
 def test_what_a_gate_lets_through_is_rounded_as_it_would_be_alone(k, activation):
     """But for values next to a step, since silu's last bit may differ."""
-    from gradus.kernels.quantize import quantize_gated, quantize_gated_reference
+    from gradus.kernels.quantized.quantize import quantize_gated, quantize_gated_reference
     from gradus.quantization.fp8 import E4M3
 
     gate_up = torch.randn(70, 2 * k, device="cuda").bfloat16() * 3
@@ -132,8 +132,8 @@ def test_what_a_gate_lets_through_is_rounded_as_it_would_be_alone(k, activation)
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_weights_unpacked_in_registers_are_the_scheme_s_to_the_bit(group, dtype):
     """Rows of the identity bring single weights through the product; sums with zeros round nothing."""
-    from gradus.kernels.int4 import MAGIC, SUBNORMAL, Int4Weights, int4_product, widen
-    from gradus.kernels.tile import TileLaunch
+    from gradus.kernels.quantized.int4 import MAGIC, SUBNORMAL, Int4Weights, int4_product, widen
+    from gradus.kernels.quantized.tile import TileLaunch
 
     linear = made(f"int4-g{group}", (333,), 512, dtype)
     linear.pairs.copy_(torch.randn(*linear.pairs.shape, 2, device="cuda").to(dtype).view(torch.int32).squeeze(-1))
@@ -150,9 +150,9 @@ def test_weights_unpacked_in_registers_are_the_scheme_s_to_the_bit(group, dtype)
 
 @torch.inference_mode()
 def test_a_product_of_integers_is_exact_in_every_tile():
-    from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, library_product
-    from gradus.kernels.quantize import quantize
-    from gradus.kernels.tile import TileLaunch
+    from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
+    from gradus.kernels.quantized.quantize import quantize
+    from gradus.kernels.quantized.tile import TileLaunch
 
     linear, x = made("int8", (512,), 1024, torch.float32), torch.randn(40, 1024, device="cuda")
     expected, rounded = linear(x), quantize(x, torch.int8)
@@ -165,8 +165,8 @@ def test_a_product_of_integers_is_exact_in_every_tile():
 
 @torch.inference_mode()
 def test_products_replay_from_a_cuda_graph_and_start_early(scheme):
-    from gradus.kernels.overlap import early_launches
-    from gradus.kernels.view import view
+    from gradus.kernels.core.overlap import early_launches
+    from gradus.kernels.core.view import view
 
     first, second = made(scheme, (1024,), 2048, torch.bfloat16), made(scheme, (2048,), 1024, torch.bfloat16)
     norm, x = RMSNorm(2048, 1e-5, torch.bfloat16, "cuda"), torch.randn(3, 2048, device="cuda").bfloat16()

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradus.kernels.attention_launch import Launch
-from gradus.kernels.attention_work import Work
-from gradus.kernels.decode_inputs import places_reference
-from gradus.kernels.new_token import Turning
-from gradus.kernels.paged_attention import paged_attention
-from gradus.kernels.paged_attention_reference import paged_attention_reference
-from gradus.kernels.rope_store import rope_store_reference
-from gradus.kernels.split_attention import Partials
+from gradus.kernels.attention.launch import Launch
+from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.reference import paged_attention_reference
+from gradus.kernels.attention.splits import Partials
+from gradus.kernels.attention.work import Work
+from gradus.kernels.rows.rope_store import rope_store_reference
+from gradus.kernels.step.decode_inputs import places_reference
 from gradus.quantization.kv import to_e4m3
 
 

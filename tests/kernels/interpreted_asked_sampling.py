@@ -16,8 +16,8 @@ from triton.runtime import interpreter
 from gradus.engine.plan import Admission
 from gradus.engine.request import SamplingParams
 from gradus.errors import ConfigError
-from gradus.kernels import narrowing
-from gradus.kernels.seen_words import COUNT, ENTRY_SHIFT, FULL
+from gradus.kernels.sampling import narrowing
+from gradus.kernels.sampling.seen_words import COUNT, ENTRY_SHIFT, FULL
 from gradus.sampling.kernel_sampler import KernelSampler
 from tests.sampling.cases import EOS, NARROWINGS, Ask, asks, check, define, shaped
 

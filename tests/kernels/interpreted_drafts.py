@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gradus.kernels import draft_inputs
-from gradus.kernels.draft_inputs import (
+from gradus.kernels.step import draft_inputs
+from gradus.kernels.step.draft_inputs import (
     first_inputs,
     first_inputs_reference,
     next_inputs,
     next_inputs_reference,
 )
-from gradus.kernels.draft_passes import (
+from gradus.kernels.step.draft_passes import (
     Drafting,
     NextRows,
     first_rows,
@@ -19,10 +19,10 @@ from gradus.kernels.draft_passes import (
     next_rows,
     next_rows_reference,
 )
-from gradus.kernels.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
-from gradus.kernels.ngram import look_up_slots
-from gradus.kernels.ngram_reference import look_up
-from gradus.kernels.prompt_history import keep_prompts
+from gradus.kernels.step.draft_rows import draft_rows, draft_rows_reference, keep_standing, keep_standing_reference
+from gradus.kernels.step.ngram import look_up_slots
+from gradus.kernels.step.ngram_reference import look_up
+from gradus.kernels.step.prompt_history import keep_prompts
 from gradus.models import SHAPES, create_model, randomize
 from gradus.speculative.history import History
 from gradus.speculative.states import HiddenStates

@@ -11,18 +11,19 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from gradus.kernels import activation, few_rows, norm, streamed_gemv, streamed_rows
-from gradus.kernels import rope_store as rope_store_module
-from gradus.kernels.decode_inputs import newest, newest_reference, places, places_reference
-from gradus.kernels.e4m3 import largest_of, scales_of, to_e4m3
-from gradus.kernels.few_rows_launch import MOST_ROWS, FewRowsLaunch
-from gradus.kernels.gemv import GemvLaunch, Norm, gemv, gemv_reference
-from gradus.kernels.noise import exponential
-from gradus.kernels.rope_store import heads_together, rope_store, rope_store_reference
-from gradus.kernels.sampling import sample, sample_reference
-from gradus.kernels.skinny import SkinnyLaunch, skinny, skinny_reference
-from gradus.kernels.splits import counters_of
-from gradus.kernels.streamed_launch import StreamedLaunch
+from gradus.kernels.linear import few_rows, streamed_gemv, streamed_rows
+from gradus.kernels.linear.few_rows_launch import MOST_ROWS, FewRowsLaunch
+from gradus.kernels.linear.gemv import GemvLaunch, Norm, gemv, gemv_reference
+from gradus.kernels.linear.skinny import SkinnyLaunch, skinny, skinny_reference
+from gradus.kernels.linear.splits import counters_of
+from gradus.kernels.linear.streamed_launch import StreamedLaunch
+from gradus.kernels.rows import activation, norm
+from gradus.kernels.rows import rope_store as rope_store_module
+from gradus.kernels.rows.e4m3 import largest_of, scales_of, to_e4m3
+from gradus.kernels.rows.rope_store import heads_together, rope_store, rope_store_reference
+from gradus.kernels.sampling.noise import exponential
+from gradus.kernels.sampling.plain import sample, sample_reference
+from gradus.kernels.step.decode_inputs import newest, newest_reference, places, places_reference
 from gradus.quantization import kv
 from gradus.quantization.fp8 import E4M3
 from tests.kernels.interpreted_gluon import interpret

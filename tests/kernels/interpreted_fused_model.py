@@ -16,10 +16,11 @@ from gradus.device.capability import Capability
 from gradus.engine.engine import Engine
 from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.runner import ModelRunner
-from gradus.kernels import few_rows, linear, streamed_rows
-from gradus.kernels.fuse import fused
-from gradus.kernels.launch_tables import matching
-from gradus.kernels.view import Twin
+from gradus.kernels.core.view import Twin
+from gradus.kernels.fuse.model import fused
+from gradus.kernels.linear import dispatch as linear
+from gradus.kernels.linear import few_rows, streamed_rows
+from gradus.kernels.linear.launch_tables import matching
 from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Embedding
 from gradus.sampling.sampler import Sampler

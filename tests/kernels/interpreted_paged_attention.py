@@ -18,8 +18,8 @@ from gradus.cache import TableChange
 from gradus.engine.plan import Plan, Span
 from gradus.execution.runner import lay_out
 from gradus.execution.warm_up import padding_batch
-from gradus.kernels import paged_attention
-from gradus.kernels.attention_launch import Launch, launches
+from gradus.kernels.attention import paged as paged_attention
+from gradus.kernels.attention.launch import Launch, launches
 from gradus.models.shapes import SHAPES
 from tests.kernels.cases import Step
 

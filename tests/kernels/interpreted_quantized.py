@@ -7,13 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradus.kernels import int4
-from gradus.kernels.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference
-from gradus.kernels.gemv import Norm
-from gradus.kernels.int4 import Int4Weights, int4_product, int4_reference, widen, widened_product, widened_reference
-from gradus.kernels.quantize import quantize, quantize_gated, quantize_gated_reference, quantize_reference
-from gradus.kernels.splits import counters_of
-from gradus.kernels.tile import TileLaunch
+from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.splits import counters_of
+from gradus.kernels.quantized import int4
+from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, eight_bit_reference
+from gradus.kernels.quantized.int4 import (
+    Int4Weights,
+    int4_product,
+    int4_reference,
+    widen,
+    widened_product,
+    widened_reference,
+)
+from gradus.kernels.quantized.quantize import quantize, quantize_gated, quantize_gated_reference, quantize_reference
+from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models.layers import Place
 from gradus.quantization.fp8 import E4M3, Fp8BlockLinear, Fp8Linear
 from gradus.quantization.int4 import Int4Linear
@@ -140,8 +147,8 @@ def test_many_wide_rows_are_rounded_in_pieces_to_the_same_values(k, kind, monkey
     x[2, k // 2] = 1e4  # whichever piece has the largest
     whole = quantize(x, kind)
     for name, number in {"MANY": 3, "WIDE": 16, "PIECE": 64}.items():
-        monkeypatch.setattr(f"gradus.kernels.quantize.{name}", number)
-    monkeypatch.delattr("gradus.kernels.quantize.quantize_kernel")  # it is not what runs
+        monkeypatch.setattr(f"gradus.kernels.quantized.quantize.{name}", number)
+    monkeypatch.delattr("gradus.kernels.quantized.quantize.quantize_kernel")  # it is not what runs
     pieces = quantize(x, kind)
     assert torch.equal(pieces.scales, whole.scales)
     assert torch.equal(pieces.values.view(torch.int8), whole.values.view(torch.int8))

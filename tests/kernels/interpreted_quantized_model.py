@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gradus.attention.triton_paged import TritonPagedAttention
-from gradus.kernels.fuse import fused
-from gradus.kernels.fuse_quantized import FusedFp8, FusedFp8Block, FusedInt4, FusedInt8, FusedQuantized
-from gradus.kernels.view import view
+from gradus.kernels.core.view import view
+from gradus.kernels.fuse.model import fused
+from gradus.kernels.fuse.quantized import FusedFp8, FusedFp8Block, FusedInt4, FusedInt8, FusedQuantized
 from gradus.models import SHAPES, Model, create_model, randomize
 from gradus.models.layers import Activation, Gated, Linear, Place, RMSNorm
 from gradus.quantization.mix import Mix, factory

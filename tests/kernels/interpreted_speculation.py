@@ -22,9 +22,9 @@ from gradus.engine.request import ModelLimits, Request, SamplingParams
 from gradus.execution.draft_passes import DraftPasses
 from gradus.execution.draft_steps import DraftRunner, DraftStep
 from gradus.execution.runner import ModelRunner
-from gradus.kernels import overlap
-from gradus.kernels.fuse import fused
-from gradus.kernels.view import view
+from gradus.kernels.core import overlap
+from gradus.kernels.core.view import view
+from gradus.kernels.fuse.model import fused
 from gradus.models import Model, create_model, randomize
 from gradus.models.layers import Linear
 from gradus.quantization.int8 import Int8Linear

@@ -13,13 +13,13 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import triton
 from triton.compiler import ASTSource
 
-from gradus.kernels.activation import activation_kernel
-from gradus.kernels.compilers import Compilers, Task, is_cached
+from gradus.kernels.core.compilers import Compilers, Task, is_cached
+from gradus.kernels.rows.activation import activation_kernel
 from tests.kernels.ahead_of_time import H200, source_of, target_of
 from tests.kernels.test_every_gpu import hopper_prompts
 
 TARGET, OPTIONS = target_of(H200), {"num_warps": 4}
-MODULES = ["gradus.kernels.activation"]
+MODULES = ["gradus.kernels.rows.activation"]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_what_cannot_be_compiled_elsewhere_is_left_to_the_process_that_asks(modu
 KEYS = """
 import sys
 from importlib import import_module
-from gradus.kernels.compilers import kernels_of, settle_key
+from gradus.kernels.core.compilers import kernels_of, settle_key
 for module in sys.argv[1:]:
     import_module(module)
 for kernel in reversed(kernels_of(sys.argv[1:])):
@@ -85,7 +85,8 @@ print(*sorted(kernel.cache_key for kernel in kernels_of(sys.argv[1:])))
 
 def test_a_kernel_has_the_same_key_in_every_process():
     """Whatever it has seen before: here other modules first."""
-    modules = [f"gradus.kernels.{name}" for name in ("narrowing", "sampling", "asked_sampling", "paged_attention")]
+    rooms = ("sampling.narrowing", "sampling.plain", "sampling.full", "attention.paged")
+    modules = [f"gradus.kernels.{name}" for name in rooms]
     found = set()
     for order in (modules, modules[::-1]):
         command = [sys.executable, "-c", KEYS, *order]

@@ -18,43 +18,40 @@ import triton.language as tl
 
 from gradus.attention.triton_paged import TURNING_WIDTH
 from gradus.device.capability import OLDEST, Capability
-from gradus.kernels import (
-    asked_sampling,
-    attention_work,
-    hopper_attention,
-    hopper_launch,
-    hopper_product,
-    narrowing,
-    paged_attention,
-)
-from gradus.kernels.activation import BLOCK, activation_kernel
-from gradus.kernels.attention_launch import bytes_needed, fitted, launches
-from gradus.kernels.decode_inputs import newest_kernel, places_kernel
-from gradus.kernels.draft_inputs import first_inputs_kernel, next_inputs_kernel
-from gradus.kernels.draft_passes import first_rows_kernel, next_rows_kernel
-from gradus.kernels.draft_rows import draft_rows_kernel, keep_standing_kernel
-from gradus.kernels.eight_bits import eight_bit_kernel
-from gradus.kernels.few_rows import few_rows_kernel
-from gradus.kernels.few_rows_launch import MOST_ROWS
-from gradus.kernels.fuse_quantized import FUSED_ROWS
-from gradus.kernels.gemv import gemv_kernel
-from gradus.kernels.int4 import MAGIC, int4_kernel, widen_kernel
-from gradus.kernels.launch_tables import Measured, matching
-from gradus.kernels.narrowing import Statistics
-from gradus.kernels.new_token import MOST_NEW
-from gradus.kernels.ngram import look_up_kernel
-from gradus.kernels.norm import norm_kernel, warps_of
-from gradus.kernels.prompt_history import keep_prompts_kernel
-from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
-from gradus.kernels.rope_store import heads_together, rope_store_kernel
-from gradus.kernels.sampling import block_best_kernel, row_best_kernel
-from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
-from gradus.kernels.slot_settings import SlotSettings
-from gradus.kernels.streamed_gemv import streamed_gemv_kernel
-from gradus.kernels.streamed_launch import StreamedLaunch
-from gradus.kernels.streamed_rows import streamed_rows_kernel
-from gradus.kernels.tile import TOGETHER
-from gradus.kernels.tile_tables import SCHEMES, Scheme, unmeasured_tile
+from gradus.kernels.attention import hopper as hopper_attention
+from gradus.kernels.attention import paged as paged_attention
+from gradus.kernels.attention import work as attention_work
+from gradus.kernels.attention.launch import bytes_needed, fitted, launches
+from gradus.kernels.attention.new_token import MOST_NEW
+from gradus.kernels.fuse.quantized import FUSED_ROWS
+from gradus.kernels.linear.few_rows import few_rows_kernel
+from gradus.kernels.linear.few_rows_launch import MOST_ROWS
+from gradus.kernels.linear.gemv import gemv_kernel
+from gradus.kernels.linear.launch_tables import Measured, matching
+from gradus.kernels.linear.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
+from gradus.kernels.linear.streamed_launch import StreamedLaunch
+from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
+from gradus.kernels.quantized import hopper_launch, hopper_product
+from gradus.kernels.quantized.eight_bits import eight_bit_kernel
+from gradus.kernels.quantized.int4 import MAGIC, int4_kernel, widen_kernel
+from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
+from gradus.kernels.quantized.tile import TOGETHER
+from gradus.kernels.quantized.tile_tables import SCHEMES, Scheme, unmeasured_tile
+from gradus.kernels.rows.activation import BLOCK, activation_kernel
+from gradus.kernels.rows.norm import norm_kernel, warps_of
+from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
+from gradus.kernels.sampling import full as asked_sampling
+from gradus.kernels.sampling import narrowing
+from gradus.kernels.sampling.narrowing import Statistics
+from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
+from gradus.kernels.sampling.slot_settings import SlotSettings
+from gradus.kernels.step.decode_inputs import newest_kernel, places_kernel
+from gradus.kernels.step.draft_inputs import first_inputs_kernel, next_inputs_kernel
+from gradus.kernels.step.draft_passes import first_rows_kernel, next_rows_kernel
+from gradus.kernels.step.draft_rows import draft_rows_kernel, keep_standing_kernel
+from gradus.kernels.step.ngram import look_up_kernel
+from gradus.kernels.step.prompt_history import keep_prompts_kernel
 from tests.kernels.ahead_of_time import EVERY, H200, Resources, compile_for, instructions
 
 STREAMED = (StreamedLaunch(4, 1024, 1, 8, 200, 1), StreamedLaunch(8, 512, 2, 4, 100, 1))

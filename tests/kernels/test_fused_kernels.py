@@ -11,18 +11,18 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
-from gradus.kernels.activation import activation_kernel
-from gradus.kernels.decode_inputs import newest_kernel, places_kernel
-from gradus.kernels.few_rows import few_rows_kernel
-from gradus.kernels.gemv import gemv_kernel
-from gradus.kernels.launch_tables import matching
-from gradus.kernels.norm import norm_kernel, warps_of
-from gradus.kernels.rope_store import heads_together, rope_store_kernel
-from gradus.kernels.sampling import block_best_kernel, row_best_kernel
-from gradus.kernels.skinny import SkinnyLaunch, skinny_kernel
-from gradus.kernels.streamed_gemv import streamed_gemv_kernel
-from gradus.kernels.streamed_launch import WARP_COLUMNS, StreamedLaunch
-from gradus.kernels.streamed_rows import streamed_rows_kernel
+from gradus.kernels.linear.few_rows import few_rows_kernel
+from gradus.kernels.linear.gemv import gemv_kernel
+from gradus.kernels.linear.launch_tables import matching
+from gradus.kernels.linear.skinny import SkinnyLaunch, skinny_kernel
+from gradus.kernels.linear.streamed_gemv import streamed_gemv_kernel
+from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.linear.streamed_rows import streamed_rows_kernel
+from gradus.kernels.rows.activation import activation_kernel
+from gradus.kernels.rows.norm import norm_kernel, warps_of
+from gradus.kernels.rows.rope_store import heads_together, rope_store_kernel
+from gradus.kernels.sampling.plain import block_best_kernel, row_best_kernel
+from gradus.kernels.step.decode_inputs import newest_kernel, places_kernel
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 POINTER = "*bf16"

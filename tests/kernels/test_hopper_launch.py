@@ -8,11 +8,11 @@ import torch
 pytest.importorskip("triton", reason="Triton is for Linux alone")
 
 from gradus.device.capability import Capability
-from gradus.kernels import fuse_quantized
-from gradus.kernels.fuse_quantized import FusedInt8, hopper_products
-from gradus.kernels.hopper_launch import ALONE, ONTO, is_aligned, launch_for
-from gradus.kernels.quantize import Rounded
-from gradus.kernels.tile import TileLaunch
+from gradus.kernels.fuse import quantized as fuse_quantized
+from gradus.kernels.fuse.quantized import FusedInt8, hopper_products
+from gradus.kernels.quantized.hopper_launch import ALONE, ONTO, is_aligned, launch_for
+from gradus.kernels.quantized.quantize import Rounded
+from gradus.kernels.quantized.tile import TileLaunch
 from gradus.models.layers import Place
 from gradus.quantization.int8 import Int8Linear
 from tests.kernels.ahead_of_time import EVERY, H200
@@ -61,7 +61,7 @@ def test_another_gluon_is_no_failure(monkeypatch):
     whole = builtins.__import__
 
     def without(name: str, *args: object, **kwargs: object) -> object:
-        if name == "gradus.kernels.hopper_product":
+        if name == "gradus.kernels.quantized.hopper_product":
             raise ImportError("no gluon")
         return whole(name, *args, **kwargs)
 

@@ -14,13 +14,21 @@ import torch
 
 from benchmarks import fused_kernels
 from gradus.device.capability import Capability
-from gradus.kernels import linear
-from gradus.kernels.few_rows_launch import MOST_ROWS as FEW_ROWS
-from gradus.kernels.few_rows_launch import FewRowsLaunch
-from gradus.kernels.gemv import GemvLaunch
-from gradus.kernels.launch_tables import KINDS, Unmeasured, launch_of, matching, stored_form, stored_tables, table_of
-from gradus.kernels.skinny import MOST_ROWS, SkinnyLaunch
-from gradus.kernels.streamed_launch import MOST_OUTPUTS, StreamedLaunch
+from gradus.kernels.linear import dispatch as linear
+from gradus.kernels.linear.few_rows_launch import MOST_ROWS as FEW_ROWS
+from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
+from gradus.kernels.linear.gemv import GemvLaunch
+from gradus.kernels.linear.launch_tables import (
+    KINDS,
+    Unmeasured,
+    launch_of,
+    matching,
+    stored_form,
+    stored_tables,
+    table_of,
+)
+from gradus.kernels.linear.skinny import MOST_ROWS, SkinnyLaunch
+from gradus.kernels.linear.streamed_launch import MOST_OUTPUTS, StreamedLaunch
 
 ROOT = Path(__file__).parents[2]
 HOPPER = Capability(9, 0)
@@ -204,7 +212,9 @@ def test_the_h200s_file_is_what_the_benchmark_writes_of_its_results():
 
 
 def test_every_file_says_what_it_was_measured_with_and_goes_into_the_wheel():
-    patterns = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["gradus.kernels"]
+    patterns = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "gradus.kernels.linear"
+    ]
     paths = sorted(fused_kernels.MEASURED.iterdir())
     for path in paths:
         stored = json.loads(path.read_text())

@@ -13,8 +13,9 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 import triton
 
-from gradus.kernels import attention_work, paged_attention
-from gradus.kernels.attention_launch import Launch, launches
+from gradus.kernels.attention import paged as paged_attention
+from gradus.kernels.attention import work as attention_work
+from gradus.kernels.attention.launch import Launch, launches
 from tests.kernels.ahead_of_time import H200, compile_for
 
 HERE = Path(__file__).parent

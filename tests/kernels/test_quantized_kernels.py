@@ -13,11 +13,11 @@ pytest.importorskip("triton", reason="Triton is for Linux alone")
 import torch
 import triton.language as tl
 
-from gradus.kernels.eight_bits import eight_bit_kernel, most_registers
-from gradus.kernels.int4 import MAGIC, SUBNORMAL, int4_kernel, widen_kernel
-from gradus.kernels.norm import warps_of
-from gradus.kernels.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
-from gradus.kernels.tile import TOGETHER, TileLaunch
+from gradus.kernels.quantized.eight_bits import eight_bit_kernel, most_registers
+from gradus.kernels.quantized.int4 import MAGIC, SUBNORMAL, int4_kernel, widen_kernel
+from gradus.kernels.quantized.quantize import PIECE, quantize_in_pieces_kernel, quantize_kernel
+from gradus.kernels.quantized.tile import TOGETHER, TileLaunch
+from gradus.kernels.rows.norm import warps_of
 from tests.kernels.ahead_of_time import H200, Resources, compile_for
 
 

@@ -12,9 +12,9 @@ import torch
 
 from gradus.device.capability import Capability
 from gradus.execution.warm_up import steps
-from gradus.kernels import tile_tables
-from gradus.kernels.tile import TileLaunch
-from gradus.kernels.tile_tables import (
+from gradus.kernels.quantized import tile_tables
+from gradus.kernels.quantized.tile import TileLaunch
+from gradus.kernels.quantized.tile_tables import (
     FEWEST_TILES,
     PROGRAMS,
     SCHEMES,
@@ -125,8 +125,10 @@ def test_warm_up_meets_every_tile_that_a_prompt_can_take(scheme, tallest, hopper
 
 
 def test_files_go_into_the_wheel():
-    patterns = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["gradus.kernels"]
-    assert "measured_tiles/*.json" in patterns
+    patterns = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "gradus.kernels.quantized"
+    ]
+    assert "measured/*.json" in patterns
 
 
 def test_sums_are_shared_by_programs_that_have_a_share():

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from gradus.engine.plan import Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.kernels.noise import exponential
-from gradus.kernels.seen_words import COUNT
+from gradus.kernels.sampling.noise import exponential
+from gradus.kernels.sampling.seen_words import COUNT
 from gradus.sampling.sampler import Drawn, Rows, Sampler
 
 MASS = 1e-5  # how near to top-p a cumulative mass may be for either side to be right

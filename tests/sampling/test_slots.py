@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradus.engine.plan import Admission
 from gradus.engine.request import MAX_EOS_TOKENS, ModelLimits, Request, SamplingParams
 from gradus.errors import ConfigError
-from gradus.kernels.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
+from gradus.kernels.sampling.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
 from gradus.sampling import slots as slots_module
 from gradus.sampling.slots import SlotTable
 

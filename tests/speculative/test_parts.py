@@ -6,7 +6,7 @@ import torch
 
 from gradus.engine.plan import REJECTED, UNKNOWN, Admission
 from gradus.engine.request import ModelLimits, Request, SamplingParams
-from gradus.kernels.ngram_reference import look_up
+from gradus.kernels.step.ngram_reference import look_up
 from gradus.sampling.sampler import standing
 from gradus.speculative.history import History
 

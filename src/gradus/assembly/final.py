@@ -149,7 +149,7 @@ def draft_passes(
     """The same on a GPU's kernels."""
     from gradus.attention.graph_paged import GraphPagedAttention
     from gradus.execution.draft_passes import DraftPasses
-    from gradus.kernels.fuse import fused
+    from gradus.kernels.fuse.model import fused
 
     storage, count = attention.storage, config.max_sequences
     kind, pages = type(storage), storage.keys.shape[1] - 1
@@ -202,7 +202,7 @@ def kernel_runner(
     from gradus.execution.draft_graphs import DraftGraphs
     from gradus.execution.draft_steps import DraftRunner, DraftStep
     from gradus.execution.graphs import DecodeGraphs, GraphRunner
-    from gradus.kernels.fuse import fused
+    from gradus.kernels.fuse.model import fused
     from gradus.sampling.kernel_sampler import KernelSampler
 
     count = config.max_sequences

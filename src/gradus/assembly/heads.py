@@ -79,7 +79,7 @@ def heads_on_kernels(
     trained: HeadsConfig, config: EngineConfig, model: Model, states: HiddenStates, sampler: "KernelSampler"
 ) -> "KernelHeadsDrafter":
     """The same on a GPU's kernels. model: as it was loaded."""
-    from gradus.kernels.view import view  # here: Triton is not everywhere
+    from gradus.kernels.core.view import view  # here: Triton is not everywhere
     from gradus.speculative.kernel_heads_drafter import KernelHeadsDrafter
 
     module = HeadsModule(trained, config, model)

@@ -12,7 +12,7 @@ from gradus.execution.graphs import DecodeGraphs
 from gradus.execution.prompt_graphs import PromptGraphs
 from gradus.execution.runner import RunModel
 from gradus.execution.warm_up import warm_up
-from gradus.kernels.compiling import compiled_together
+from gradus.kernels.core.compiling import compiled_together
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler
 

@@ -16,9 +16,9 @@ from gradus.attention.batch import Batch
 from gradus.attention.storage import PagedStorage
 from gradus.attention.triton_paged import TritonPagedAttention
 from gradus.device.transfer import upload_parts
-from gradus.kernels.decode_inputs import places
-from gradus.kernels.draft_rows import DraftRows
-from gradus.kernels.new_token import MOST_NEW
+from gradus.kernels.attention.new_token import MOST_NEW
+from gradus.kernels.step.decode_inputs import places
+from gradus.kernels.step.draft_rows import DraftRows
 from gradus.models.config import ModelConfig
 
 MOST_PADDED = 8192

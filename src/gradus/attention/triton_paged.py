@@ -17,7 +17,7 @@ from gradus.attention.paged import PagedAttention
 from gradus.attention.storage import PagedStorage
 from gradus.device.capability import Capability, capability
 from gradus.device.transfer import upload_parts
-from gradus.kernels.attention_launch import (
+from gradus.kernels.attention.launch import (
     HOPPER,
     HOPPER_HEAD_DIM,
     HOPPER_PAGE,
@@ -25,15 +25,15 @@ from gradus.kernels.attention_launch import (
     fills_hopper,
     launches,
 )
-from gradus.kernels.attention_work import Work
-from gradus.kernels.hopper_launch import in_gluon
-from gradus.kernels.new_token import Turning
-from gradus.kernels.paged_attention import paged_attention
-from gradus.kernels.split_attention import Partials
+from gradus.kernels.attention.new_token import Turning
+from gradus.kernels.attention.paged import paged_attention
+from gradus.kernels.attention.splits import Partials
+from gradus.kernels.attention.work import Work
+from gradus.kernels.quantized.hopper_launch import in_gluon
 from gradus.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from gradus.kernels.hopper_attention import HopperPrompts
+    from gradus.kernels.attention.hopper import HopperPrompts
 
 # Up to this width of heads, attention itself rotates and stores the heads of decodes: one launch fewer per layer. Wider
 # heads would take too many registers: fewer programs would run at once, which costs more (both measured on an H200).
@@ -43,7 +43,7 @@ TURNING_WIDTH = 64
 class TritonPagedAttention(PagedAttention):
     """slots: sequences that run at once. The storage is on a CUDA GPU, or on a CPU for Triton's interpreter."""
 
-    turns: bool  # whether attention itself rotates and stores heads in this step (`gradus.kernels.new_token`)
+    turns: bool  # whether attention itself rotates and stores heads (`gradus.kernels.attention.new_token`)
 
     def __init__(self, config: ModelConfig, storage: PagedStorage, slots: int) -> None:
         super().__init__(config, storage, slots)
@@ -117,7 +117,7 @@ class TritonPagedAttention(PagedAttention):
     # -- in each layer -----------------------------------------------------------------------------------------------
 
     def destination(self, layer: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse`."""
+        """The storage where a kernel may put this step's keys and values itself: see `gradus.kernels.fuse.model`."""
         group, index = self.storage.place(layer)
         return *self._pages[index], self.new_rows[group], self.storage.scales(layer)
 
@@ -171,7 +171,7 @@ def hopper_prompts(pages: Sequence[tuple[Tensor, Tensor]], processors: int) -> "
     """Make the kernel for these layers' pages; None if Triton lacks the Gluon that it is written in."""
 
     def load() -> "type[HopperPrompts]":
-        from gradus.kernels.hopper_attention import HopperPrompts
+        from gradus.kernels.attention.hopper import HopperPrompts
 
         return HopperPrompts
 

@@ -39,7 +39,7 @@ GOAL, STEP = 12, 16  # programs that the GPU has room for, and keys per step of 
 
 
 def splits() -> dict[str, list[int]]:
-    """Divide like `gradus.kernels.attention_work`: the same share for every program, in whole steps of the loop."""
+    """Divide like `gradus.kernels.attention.work`: the same share for every program, in whole steps of the loop."""
     share = ceil(sum(KEYS.values()) / GOAL)
     chunk = ceil(share / STEP) * STEP
     work = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from gradus.attention.paged import PagedAttention
 from gradus.engine.plan import Decodes, Plan, Span
 from gradus.execution.runner import ModelRunner
-from gradus.kernels.ngram_reference import NO_DRAFT
+from gradus.kernels.step.ngram_reference import NO_DRAFT
 from gradus.speculative.history import History
 
 CHUNK = 256

@@ -23,9 +23,9 @@ from gradus.device.transfer import Arrival, current, to_host, upload_parts
 from gradus.engine.plan import Column, Decodes, Plan, Sampled
 from gradus.execution.runner import RunModel, kernel_logits, lay_out, sampled_rows
 from gradus.execution.step import packed
-from gradus.kernels.draft_rows import DraftRows, draft_rows, keep_standing
-from gradus.kernels.overlap import early_launches
-from gradus.kernels.prompt_history import keep_prompts
+from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.step.draft_rows import DraftRows, draft_rows, keep_standing
+from gradus.kernels.step.prompt_history import keep_prompts
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
 from gradus.sampling.sampler import DrawnLogprobs

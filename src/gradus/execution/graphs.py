@@ -28,8 +28,8 @@ from gradus.engine.plan import Decodes, Plan
 from gradus.execution.capturing import Captured, Inputs, Numbers, Recorder, Report, ways
 from gradus.execution.runner import LatestTokens, ModelRunner, kernel_logits
 from gradus.execution.step import StepResult
-from gradus.kernels.decode_inputs import newest
-from gradus.kernels.overlap import early_launches
+from gradus.kernels.core.overlap import early_launches
+from gradus.kernels.step.decode_inputs import newest
 from gradus.models import Model
 from gradus.sampling.kernel_sampler import KernelSampler, SlotDraw
 

@@ -427,7 +427,7 @@ class _At:
 
     def scratch(self, rows: int, sampled: int) -> int:
         """What products with quantized matrices hold beside their results, on kernels."""
-        from gradus.kernels.fuse_quantized import scratch_bytes  # here, since it needs Triton
+        from gradus.kernels.fuse.quantized import scratch_bytes  # here, since it needs Triton
 
         return scratch_bytes(self.model, rows, sampled, self.dtype, self.device)
 

@@ -3,7 +3,7 @@
 Triton compiles a kernel when it first meets a shape of launch, and cuBLAS loads its own: together many seconds, which
 the first requests would wait for. Which launches there are depends on how many tokens a span has, and how many spans
 there are, both by powers of two; so a few steps meet them all. They are gone through twice: first only to compile, all
-kernels side by side (`gradus.kernels.compiling`), then for real.
+kernels side by side (`gradus.kernels.core.compiling`), then for real.
 """
 
 from collections.abc import Iterator

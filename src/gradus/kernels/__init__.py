@@ -1,29 +1,16 @@
 """Kernels in Triton: one file per operation, each with its idea, its shapes, the bytes it moves, and a torch reference.
 
-They are imported only by the parts that launch them: without a GPU, Triton need not be installed. Read in this order:
+Only the parts that launch them import them: without a GPU, Triton need not be installed. Read the rooms in this order:
 
-    norm.py, activation.py                one pass over rows
-    overlap.py                            launches that start while the ones before them drain
-    gemv.py, splits.py, skinny.py         products of few rows;  few_rows_launch.py, few_rows.py: of 2 to 16, in Gluon
-    streamed_launch.py, streamed_gemv.py  one row, all of whose weights are on their way before it is there, in Gluon
-    streamed_rows.py                      2 to 16 rows on such a stream
-    linear.py                             which one, by launch_tables.py (measured/)
-    tile.py, int4.py, quantize.py, eight_bits.py   products of quantized matrices, whose tiles tile_tables.py chooses
-    hopper_launch.py, hopper_product.py   the same for prompts in int8 on Hopper, in Gluon
-    rope_store.py, new_token.py           rotation, and the new keys and values on their pages;  e4m3.py: in 8 bits
-    online_softmax.py, paged_attention.py, paged_attention_reference.py
-    hopper_attention.py                   the same for long prompts on Hopper, in Gluon
-    attention_work.py, split_attention.py, attention_launch.py   how a step's attention is divided
-    noise.py, exponential_noise.py, sampling.py    the draw;  decode_inputs.py: how a step of decodes begins
-    draft_rows.py                         how a step that verifies drafts begins and ends
-    prompt_history.py                     what a step with prompts leaves for drafts
-    ngram.py, ngram_reference.py, draft_inputs.py   how drafts begin: those from the text, and those of heads
-    draft_passes.py                       how each pass of a draft model begins
-    seen_words.py, slot_settings.py, narrowing.py, likeliest.py, asked_sampling.py   the draw of rows that ask for more
-    view.py, fuse.py, fuse_quantized.py   the kernels under a model
-    compiling.py, compilers.py            all compiled side by side
-
-    cpu/                                  a processor's kernels, in numba
+    rows/       one pass over rows: norms, activations, rotation
+    core/       launches that overlap, compilation, modules with other forward passes
+    linear/     products of 16-bit matrices with few rows
+    quantized/  products of quantized matrices
+    attention/  paged attention and how its work is divided
+    sampling/   logits to tokens
+    step/       how a step begins and ends on the device; drafts
+    fuse/       the kernels under a model
+    cpu/        a processor's kernels, in numba
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Logits to token ids. The noise, a function of seed and position, is `gradus.kernels.noise`.
+"""Logits to token ids. The noise, a function of seed and position, is `gradus.kernels.sampling.noise`.
 
 Read in this order:
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from gradus.device.transfer import upload_parts
 from gradus.engine.plan import Column
-from gradus.kernels.asked_sampling import sample_asked
-from gradus.kernels.sampling import sample
-from gradus.kernels.slot_settings import SlotSettings
+from gradus.kernels.sampling.full import sample_asked
+from gradus.kernels.sampling.plain import sample
+from gradus.kernels.sampling.slot_settings import SlotSettings
 from gradus.sampling.sampler import Drawn, DrawnLogprobs, Rows, Sampler
 
 

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from gradus.device.transfer import to_host, upload, upload_parts
 from gradus.engine.plan import REJECTED, Admission, Column
-from gradus.kernels.noise import exponential
-from gradus.kernels.seen_words import COUNT, IN_PROMPT
+from gradus.kernels.sampling.noise import exponential
+from gradus.kernels.sampling.seen_words import COUNT, IN_PROMPT
 from gradus.sampling.slots import SlotTable
 
 Mask = NDArray[np.bool_]

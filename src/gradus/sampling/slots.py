@@ -18,7 +18,7 @@ from torch import Tensor
 from gradus.device.transfer import upload, upload_parts
 from gradus.engine.plan import Admission, Column
 from gradus.engine.request import MAX_EOS_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKENS
-from gradus.kernels.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
+from gradus.kernels.sampling.seen_words import COUNT, ENTRY, ENTRY_SHIFT, FULL, IN_PROMPT
 
 MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_STOP_TOKENS + MAX_EOS_TOKENS
 assert MAX_ENTRIES <= ENTRY, "the number of an entry has no room in a word"

@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from gradus.engine.plan import Decodes
-from gradus.kernels.ngram_reference import NO_DRAFT as NO_DRAFT
+from gradus.kernels.step.ngram_reference import NO_DRAFT as NO_DRAFT
 from gradus.speculative.history import History
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradus.engine.plan import Decodes
-from gradus.kernels.draft_inputs import first_inputs, next_inputs
+from gradus.kernels.step.draft_inputs import first_inputs, next_inputs
 from gradus.models.layers import EmbeddingTables
 from gradus.sampling.kernel_sampler import KernelSampler
 from gradus.speculative.heads import DraftHeads

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from gradus.engine.plan import Decodes
-from gradus.kernels.ngram_reference import look_up
+from gradus.kernels.step.ngram_reference import look_up
 from gradus.speculative.history import History
 
 LookUp = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -27,7 +27,7 @@ class NgramDrafter:
     def __init__(self, kernel: bool = False) -> None:
         self._look_up: LookUp | None = None
         if kernel:
-            from gradus.kernels.ngram import look_up_slots  # here: Triton is not everywhere
+            from gradus.kernels.step.ngram import look_up_slots  # here: Triton is not everywhere
 
             self._look_up = look_up_slots
 

@@ -1,0 +1,110 @@
+"""The loop of paged attention: over keys and values in pages, once, with a softmax that is finished as it goes.
+
+A tile of queries keeps for each row the greatest score so far, the sum of exponentials and the weighted sum of values;
+a greater score rescales both sums (Milakov & Gimelshein 2018; FlashAttention: Dao et al. 2022). So no score is ever
+written to memory, and any keys can be taken in at any time: `sweep` takes what lies in pages.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+
+from gradus.kernels.rows.e4m3 import widened
+
+LOG2_E = constexpr(1.4426950408889634)  # exp(x) = exp2(x log2 e), and exp2 is what the hardware has
+
+
+@triton.jit
+def capped(score: tensor, softcap: float) -> tensor:
+    """softcap · tanh(score / softcap): tanh(x) = 2 sigmoid(2 x) - 1 cannot overflow."""
+    return softcap * (2 * tl.sigmoid(2 * score / softcap) - 1)
+
+
+@triton.jit
+def sweep(
+    seen: tensor, total: tensor, peak: tensor, queries: tensor, keys: tensor, values: tensor, key_scales: tensor,
+    value_scales: tensor, table: tensor,
+    low: int, stop: int, high: int, position: tensor, scale: float, softcap: float,
+    MASKED: constexpr, HEADS: constexpr, HEAD_DIM: constexpr, PAGE: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+    KEYS: constexpr, WIDTH: constexpr, AHEAD: constexpr, FAR: constexpr, PACKED: constexpr,
+) -> tensor:  # fmt: skip
+    """Take the keys low … stop - 1 in, KEYS at a time. MASKED: some row may not see all of them.
+
+    AHEAD: a step has its page numbers from the step before. Otherwise they are one more load that must arrive before
+    keys can be asked for, which the compiler's pipeline hides behind more steps, so in more shared memory.
+    key_scales, value_scales: of keys and values that are e4m3, at this head's; None of those in the queries' type. What
+    is e4m3 is read two to a word, so there are two products, of even places and of odd ones. PACKED: see `widened`.
+    FAR: values may lie more than 2³¹ others away, which takes offsets of 64 bits, and registers.
+    """
+    EACH: constexpr = 1 if key_scales is None else 2  # numbers to what is loaded
+    if EACH == 2:
+        seen, odd_seen = tl.split(tl.reshape(seen, [seen.shape[0], WIDTH // 2, 2]))
+        queries, odd_queries = tl.split(tl.reshape(queries, [queries.shape[0], WIDTH // 2, 2]))
+        keys = keys.to(tl.pointer_type(tl.int16), bitcast=True)
+        values = values.to(tl.pointer_type(tl.int16), bitcast=True)
+    d = tl.arange(0, WIDTH // EACH)
+    inside = (d < HEAD_DIM // EACH)[None, :]
+    if AHEAD:
+        next_pages = pages_of(table, low + tl.arange(0, KEYS), high, PAGE)
+    for start in tl.range(low, stop, KEYS):
+        key = start + tl.arange(0, KEYS)
+        if AHEAD:
+            page = next_pages
+            next_pages = pages_of(table, key + KEYS, high, PAGE)
+        else:
+            page = pages_of(table, key, high, PAGE)
+        page = page.to(tl.int64) if FAR else page.to(tl.int32)
+        at = (page * PAGE + key % PAGE)[:, None] * (HEADS * HEAD_DIM // EACH) + d[None, :]
+        k = tl.load(keys + at) if WIDTH == HEAD_DIM else tl.load(keys + at, mask=inside, other=0)
+        if EACH == 2:
+            k, odd_k = widened(k, queries.dtype, PACKED)
+            score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
+            score = tl.dot(odd_queries, tl.trans(odd_k), score, input_precision="tf32x3")
+            scales_at = page * (HEADS * PAGE) + key % PAGE  # powers of two: here as exact as on the keys, and fewer
+            score *= tl.load(key_scales + scales_at)[None, :]
+        else:
+            score = tl.dot(queries, tl.trans(k), input_precision="tf32x3")
+        weight, shrink, peak = weights(
+            score, peak, key, high, position, scale, softcap, MASKED, WINDOW, SOFTCAP
+        )  # fmt: skip
+        total = total * shrink + tl.sum(weight, 1)
+        if MASKED:  # what lies behind the last key may be anything, and 0 · NaN is NaN
+            v = tl.load(values + at, mask=(key < high)[:, None] & inside, other=0)
+        else:
+            v = tl.load(values + at) if WIDTH == HEAD_DIM else tl.load(values + at, mask=inside, other=0)
+        if EACH == 2:
+            weight *= tl.load(value_scales + scales_at, mask=key < high, other=0.0)[None, :]
+            # float16's exponents are too few for a weight times a scale
+            v, odd_v = widened(v, tl.bfloat16 if queries.dtype == tl.float16 else queries.dtype, PACKED)
+            odd_seen = tl.dot(weight.to(v.dtype), odd_v, odd_seen * shrink[:, None], input_precision="tf32x3")
+        seen = tl.dot(weight.to(v.dtype), v, seen * shrink[:, None], input_precision="tf32x3")
+    if EACH == 2:
+        seen = tl.interleave(seen, odd_seen)
+    return seen, total, peak
+
+
+@triton.jit
+def weights(
+    score: tensor, peak: tensor, key: tensor, high: int, position: tensor, scale: float, softcap: float,
+    MASKED: constexpr, WINDOW: constexpr, SOFTCAP: constexpr,
+) -> tuple[tensor, tensor, tensor]:  # fmt: skip
+    """Of keys with these scores, before they are scaled: their weights, by what earlier ones shrink, the new peak."""
+    factor = scale * LOG2_E  # one multiplication for both, and where nothing is capped, in the exponent's addition
+    if SOFTCAP:
+        score = capped(score * scale, softcap)
+        factor = LOG2_E
+    if MASKED:
+        visible = (key < high)[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+        score = tl.where(visible, score, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(score, 1) * factor)
+    # a row that has seen nothing yet has no greatest score, and -inf - -inf is NaN
+    base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
+    return tl.exp2(score * factor - base[:, None]), tl.exp2(peak - base), new_peak
+
+
+@triton.jit
+def pages_of(table: tensor, key: tensor, high: int, PAGE: constexpr) -> tensor:
+    """The page of each key, 0 behind the last one."""
+    return tl.load(table + key // PAGE, mask=key < high, other=0)

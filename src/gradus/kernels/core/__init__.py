@@ -1,0 +1,7 @@
+"""What every Triton kernel here is built on: overlapping launches, compilation, and modules with other forward passes.
+
+overlap.py      launches that start while the ones before them drain (programmatic dependent launch)
+compilers.py    which kernels a start compiles, and which of them are cached
+compiling.py    compile them all in parallel before a model is rehearsed
+view.py         a model's modules under other classes, on the same weights
+"""

@@ -1,0 +1,82 @@
+"""A view of a model: the same tree of parts with the same tensors, in which parts are exchanged for kernel twins.
+
+A twin computes what its part computes, with kernels. `fuse.py` has the twins of the plain parts; a quantized matrix has
+its own beside its kernels. A view costs no memory, and the model that it views stays what it was, so phases and engines
+can share one loaded model.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+
+from gradus.kernels.linear.splits import Counters
+
+log = logging.getLogger(__name__)
+
+
+class Twin(nn.Module):
+    """Has all that its part has, the very same tensors. Subclass it together with the part's class.
+
+    counters: of its view, for kernels whose programs share a sum.
+    """
+
+    counters: Counters | None = None
+
+    def __init__(self, part: nn.Module) -> None:
+        _take_over(self, part)
+
+
+Make = TypeVar("Make", bound=Callable[..., nn.Module | None])  # a twin's class, or a function that chooses one or none
+_TWINS: dict[type[nn.Module], Callable[..., nn.Module | None]] = {}
+COMPUTES = ("forward", "after", "onto")  # the methods that a twin replaces: see `Linear` and `RMSNorm`
+
+
+def twin_of(*kinds: type[nn.Module]) -> Callable[[Make], Make]:
+    """Register what makes the twin of these classes, and of their subclasses that compute the same way."""
+
+    def name(make: Make) -> Make:
+        _TWINS.update(dict.fromkeys(kinds, make))
+        return make
+
+    return name
+
+
+def view(part: nn.Module, counters: Counters | None = None) -> nn.Module:
+    """The part's twin, or where it has none the part as it is; and so on downwards.
+
+    counters: of the view that it is part of; None begins a view with counters of its own. What runs on two streams at
+    once takes two views.
+    """
+    counters = counters or Counters()
+    make = _twin_maker(type(part))
+    seen = make(part) if make else None
+    if seen is None:
+        seen = _take_over(object.__new__(type(part)), part)
+    if isinstance(seen, Twin):
+        seen.counters = counters
+    parts = {name: child if child is None else view(child, counters) for name, child in part._modules.items()}
+    vars(seen).update(_modules=parts, **parts)  # parts are also where Python looks first: see `shorten_lookups`
+    return seen
+
+
+def is_known(part: nn.Module | None) -> bool:
+    """Whether a kernel may compute this part from its tensors: it is a twin, or has one. None is known too."""
+    return part is None or isinstance(part, Twin) or _twin_maker(type(part)) is not None
+
+
+def _twin_maker(kind: type[nn.Module]) -> Callable[..., nn.Module | None] | None:
+    named = next((base for base in kind.__mro__ if base in _TWINS), None)
+    if named is None:
+        return None
+    if any(getattr(kind, name, None) is not getattr(named, name, None) for name in COMPUTES):
+        log.debug("%s names no kernel twin: it stays as it is in the view", kind.__name__)
+        return None
+    return _TWINS[named]
+
+
+def _take_over(seen: nn.Module, part: nn.Module) -> nn.Module:
+    """`seen` gets the state of `part`: its tensors, in dictionaries of its own."""
+    vars(seen).update(vars(part), _parameters=dict(part._parameters), _buffers=dict(part._buffers))
+    return seen

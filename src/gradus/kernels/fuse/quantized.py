@@ -1,0 +1,254 @@
+"""Quantized matrices in a fused model: the twin of each scheme, with the norm before it and what follows it inside.
+
+What a scheme's reference does in many operations is here one launch for 4 bits, and two for 8: the activations are
+rounded in one, together with the norm, and multiplied in the other. For few rows the activation behind it, gated or
+not, is part of the product. For many it is a launch of its own, since a gate's two sums take the registers of a tile
+twice as large; but where the next product rounds what the gate lets through to 8 bits, that launch does both
+(`hand_gates_over`). A sum with the residual stream is part of every product but the library's.
+
+Matrices side by side that are kept in different ways (`SideBySide`) have no twin: each part has its own.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradus.device.capability import capability
+from gradus.kernels.core.overlap import early_launches, starts_early
+from gradus.kernels.core.view import Twin, is_known, twin_of, view
+from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.quantized.eight_bits import EightBitWeights, eight_bit_product, library_product
+from gradus.kernels.quantized.hopper_launch import in_gluon, is_aligned, launch_for
+from gradus.kernels.quantized.int4 import Int4Weights, int4_product, piece_rows, widened_product
+from gradus.kernels.quantized.quantize import Rounded, quantize, quantize_gated
+from gradus.kernels.quantized.tile import TileLaunch, result
+from gradus.kernels.quantized.tile_tables import Scheme, choose_tile
+from gradus.kernels.rows.activation import activation as activate_rows
+from gradus.kernels.rows.activation import gated_activation
+from gradus.models.layers import Activation, Gated, Model, RMSNorm
+from gradus.models.parts import Undescribed, parts_of
+from gradus.quantization.fp8 import BLOCK, E4M3, Fp8BlockLinear, Fp8Linear
+from gradus.quantization.int4 import Int4Linear
+from gradus.quantization.int8 import Int8Linear
+from gradus.quantization.linear import QuantizedLinear
+
+if TYPE_CHECKING:
+    from gradus.kernels.quantized.hopper_product import HopperProducts
+
+FUSED_ROWS = 64  # up to here an activation is part of the product before it
+
+
+class FusedQuantized(Twin, QuantizedLinear):
+    """Subclass: `scheme`, `product`, `after_norm`."""
+
+    scheme: ClassVar[Scheme]
+    hands_over = False
+    """Whether gates of many rows are left to the next product: what it is given is then [m, 2 F]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x.shape[0], x, None)
+
+    def after(self, norm: RMSNorm | nn.LayerNorm, x: Tensor, then: Activation | None = None) -> Tensor:
+        if not (is_known(norm) and is_known(then)):
+            return super().after(norm, x, then)
+        if then is None:
+            return self.run(x.shape[0], x, norm)
+        if x.shape[0] > FUSED_ROWS or x.element_size() > 2:  # nor do two sums fit registers in float32
+            out = self.run(x.shape[0], x, norm)
+            return out if self.hands_over else then.forward(out)
+        return self.run(x.shape[0], x, norm, activation=then.name, gated=isinstance(then, Gated))
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        return self.run(x.shape[0], x, None, residual=stream)
+
+    def run(self, m: int, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, **around: Any) -> Tensor:
+        """norm(x) times the matrix, with what is around it. x: [m, K]. Logits are padded, and never start early."""
+        head, gated = self.place.role == "head", around.get("gated", False)
+        if head and starts_early():
+            with early_launches(False):
+                return self.run(m, x, norm, **around)
+        n = sum(self.out_features)
+        if not m:
+            return result(x, m, n // 2 if gated else n, x.dtype, padded=head)
+        launch = choose_tile(self.scheme, m, n, self.in_features, x.dtype, x.device, gated=gated)
+        return self.product(x, norm, launch, padded=head, bias=self.bias, **around)
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        """around: bias, and activation, gated or residual. A launch that is None is the library's."""
+        raise NotImplementedError
+
+    def scratch_bytes(self, m: int, dtype: torch.dtype, device: torch.device) -> int:
+        """What a product of m rows holds beside its result."""
+        n, k = sum(self.out_features), self.in_features
+        launch = choose_tile(self.scheme, m, n, k, dtype, device)
+        shared = launch.splits * m * n * 4 if launch and launch.splits > 1 else 0
+        return shared + self.operand_bytes(m, launch, dtype)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        """What is made of the matrix or of its input."""
+        raise NotImplementedError
+
+
+@twin_of(Int4Linear)
+class FusedInt4(FusedQuantized, Int4Linear):
+    scheme = "int4"
+
+    def __init__(self, part: Int4Linear) -> None:
+        super().__init__(part)
+        self.weights = Int4Weights(part.words, part.pairs, part.kind)
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        x = x if norm is None else norm.forward(x)
+        x = x if self.order is None else x.index_select(1, self.order)
+        if launch is None:
+            return activated(widened_product, x, self.weights, padded=padded, **around)
+        return int4_product(x, self.weights, launch, padded=padded, counters=self.counters, **around)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        n, k = sum(self.out_features), self.in_features
+        return piece_rows(n, k, dtype.itemsize) * k * dtype.itemsize if launch is None else 0
+
+
+class FusedEightBits(FusedQuantized):
+    """Subclass: `kind`, `group`, `weights`."""
+
+    kind: ClassVar[torch.dtype]
+    group: ClassVar[int | None] = None
+    """Activations with one scale; None is a whole row."""
+    weights: EightBitWeights
+    gate: str | None = None
+    """The activation of what the product before hands over."""
+
+    def product(
+        self, x: Tensor, norm: RMSNorm | nn.LayerNorm | None, launch: TileLaunch | None, *, padded: bool, **around: Any
+    ) -> Tensor:
+        before = None if norm is None else Norm(norm.weight, getattr(norm, "bias", None), norm.eps)
+        if self.gate is not None and x.shape[1] == 2 * self.in_features:
+            rounded = quantize_gated(x, self.kind, self.gate)
+        else:
+            rounded = quantize(x, self.kind, self.group, before)
+        if launch is None:
+            return activated(self.by_library, rounded, x.dtype, **around)
+        return self.by_tiles(rounded, x.dtype, launch, padded=padded, **around)
+
+    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
+        return eight_bit_product(x, self.weights, dtype, launch, counters=self.counters, **around)
+
+    def by_library(
+        self, x: Rounded, dtype: torch.dtype, *, bias: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        out = library_product(x, self.weights, dtype, bias)
+        return out if residual is None else residual.add_(out)
+
+    def operand_bytes(self, m: int, launch: TileLaunch | None, dtype: torch.dtype) -> int:
+        n, k = sum(self.out_features), self.in_features
+        sums = 8 * m * n if launch is None and self.kind == torch.int8 else 0  # int32, and those in float32
+        return sums + m * (k + 4 * -(-k // (self.group or k)))
+
+
+@twin_of(Int8Linear)
+class FusedInt8(FusedEightBits, Int8Linear):
+    scheme, kind = "int8", torch.int8
+
+    def __init__(self, part: Int8Linear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales)
+        self.hopper = hopper_products(part.values.device)
+
+    def by_tiles(self, x: Rounded, dtype: torch.dtype, launch: TileLaunch, **around: Any) -> Tensor:
+        """Of a prompt on Hopper, by its kernel, where nothing but the residual stream is around the product."""
+        residual, padded = around.get("residual"), around["padded"]
+        more = any(around.get(name) is not None for name in ("bias", "activation"))
+        if self.hopper is None or dtype != torch.bfloat16 or more or not (residual is None or is_aligned(residual)):
+            return super().by_tiles(x, dtype, launch, **around)
+        (m, k), n = x.values.shape, self.weights.rows
+        taken = launch_for(m, n, k, self.hopper.processors, onto=residual is not None)
+        if taken is None:
+            return super().by_tiles(x, dtype, launch, **around)
+        out = result(x.values, m, n, dtype, padded) if residual is None else residual
+        self.hopper.multiply(x.values, x.scales, self.weights.values, self.weights.scales, out, taken, residual)
+        return out
+
+
+@cache
+def hopper_products(device: torch.device) -> "HopperProducts | None":
+    """The kernel for prompts on such a GPU. None without the Gluon that it was written in.
+
+    Its instructions (warpgroup products) are those of compute capability 9.0 and of no later one.
+    """
+    if device.type != "cuda" or capability(device) != (9, 0):
+        return None
+
+    def load() -> "type[HopperProducts]":
+        from gradus.kernels.quantized.hopper_product import HopperProducts
+
+        return HopperProducts
+
+    kernel = in_gluon(load)
+    return None if kernel is None else kernel(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@twin_of(Fp8Linear)
+class FusedFp8(FusedEightBits, Fp8Linear):
+    scheme, kind = "fp8", E4M3
+
+    def __init__(self, part: Fp8Linear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales)
+
+
+@twin_of(Fp8BlockLinear)
+class FusedFp8Block(FusedEightBits, Fp8BlockLinear):
+    scheme, kind, group = "fp8-block", E4M3, BLOCK
+
+    def __init__(self, part: Fp8BlockLinear) -> None:
+        super().__init__(part)
+        self.weights = EightBitWeights(part.values, part.scales, part.block_of_row)
+
+
+def hand_gates_over(model: Model) -> None:
+    """Let a view's 8-bit products that follow a gated one, and have a scale per token, compute its gate.
+
+    A model that does not describe its layers may compute something between the two, so its gates stay in place.
+    """
+    try:
+        layers = parts_of(model)
+    except Undescribed:
+        return
+    for layer in layers:
+        first, gate, second = layer.up, layer.activation, layer.down
+        if not (isinstance(first, FusedQuantized) and isinstance(gate, Gated) and isinstance(second, FusedEightBits)):
+            continue
+        if second.group is None and is_known(gate):
+            first.hands_over, second.gate = True, gate.name
+
+
+def scratch_bytes(model: Model, rows: int, sampled: int, dtype: torch.dtype, device: torch.device) -> int:
+    """What a step's products with quantized matrices hold at once at most, beside their results.
+
+    sampled: how many of the rows have logits. The model may be on torch's "meta" device. Products follow each other, so
+    the largest counts; it may be that of few rows, whose sums are shared.
+    """
+    most = 0
+    for part in model.modules():
+        if isinstance(part, QuantizedLinear) and isinstance(twin := view(part), FusedQuantized):
+            here = sampled if twin.place.role == "head" else rows
+            most = max(most, *(twin.scratch_bytes(min(count, here), dtype, device) for count in (FUSED_ROWS, here)))
+    return most
+
+
+def activated(
+    product: Callable[..., Tensor], *operands: Any, activation: str | None = None, gated: bool = False, **around: Any
+) -> Tensor:
+    """A library's product, and the activation in a launch of its own."""
+    out = product(*operands, **around)
+    if activation is None:
+        return out
+    return gated_activation(out, activation) if gated else activate_rows(out, activation)

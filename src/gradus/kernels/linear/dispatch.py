@@ -1,0 +1,104 @@
+"""Which kernel takes a product: this project's for few rows, cuBLAS for many, as the device's `launch_tables` say."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gradus.kernels.linear.few_rows_launch import FewRowsLaunch
+from gradus.kernels.linear.gemv import Around, GemvLaunch, gemv
+from gradus.kernels.linear.launch_tables import FusedLaunch, Launch, Unmeasured, table_of
+from gradus.kernels.linear.skinny import SkinnyLaunch, skinny
+from gradus.kernels.linear.splits import Counters
+from gradus.kernels.linear.streamed_launch import VECTOR, StreamedLaunch
+from gradus.kernels.quantized.hopper_launch import in_gluon
+
+
+def _few_rows() -> Callable[..., Tensor]:
+    from gradus.kernels.linear.few_rows import few_rows
+
+    return few_rows
+
+
+def _streamed_gemv() -> Callable[..., Tensor]:
+    from gradus.kernels.linear.streamed_gemv import streamed_gemv
+
+    return streamed_gemv
+
+
+def _streamed_rows() -> Callable[..., Tensor]:
+    from gradus.kernels.linear.streamed_rows import streamed_rows
+
+    return streamed_rows
+
+
+few_rows = in_gluon(_few_rows)
+streamed_gemv = in_gluon(_streamed_gemv)
+streamed_rows = in_gluon(_streamed_rows)
+
+
+@cache
+def choose(m: int, n: int, k: int, device: torch.device) -> Launch | None:
+    """How to multiply [m, k] by a 16-bit matrix [n, k]: a launch of one of this project's kernels; None for cuBLAS."""
+    launch = table_of(device).choose(m, n, k)
+    if isinstance(launch, StreamedLaunch):
+        return _streamed(launch, m, n, k)
+    return None if isinstance(launch, FewRowsLaunch) and few_rows is None else launch
+
+
+def _streamed(launch: StreamedLaunch, m: int, n: int, k: int) -> StreamedLaunch | GemvLaunch | None:
+    """That launch, or an unmeasured device's where there is no Gluon, or where rows of the matrix are no multiples of
+    16 bytes.
+    """
+    return Unmeasured().fused(m, n, k) if streamed_gemv is None or k % VECTOR else launch
+
+
+@cache
+def choose_fused(m: int, n: int, k: int, gated: bool, device: torch.device) -> FusedLaunch | None:
+    """How to multiply [m, k] by a 16-bit matrix [n, k] with something fused in; None where apart is faster."""
+    launch = table_of(device).fused(m, n, k)
+    if isinstance(launch, StreamedLaunch):
+        launch = _streamed(launch, m, n, k)
+    if isinstance(launch, FewRowsLaunch) and few_rows is None:
+        return None
+    # with a gate, a program reads two rows of weights for an output
+    return launch._replace(rows=max(1, launch.rows // 2)) if isinstance(launch, GemvLaunch) and gated else launch
+
+
+def fused_linear(x: Tensor, weight: Tensor, launch: FusedLaunch, **around: Unpack[Around]) -> Tensor:
+    """In one launch: residual + activation(norm(x) weightᵀ + bias), by the kernel that the launch is of, as `gemv`
+    says. Only `gemv` has a LayerNorm.
+    """
+    if isinstance(launch, GemvLaunch):
+        return gemv(x, weight, launch, **around)
+    streamed = streamed_gemv if len(x) == 1 else streamed_rows
+    kernel = few_rows if isinstance(launch, FewRowsLaunch) else streamed
+    assert kernel is not None
+    return kernel(x, weight, launch, **around)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    counters: Counters | None = None,
+) -> Tensor:
+    """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place (and returned).
+
+    x: [M, K]; weight: [N, K]; bias: [N]. Returns [M, N].
+    """
+    launch = choose(x.shape[0], *weight.shape, x.device) if weight.element_size() == 2 else None
+    if isinstance(launch, SkinnyLaunch):
+        return skinny(x, weight, launch, bias=bias, residual=residual, counters=counters)
+    if launch is not None:
+        return fused_linear(x, weight, launch, bias=bias, residual=residual)
+    if residual is None:
+        return F.linear(x, weight, bias)
+    if bias is not None:  # cuBLAS adds one thing on its way out: the bias, since torch is slow to add one row to many
+        return residual.add_(F.linear(x, weight, bias))
+    return residual.addmm_(x, weight.t())

@@ -1,0 +1,270 @@
+"""Two to sixteen rows through a matrix, on the matrix units, and what surrounds the product: norm, activation, sum.
+
+Idea: a step that verifies a few drafts streams weights just as a step of one row does, but the arithmetic outside the
+matrix units grows with every row (`gemv.py`). Here the product is turned around, out' = W x': sixteen outputs are the
+high side of a matrix unit's tile and eight rows its narrow side, so that eight rows cost what two do; sixteen are two
+such tiles, which share the weights in their registers.
+
+What counts is how short a program is between the wait for the launch before it and its end:
+
+- *K is split over a program's warps*, DEPTH columns each in turn, and every warp adds up a product of its own.
+- *Values go from memory straight into the registers that the matrix units read*, weights before the wait, x after it:
+  no shared memory, no barrier. In Triton itself both would pass through shared memory, since there `tl.dot` chooses
+  where its operands lie; so this is written in Gluon, Triton's lower level, where a layout is part of a type.
+- *A warp normalizes its own columns of x*, in the registers where it multiplies them. RMSNorm's factor is put off to
+  the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+- *One exchange through shared memory*, of sums and squares together, behind one barrier.
+- *Several sums in turn*, SUMS of them: a product waits for the sum that it adds to, for longer than it takes to issue.
+
+g x is rounded to x's dtype before the product, as the result of a norm in a launch of its own is. Sums are float32.
+
+Bytes: N K of weights, once; x (M K) comes from the cache. Layout: weight [N, K] row-major, x [M, K], out [M, N]. With a
+gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language import constexpr, tensor
+
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.linear.few_rows_launch import DEPTH, MOST_ROWS, FewRowsLaunch
+from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.rows.activation import activate
+
+COLUMNS = constexpr(DEPTH)
+
+# -- where values lie: of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
+
+
+@gluon.constexpr_function
+def products(warps: int) -> gl.NVMMADistributedLayout:
+    """Of sums, [warps, outputs, ROWS]."""
+    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
+
+
+@gluon.constexpr_function
+def weight_side(warps: int) -> gl.DotOperandLayout:
+    """[warps, outputs, COLUMNS]: four columns of an output in a thread, one load of 8 bytes."""
+    return gl.DotOperandLayout(0, products(warps), 4)
+
+
+@gluon.constexpr_function
+def x_side(warps: int) -> gl.DotOperandLayout:
+    """[warps, COLUMNS, ROWS], four columns of a row in a thread."""
+    return gl.DotOperandLayout(1, products(warps), 4)
+
+
+@gluon.constexpr_function
+def by_output(warps: int) -> gl.BlockedLayout:
+    """[warps, outputs, ROWS]: all warps' sums of an output and a row in one thread."""
+    return gl.BlockedLayout([warps, 1, 1], [1, 4, 8], [1, warps, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def one_by_one(rank: int) -> gl.SwizzledSharedLayout:
+    return gl.SwizzledSharedLayout(1, 1, 1, [*reversed(range(rank))])
+
+
+@gluon.jit
+def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
+    """0 … COUNT - 1 along one of three dimensions."""
+    if DIM == 0:
+        return gl.arange(0, COUNT, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))[:, None][:, :, None]
+    elif DIM == 1:
+        return gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))[None, :][:, :, None]
+    else:
+        return gl.arange(0, COUNT, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT)))[None, :][:, None, :]
+
+
+# -- the kernel --------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def few_rows_kernel(
+    x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, gain_ptr: tensor, out_ptr: tensor,
+    M: int, N: int, eps: float,
+    K: constexpr, ACTIVATION: constexpr, GATED: constexpr, ROWS: constexpr, BLOCK_N: constexpr, WARPS: constexpr,
+    AHEAD: constexpr, SUMS: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Outputs from program_id(0) * BLOCK_N on, of M rows of x. Pointers may be None: that part is then not compiled.
+
+    AHEAD: tiles of weights in flight, each BLOCK_N outputs by COLUMNS of every warp.
+    """
+    LAST: constexpr = by_output(WARPS)
+    OUT: constexpr = gl.SliceLayout(0, LAST)
+    let_next_start(PDL)
+    first = gl.program_id(0) * BLOCK_N
+    weights = weight_ptr + first.to(gl.int64) * K
+    up_weights = weight_ptr + (first.to(gl.int64) + N) * K
+    tiles: tensor = ()
+    for i in gl.static_range(AHEAD):
+        tiles += (_tile(weights, up_weights, gain_ptr, N - first, i * COLUMNS * WARPS, K, GATED, BLOCK_N, WARPS),)
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, OUT))
+    output = first + gl.arange(0, BLOCK_N, gl.SliceLayout(1, OUT))
+    here = row[None, :] * N + output[:, None]
+    inside = (row < M)[None, :] & (output < N)[:, None]
+    bias = vector(bias_ptr, output, output < N)
+    up_bias = vector(bias_ptr, N + output, output < N) if GATED else bias
+    wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
+    onto = vector(residual_ptr, here, inside)
+    sums, ups, squares = _products(
+        tiles, x_ptr, weights, up_weights, gain_ptr, M, N - first, K, GATED, ROWS, BLOCK_N, WARPS, AHEAD, SUMS
+    )
+    parts = shared(sums)
+    up_parts = shared(ups) if GATED else parts
+    scale = scale_of(squares, eps, K, LAST) if gain_ptr is not None else 1.0
+    out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
+    if ACTIVATION is not None:
+        out = activate(out, ACTIVATION)
+    if GATED:
+        out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
+    out += onto
+    gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _products(
+    tiles: tensor, x_ptr: tensor, weights: tensor, up_weights: tensor, gain_ptr: tensor, M: int, outputs: int,
+    K: constexpr, GATED: constexpr, ROWS: constexpr, BLOCK_N: constexpr, WARPS: constexpr, AHEAD: constexpr,
+    SUMS: constexpr,
+) -> tensor:  # fmt: skip
+    """Sums of the matrix's outputs, and of up's, [WARPS, BLOCK_N, ROWS] each, SUMS of each; and of x's squares."""
+    TILE: constexpr = COLUMNS * WARPS
+    TILES: constexpr = (K + TILE - 1) // TILE
+    rows: tensor = ()
+    for i in gl.static_range(AHEAD):
+        rows += (_rows(x_ptr, M, i * TILE, K, ROWS, WARPS),)
+    sums: tensor = ()
+    for _ in gl.static_range(SUMS):
+        sums += (gl.full([WARPS, BLOCK_N, ROWS], 0.0, gl.float32, products(WARPS)),)
+    ups = sums
+    squares = gl.full([WARPS, COLUMNS, ROWS], 0.0, gl.float32, x_side(WARPS))
+    for done in range(0, TILES, AHEAD):
+        later: tensor = ()
+        later_rows: tensor = ()
+        for i in gl.static_range(AHEAD):
+            x = rows[i]
+            weight, up, gain = tiles[i]
+            if gain_ptr is not None:
+                wide = x.to(gl.float32)
+                squares += wide * wide
+                x = (wide * gain.to(gl.float32)).to(x.dtype)
+            sums = _added(sums, i % SUMS, weight, x)
+            if GATED:
+                ups = _added(ups, i % SUMS, up, x)
+            if TILES > AHEAD:  # into the registers that have just been read
+                start = (done + AHEAD + i) * TILE
+                tile = _tile(weights, up_weights, gain_ptr, outputs, start, K, GATED, BLOCK_N, WARPS)
+                later += (tile,)
+                later_rows += (_rows(x_ptr, M, start, K, ROWS, WARPS),)
+        if TILES > AHEAD:
+            tiles = later
+            rows = later_rows
+    return sums, ups, squares
+
+
+@gluon.jit
+def _tile(
+    weights: tensor, up_weights: tensor, gain_ptr: tensor, outputs: int, start: int,
+    K: constexpr, GATED: constexpr, BLOCK_N: constexpr, WARPS: constexpr,
+) -> tensor:  # fmt: skip
+    """COLUMNS columns from `start` on for every warp: of the matrix, of up's rows, and of the norm's gain."""
+    SIDE: constexpr = weight_side(WARPS)
+    output = _along(BLOCK_N, 1, SIDE)
+    column = start + _along(WARPS, 0, SIDE) * COLUMNS + _along(COLUMNS, 2, SIDE)
+    inside = (output < outputs) & (column < K)
+    weight = gl.load(weights + (output * K + column), mask=inside, other=0.0, eviction_policy="evict_first")
+    up = weight
+    if GATED:
+        up = gl.load(up_weights + (output * K + column), mask=inside, other=0.0, eviction_policy="evict_first")
+    gain = weight
+    if gain_ptr is not None:
+        column = start + _columns_of_x(WARPS)
+        gain = gl.load(gain_ptr + column, mask=column < K, other=0.0)
+    return weight, up, gain
+
+
+@gluon.jit
+def _added(sums: tensor, AT: constexpr, weight: tensor, x: tensor) -> tensor:
+    """The tuple of sums, with the product added to the one in that place."""
+    return sums[:AT] + (mma_v2(weight, x, sums[AT]),) + sums[AT + 1 :]  # noqa: RUF005  # no starred tuples
+
+
+@gluon.jit
+def _rows(x_ptr: tensor, M: int, start: int, K: constexpr, ROWS: constexpr, WARPS: constexpr) -> tensor:
+    """The same columns of all rows, and zeros where there are fewer than ROWS."""
+    row = _along(ROWS, 2, x_side(WARPS))
+    column = start + _columns_of_x(WARPS)
+    return gl.load(x_ptr + (row * K + column), mask=(row < M) & (column < K), other=0.0)
+
+
+@gluon.jit
+def _columns_of_x(WARPS: constexpr) -> tensor:
+    SIDE: constexpr = x_side(WARPS)
+    return _along(WARPS, 0, SIDE) * COLUMNS + _along(COLUMNS, 1, SIDE)
+
+
+@gluon.jit
+def vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
+    """What lies there, in float32; or zeros, if there is no such vector."""
+    if pointer is not None:
+        return gl.load(pointer + at, mask=inside, other=0.0).to(gl.float32)
+    else:
+        return gl.zeros_like(at, dtype=gl.float32)
+
+
+@gluon.jit
+def shared(values: tensor) -> gl.shared_memory_descriptor:
+    """The sum of a tuple of tensors, in shared memory."""
+    total = values[0]
+    for i in gl.static_range(len(values) - 1):
+        total += values[i + 1]
+    memory = gl.allocate_shared_memory(gl.float32, total.shape, one_by_one(len(total.shape)))
+    memory.store(total)
+    return memory
+
+
+@gluon.jit
+def scale_of(squares: tensor, eps: float, K: constexpr, LAST: constexpr) -> tensor:
+    """An RMSNorm's factor for each row, [1, ROWS]."""
+    parts = shared((gl.sum(squares, 1),))
+    square = gl.convert_layout(
+        gl.sum(parts.load(gl.SliceLayout(1, LAST)), 0), gl.SliceLayout(0, gl.SliceLayout(0, LAST))
+    )
+    return gl.rsqrt(square / K + eps)[None, :]
+
+
+def few_rows(
+    x: Tensor,
+    weight: Tensor,
+    launch: FewRowsLaunch,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """As `gemv`, for M ≤ MOST_ROWS rows of 16-bit values: residual + activation(norm(x) weightᵀ + bias).
+
+    norm: an RMSNorm. A row's result does not depend on the rows beside it.
+    """
+    (rows, inner), height = x.shape, weight.shape[0]
+    outputs = height // 2 if gated else height
+    gain, shift, eps = norm or (None, None, 0.0)
+    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
+    assert shift is None, "a LayerNorm needs the mean of all columns first"
+    early = starts_early()
+    ahead = min(launch.ahead, triton.cdiv(inner, DEPTH * launch.warps))
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    few_rows_kernel[(triton.cdiv(outputs, launch.outputs),)](
+        x, weight, bias, residual, gain, out, rows, outputs, eps,
+        inner, activation, gated, max(8, triton.next_power_of_2(rows)), launch.outputs, launch.warps,
+        ahead, launch.sums, early,
+        num_warps=launch.warps, launch_pdl=early,
+    )  # fmt: skip
+    return out

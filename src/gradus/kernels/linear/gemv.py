@@ -1,0 +1,232 @@
+"""One row through a matrix (GEMV), or a few, and what surrounds the product: norm before, activation and sum after.
+
+Idea: at one row per step, a product is a stream of weights, each used once. Tensor cores have nothing to do; what
+counts is how many bytes are in flight on every multiprocessor, and how little stands between one stream and the next.
+So a program owns BLOCK_N outputs, reads their rows of the matrix in 16-byte loads, multiplies in float32, and sums
+once, at the end. K is split over a program's threads, so N alone gives enough programs and no second pass is needed.
+
+With a few rows (a small batch, or drafts to be verified) it stays that: weights are read and widened once, and each row
+has sums of its own, in the order of a row that is alone. What grows is the registers for those sums.
+
+RMSNorm costs nothing here, because it is linear but for one factor: W (x / rms(x) * g) = (W (g x)) / rms(x), and the
+sum of x² is gathered on the way. A LayerNorm needs the mean first, so x must fit one tile. Every program recomputes the
+norm, from a row that is in the cache: cheaper than a launch.
+
+Bytes: N K of weights, once; x (M K) and the vectors are read from the cache. Layout: weight [N, K] row-major, x [M, K].
+With a gate, rows 0 … N - 1 are the gate's and rows N … 2 N - 1 are up's; a program owns both rows of an output.
+"""
+
+from typing import NamedTuple, Unpack
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.quantized.tile import Behind, finish_reference
+from gradus.kernels.rows.activation import activate
+from gradus.kernels.rows.norm import add_layer_norm_reference, add_rms_norm_reference
+
+FEW_ROWS = 4
+UNROLLED = constexpr(4)  # tiles along K: so few are asked for together
+
+
+class Norm(NamedTuple):
+    """What x passes before the product: an RMSNorm, or with a bias a LayerNorm. weight, bias: [K]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+
+class Around(Behind, total=False):
+    """What surrounds a product: the arguments of `gemv` that may be left out."""
+
+    norm: Norm | None
+
+
+class GemvLaunch(NamedTuple):
+    """rows, columns: the tile of weights that a program has in flight at a time."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+@triton.jit
+def gemv_kernel(
+    x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor,
+    out_ptr: tensor, M: int, N: int, eps: float,
+    K: constexpr, ACTIVATION: constexpr, GATED: constexpr, ROWS: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr,
+    PDL: constexpr,
+) -> None:  # fmt: skip
+    """Outputs from program_id(0) * BLOCK_N on, of M rows of x, ROWS at most, each as if it were alone. Pointers may be
+    None: that part is then not compiled.
+    """
+    row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside_n = row < N
+    weights = weight_ptr + row.to(tl.int64)[:, None] * K
+    up_weights = weight_ptr + (row + N).to(tl.int64)[:, None] * K
+    column = tl.arange(0, BLOCK_K)
+    sums = _times(tl.zeros((BLOCK_N, BLOCK_K), tl.float32), ROWS)
+    ups = sums
+    squares = _times(tl.zeros((BLOCK_K,), tl.float32), ROWS)
+    let_next_start(PDL)
+    ahead: tensor = ()
+    for start in tl.static_range(0, K if K <= UNROLLED * BLOCK_K else BLOCK_K, BLOCK_K):
+        ahead = ahead + (_tiles(weights, up_weights, start + column, inside_n, K, GATED),)  # noqa: RUF005
+    wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
+    onto: tensor = ()
+    for m in tl.static_range(ROWS):
+        onto = onto + (_vector(residual_ptr, m * N + row, inside_n & (m < M)),)  # noqa: RUF005  # no starred tuples
+    if K <= UNROLLED * BLOCK_K:
+        for start in tl.static_range(0, K, BLOCK_K):
+            sums, ups, squares = _multiplied(
+                sums, ups, squares, ahead[start // BLOCK_K], x_ptr, gain_ptr, shift_ptr, M, start + column, eps,
+                K, GATED, ROWS,
+            )  # fmt: skip
+    else:
+        tiles = ahead[0]
+        for start in range(0, K, BLOCK_K):
+            next_tiles = tiles
+            if start + BLOCK_K < K:  # the next tile's loads are under way before this one's are used
+                next_tiles = _tiles(weights, up_weights, start + BLOCK_K + column, inside_n, K, GATED)
+            sums, ups, squares = _multiplied(
+                sums, ups, squares, tiles, x_ptr, gain_ptr, shift_ptr, M, start + column, eps, K, GATED, ROWS
+            )
+            tiles = next_tiles
+
+    for m in tl.static_range(ROWS):
+        scale = 1.0
+        if gain_ptr is not None and shift_ptr is None:
+            scale = tl.rsqrt(tl.sum(squares[m], 0) / K + eps)
+        out = tl.sum(sums[m], 1) * scale + _vector(bias_ptr, row, inside_n)
+        if ACTIVATION is not None:
+            out = activate(out, ACTIVATION)
+        if GATED:
+            out *= tl.sum(ups[m], 1) * scale + _vector(bias_ptr, N + row, inside_n)
+        out += onto[m]
+        tl.store(out_ptr + m * N + row, out.to(out_ptr.dtype.element_ty), mask=inside_n & (m < M))
+
+
+@triton.jit
+def _times(value: tensor, COUNT: constexpr) -> tensor:
+    """(value, value, …)"""
+    values: tensor = ()
+    for _ in tl.static_range(COUNT):
+        values = values + (value,)  # noqa: RUF005  # Triton has no starred tuples
+    return values
+
+
+@triton.jit
+def _set(values: tensor, AT: constexpr, value: tensor) -> tensor:
+    """The tuple with another value in that place."""
+    return values[:AT] + (value,) + values[AT + 1 :]  # noqa: RUF005
+
+
+@triton.jit
+def _tiles(
+    weights: tensor, up_weights: tensor, column: tensor, inside: tensor, K: constexpr, GATED: constexpr
+) -> tensor:  # fmt: skip
+    """Some columns of some rows of the matrix, which no program reads again; with a gate also of up's rows."""
+    inside = inside[:, None] & (column < K)[None, :]
+    weight = tl.load(weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+    up = weight
+    if GATED:
+        up = tl.load(up_weights + column[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
+    return weight, up
+
+
+@triton.jit
+def _multiplied(
+    sums: tensor, ups: tensor, squares: tensor, tiles: tensor, x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor,
+    M: int, column: tensor, eps: float, K: constexpr, GATED: constexpr, ROWS: constexpr,
+) -> tensor:  # fmt: skip
+    """The sums with those columns of each row times these tiles."""
+    weight, up = tiles[0].to(tl.float32), tiles[1].to(tl.float32)
+    for m in tl.static_range(ROWS):
+        x, square = _normed(x_ptr + m * K, gain_ptr, shift_ptr, m < M, column, squares[m], eps, K)
+        squares = _set(squares, m, square)
+        sums = _set(sums, m, sums[m] + weight * x[None, :])
+        if GATED:
+            ups = _set(ups, m, ups[m] + up * x[None, :])
+    return sums, ups, squares
+
+
+@triton.jit
+def _normed(
+    x_ptr: tensor, gain_ptr: tensor, shift_ptr: tensor, there: tensor, column: tensor, squares: tensor, eps: float,
+    K: constexpr,
+) -> tensor:  # fmt: skip
+    """These columns of a row, if it is `there`, normalized but for an RMSNorm's factor, to which they add `squares`."""
+    inside = column < K
+    x = tl.load(x_ptr + column, mask=inside & there, other=0.0).to(tl.float32)
+    if gain_ptr is not None:
+        gain = tl.load(gain_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if shift_ptr is not None:  # LayerNorm: K fits one tile, so this is the whole row
+        shift = tl.load(shift_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        x = tl.where(inside, x - tl.sum(x, 0) / K, 0.0)
+        x *= tl.rsqrt(tl.sum(x * x, 0) / K + eps)
+    elif gain_ptr is not None:
+        squares += x * x
+    if gain_ptr is not None:
+        x *= gain
+    if shift_ptr is not None:
+        x += shift
+    return x, squares
+
+
+@triton.jit
+def _vector(pointer: tensor, at: tensor, inside: tensor) -> tensor:
+    """A part of the vector there, if there is one, in float32; or else zeros."""
+    if pointer is not None:
+        return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
+    else:  # Triton compiles one of the two
+        return tl.zeros(at.shape, tl.float32)
+
+
+def gemv(
+    x: Tensor,
+    weight: Tensor,
+    launch: GemvLaunch,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """residual + activation(norm(x) weightᵀ + bias); gated: activation(gate) * up of the product's two halves.
+
+    x: [M, K] with M ≤ FEW_ROWS; weight: [N, K], or [2 N, K] if gated, contiguous; residual: [M, N], and it takes the
+    sum in place, as a residual stream does, so it must not be x.
+    Returns [M, N] in x's dtype: `residual` itself if given.
+    """
+    (rows, inner), height = x.shape, weight.shape[0]
+    outputs = height // 2 if gated else height
+    assert 0 < rows <= FEW_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
+    early = starts_early()
+    gain, shift, eps = norm or (None, None, 0.0)
+    columns = triton.next_power_of_2(inner) if shift is not None else launch.columns
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    gemv_kernel[(triton.cdiv(outputs, launch.rows),)](
+        x, weight, bias, residual, gain, shift, out, rows, outputs, eps,
+        inner, activation, gated, triton.next_power_of_2(rows), launch.rows, columns,
+        early, num_warps=launch.warps, launch_pdl=early,
+    )  # fmt: skip
+    return out
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def gemv_reference(x: Tensor, weight: Tensor, *, norm: Norm | None = None, **behind: Unpack[Behind]) -> Tensor:
+    wide = x.float()
+    if norm is not None and norm.bias is not None:
+        wide = add_layer_norm_reference(wide, None, norm.weight, norm.bias, norm.eps)
+    elif norm is not None:
+        wide = add_rms_norm_reference(wide, None, norm.weight, norm.eps)
+    out = wide @ weight.float().T
+    return finish_reference(out, x.dtype, **behind)

@@ -1,0 +1,120 @@
+"""2 to 64 rows through a matrix: still a stream of weights, but with enough arithmetic to need the tensor cores.
+
+Idea: at these sizes a library's tiles, 64 or 128 rows of x high, are mostly padding, and few of them cover the matrix,
+so that multiprocessors stand idle. Here the product is turned around: out' = W x'. The weights are the high side of a
+tensor-core tile, x' the narrow one (16, 32 or 64 wide), and weight tiles stream through a pipeline in shared memory.
+Where N alone gives too few programs, K is split between several (`splits.py`).
+
+Bytes: N K of weights once, M (K + N) of activations; with S splits 2 S M N of float32, which stays in the cache.
+Layout: x [M, K], weight [N, K], out [M, N], all row-major.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.linear.splits import Counters, arrives_last, counters_of, leave, total
+from gradus.kernels.quantized.tile import finish_reference
+
+MOST_ROWS = 64
+
+
+class SkinnyLaunch(NamedTuple):
+    """rows, columns: a tile of weights. splits: programs that share a row's sum. stages: tiles in flight."""
+
+    rows: int
+    columns: int
+    splits: int
+    stages: int
+    warps: int
+
+
+@triton.jit
+def skinny_kernel(
+    x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, out_ptr: tensor,
+    partial_ptr: tensor, arrived_ptr: tensor, M: int, N: int, K: int, chunk: int,
+    EVEN_K: constexpr, BLOCK_M: constexpr, BLOCK_N: constexpr, BLOCK_K: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Outputs from program_id(0) * BLOCK_N on, all M rows; of the sum, the chunk of K that is program_id(1)'s."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    m = tl.arange(0, BLOCK_M)[None, :]
+    k = tl.arange(0, BLOCK_K)
+    first = tl.program_id(1) * chunk
+    weight = weight_ptr + n.to(tl.int64) * K + (first + k)[None, :]
+    x = x_ptr + m * K + (first + k)[:, None]
+    sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for start in range(first, min(first + chunk, K), BLOCK_K):
+        if EVEN_K:
+            w = tl.load(weight, mask=n < N, other=0.0)
+            v = tl.load(x, mask=m < M, other=0.0)
+        else:
+            w = tl.load(weight, mask=(n < N) & (start + k < K)[None, :], other=0.0)
+            v = tl.load(x, mask=(m < M) & (start + k < K)[:, None], other=0.0)
+        sums = tl.dot(w, v, sums, input_precision="ieee")
+        weight += BLOCK_K
+        x += BLOCK_K
+
+    inside = (m < M) & (n < N)
+    here = m * N + n
+    last = True
+    if partial_ptr is not None:
+        leave(sums, here, inside, partial_ptr, M * N)
+        last = arrives_last(arrived_ptr, tl.program_id(0))
+    if last:
+        if partial_ptr is not None:
+            sums = total(sums, here, inside, partial_ptr, M * N)
+        if bias_ptr is not None:
+            sums += tl.load(bias_ptr + n, mask=n < N, other=0.0).to(tl.float32)
+        if residual_ptr is not None:
+            sums += tl.load(residual_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out_ptr + here, sums.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def skinny(
+    x: Tensor,
+    weight: Tensor,
+    launch: SkinnyLaunch,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    counters: Counters | None = None,
+) -> Tensor:
+    """x weightᵀ + bias, or with `residual` [M, N] that plus the residual, in place.
+
+    x: [M, K] with M ≤ 64; weight: [N, K]; both contiguous. Returns [M, N] in x's dtype: `residual` itself if given.
+    Launches that split sums and share counters must follow each other (one stream). counters: None takes the device's.
+    """
+    rows, inner = x.shape
+    outputs = weight.shape[0]
+    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and x.is_contiguous() and weight.is_contiguous()
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    tiles = triton.cdiv(outputs, launch.rows)
+    chunk = triton.cdiv(triton.cdiv(inner, launch.splits), launch.columns) * launch.columns  # whole tiles per program
+    partial = arrived = None
+    early = starts_early()
+    if launch.splits > 1:
+        partial = torch.empty(launch.splits, rows, outputs, dtype=torch.float32, device=x.device)
+        arrived = counters_of(x.device, tiles, counters)
+    skinny_kernel[(tiles, launch.splits)](
+        x, weight, bias, residual, out, partial, arrived, rows, outputs, inner, chunk,
+        inner % launch.columns == 0, max(16, triton.next_power_of_2(rows)), launch.rows, launch.columns, early,
+        num_warps=launch.warps, num_stages=launch.stages, launch_pdl=early,
+    )  # fmt: skip
+    return out
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def skinny_reference(
+    x: Tensor, weight: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    out = x.float() @ weight.float().T
+    return finish_reference(out, x.dtype, bias=bias, residual=residual)

@@ -1,0 +1,322 @@
+"""Two to sixteen rows through a matrix whose weights are on their way before the rows are there.
+
+Idea: `few_rows.py` multiplies on the matrix units, but has no more weights under way than registers hold.
+`streamed_gemv.py` streams a slice of the outputs through shared memory, but multiplies outside of the matrix units.
+This is the product of the one on the stream of the other. A program owns a slice of the outputs and passes through it
+in groups of a tile's height. It asks for a ring of tiles before it waits for the launch before it.
+
+- *K is split over a program's warps*: each has a tile's columns of its own, and adds up a product of its own.
+- *With a norm, x stays in registers* for all groups, normalized, in the order in which the matrix units read it.
+  RMSNorm's factor is put off to the end, as in `gemv.py`: W (x / rms(x) * g) = (W (g x)) / rms(x).
+- *Without one, x is streamed beside the weights*, tile by tile, from the wait on: rows are long where a model narrows,
+  and registers few, if the next launch is to find room beside this one.
+- *A lane reads 16 bytes of a row at once*, eight columns of two products. Two rows that are read together lie in
+  different banks: every second row of a tile has its halves exchanged.
+- *The warps' sums meet in shared memory group by group*, while the tiles of the next groups are on their way.
+
+g x is rounded to x's dtype before the product, as the result of a norm in a launch of its own is. Sums are float32.
+Bytes: N K of weights, once; x (M K) comes from the cache, once per program, or without a norm once per group. Layout:
+as in `streamed_gemv.py`, x [M, K].
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.language import constexpr, tensor
+
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.linear.few_rows import by_output, products, scale_of, shared, vector
+from gradus.kernels.linear.few_rows_launch import MOST_ROWS
+from gradus.kernels.linear.gemv import Norm
+from gradus.kernels.linear.streamed_gemv import slices_on
+from gradus.kernels.linear.streamed_launch import VECTOR as VALUES_AT_ONCE
+from gradus.kernels.linear.streamed_launch import WARP_COLUMNS, StreamedLaunch
+from gradus.kernels.rows.activation import activate
+
+VECTOR = constexpr(VALUES_AT_ONCE)
+COLUMNS_OF_WARP = constexpr(WARP_COLUMNS)
+
+# -- where values lie: of tensors [warps, …, …], one slice of K per warp -----------------------------------------------
+
+
+@gluon.constexpr_function
+def copies(warps: int) -> gl.BlockedLayout:
+    """[warps, outputs, COLUMNS_OF_WARP]: one copy of 16 bytes in a lane, eight lanes on an output."""
+    return gl.BlockedLayout([1, 1, VECTOR.value], [1, 4, 8], [warps, 1, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def halves() -> gl.SwizzledSharedLayout:
+    """The same in shared memory: of every second output, the halves are exchanged."""
+    return gl.SwizzledSharedLayout(COLUMNS_OF_WARP.value // 2, 1, 2, [2, 1, 0])
+
+
+@gluon.constexpr_function
+def weight_side(warps: int) -> gl.DotOperandLayout:
+    """[warps, outputs, COLUMNS_OF_WARP]: eight columns of an output in a lane."""
+    return gl.DotOperandLayout(0, products(warps), VECTOR.value)
+
+
+@gluon.constexpr_function
+def x_side(warps: int) -> gl.DotOperandLayout:
+    """[warps, COLUMNS_OF_WARP, rows]: eight columns of a row in a lane."""
+    return gl.DotOperandLayout(1, products(warps), VECTOR.value)
+
+
+@gluon.constexpr_function
+def along(layout: gl.BlockedLayout | gl.DotOperandLayout, dim: int) -> gl.SliceLayout:
+    """The layout of what lies along one of three dimensions alone."""
+    for other in (2, 1, 0):
+        if other != dim:
+            layout = gl.SliceLayout(other, layout)
+    return layout
+
+
+@gluon.jit
+def _along(COUNT: constexpr, DIM: constexpr, LAYOUT: constexpr) -> tensor:
+    """0 … COUNT - 1 along one of three dimensions."""
+    numbers = gl.arange(0, COUNT, along(LAYOUT, DIM))
+    for other in gl.static_range(3):
+        if other != DIM:
+            numbers = gl.expand_dims(numbers, other)
+    return numbers
+
+
+# -- the kernel --------------------------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def streamed_rows_kernel(
+    x_ptr: tensor, weight_ptr: tensor, bias_ptr: tensor, residual_ptr: tensor, gain_ptr: tensor, out_ptr: tensor,
+    M: int, N: int, eps: float,
+    K: constexpr, ACTIVATION: constexpr, MATRICES: constexpr, ROWS: constexpr, OUTPUTS: constexpr, COLUMNS: constexpr,
+    WARPS: constexpr, GROUPS: constexpr, STAGES: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """The outputs of slice program_id(0), of M rows. Pointers may be None: that part is then not compiled.
+
+    MATRICES: 2 with a gate. GROUPS: of OUTPUTS, that cover the longest slice. STAGES: tiles in shared memory, of so
+    many outputs (of each matrix) and COLUMNS columns.
+    """
+    PARTS: constexpr = COLUMNS // (WARPS * COLUMNS_OF_WARP)  # of a tile
+    STEPS: constexpr = (K + COLUMNS - 1) // COLUMNS  # tiles of a group
+    LAST: constexpr = by_output(WARPS)
+    let_next_start(PDL)
+    first = gl.program_id(0) * N // gl.num_programs(0)
+    outputs = (gl.program_id(0) + 1) * N // gl.num_programs(0) - first
+    weights = weight_ptr + first.to(gl.int64) * K
+    up_weights = weight_ptr + (first.to(gl.int64) + N) * K
+    tiles: tensor = ()
+    shape: constexpr = [STAGES, WARPS, OUTPUTS, COLUMNS_OF_WARP]
+    for _ in gl.static_range(PARTS * MATRICES):
+        tiles += (gl.allocate_shared_memory(weight_ptr.dtype.element_ty, shape, halves()),)
+    for step in range(STAGES):
+        _copy(tiles, weights, up_weights, step, outputs, K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES)
+        async_copy.commit_group()
+    gain = _row(gain_ptr, 1, K, 1, WARPS, PARTS * STEPS) if gain_ptr is not None else ()
+    wait_for_previous(PDL)  # weights are on their way; x and the residual are the previous kernel's
+    x: tensor = ()
+    scale = 1.0
+    if gain_ptr is not None:
+        x, squares = _normed(_row(x_ptr, M, K, ROWS, WARPS, PARTS * STEPS), gain)
+        scale = scale_of(squares, eps, K, LAST)
+    else:
+        x = _streamed_rows(x_ptr, M, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(0, LAST)))
+    for group in range(GROUPS):
+        output = group * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, gl.SliceLayout(0, LAST)))
+        mine = output < outputs
+        output += first
+        here = row[None, :] * N + output[:, None]
+        inside = (row < M)[None, :] & mine[:, None]
+        bias = vector(bias_ptr, output, mine)
+        up_bias = vector(bias_ptr, N + output, mine) if MATRICES == 2 else bias
+        onto = vector(residual_ptr, here, inside)
+        sums, ups = _multiply(
+            tiles, x, x_ptr, weights, up_weights, M, group, outputs,
+            K, MATRICES, ROWS, OUTPUTS, WARPS, PARTS, STEPS, GROUPS, STAGES, gain_ptr is None,
+        )  # fmt: skip
+        parts = shared((sums,))
+        up_parts = shared((ups,)) if MATRICES == 2 else parts
+        out = gl.sum(parts.load(LAST), 0) * scale + bias[:, None]
+        if ACTIVATION is not None:
+            out = activate(out, ACTIVATION)
+        if MATRICES == 2:
+            out *= gl.sum(up_parts.load(LAST), 0) * scale + up_bias[:, None]
+        out += onto
+        gl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def _copy(
+    tiles: tensor, weights: tensor, up_weights: tensor, step: tensor, outputs: tensor,
+    K: constexpr, MATRICES: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr,
+    STAGES: constexpr,
+) -> None:  # fmt: skip
+    """Ask for the tile of that step: zeros where it goes beyond the slice, and beyond K.
+
+    Each of its parts has memory of its own: of two writes to the same, even to other tiles, the second would be made to
+    wait for all threads' first.
+    """
+    HERE: constexpr = copies(WARPS)
+    output = step // STEPS * OUTPUTS + _along(OUTPUTS, 1, HERE)
+    for part in gl.static_range(PARTS):
+        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        inside = (output < outputs) & (column < K)
+        at = output * K + column
+        for matrix in gl.static_range(MATRICES):
+            async_copy.async_copy_global_to_shared(
+                tiles[part * MATRICES + matrix].index(step % STAGES),
+                (weights if matrix == 0 else up_weights) + at,
+                inside,
+            )
+
+
+@gluon.jit
+def _streamed_rows(
+    x_ptr: tensor, M: int,
+    K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
+) -> tensor:  # fmt: skip
+    """The ring of x's tiles, with the first ones asked for."""
+    x: tensor = ()
+    shape: constexpr = [STAGES, WARPS, ROWS, COLUMNS_OF_WARP]
+    for _ in gl.static_range(PARTS):
+        x += (gl.allocate_shared_memory(x_ptr.dtype.element_ty, shape, halves()),)
+    for step in range(STAGES):
+        _copy_rows(x, x_ptr, M, step, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+        async_copy.commit_group()
+    return x
+
+
+@gluon.jit
+def _copy_rows(
+    tiles: tensor, x_ptr: tensor, M: int, step: tensor,
+    K: constexpr, ROWS: constexpr, WARPS: constexpr, PARTS: constexpr, STEPS: constexpr, STAGES: constexpr,
+) -> None:  # fmt: skip
+    """Ask for the columns of x that the tile of that step is multiplied with: zeros beyond M, and beyond K."""
+    HERE: constexpr = copies(WARPS)
+    row = _along(ROWS, 1, HERE)
+    for part in gl.static_range(PARTS):
+        warp = (step % STEPS * PARTS + part) * WARPS + _along(WARPS, 0, HERE)
+        column = warp * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 2, HERE)
+        inside = (row < M) & (column < K)
+        async_copy.async_copy_global_to_shared(tiles[part].index(step % STAGES), x_ptr + (row * K + column), inside)
+
+
+@gluon.jit
+def _multiply(
+    tiles: tensor, x: tensor, x_ptr: tensor, weights: tensor, up_weights: tensor, M: int, group: tensor,
+    outputs: tensor,
+    K: constexpr, MATRICES: constexpr, ROWS: constexpr, OUTPUTS: constexpr, WARPS: constexpr, PARTS: constexpr,
+    STEPS: constexpr, GROUPS: constexpr, STAGES: constexpr, STREAMED: constexpr,
+) -> tensor:  # fmt: skip
+    """A group's sums, and up's, [WARPS, OUTPUTS, ROWS] each. STREAMED: x is, else it is in registers."""
+    sums = gl.full([WARPS, OUTPUTS, ROWS], 0.0, gl.float32, products(WARPS))
+    ups = sums
+    if STREAMED:
+        for i in range(STEPS):
+            step = group * STEPS + i
+            async_copy.wait_group(STAGES - 1)  # so many have been asked for after it
+            rows: tensor = ()
+            for part in gl.static_range(PARTS):
+                rows += (x[part].index(step % STAGES).permute((0, 2, 1)).load(x_side(WARPS)),)
+            sums, ups = _added(sums, ups, tiles, rows, step % STAGES, MATRICES, WARPS, PARTS)
+            if GROUPS * STEPS > STAGES:  # noqa: SIM102  # Triton 3.6 fails at an `if` that never holds
+                if step + STAGES < GROUPS * STEPS:
+                    _copy(
+                        tiles, weights, up_weights, step + STAGES, outputs,
+                        K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
+                    )  # fmt: skip
+                    _copy_rows(x, x_ptr, M, step + STAGES, K, ROWS, WARPS, PARTS, STEPS, STAGES)
+            async_copy.commit_group()  # of nothing, at the end: so that the count is right
+    else:
+        for i in gl.static_range(STEPS):
+            step = group * STEPS + i
+            async_copy.wait_group(STAGES - 1)
+            rows = x[i * PARTS : (i + 1) * PARTS]
+            sums, ups = _added(sums, ups, tiles, rows, step % STAGES, MATRICES, WARPS, PARTS)
+            if i + STAGES < GROUPS * STEPS:  # noqa: SIM102  # where no group asks for more, nothing is compiled
+                if step + STAGES < GROUPS * STEPS:
+                    _copy(
+                        tiles, weights, up_weights, step + STAGES, outputs,
+                        K, MATRICES, OUTPUTS, WARPS, PARTS, STEPS, STAGES,
+                    )  # fmt: skip
+            async_copy.commit_group()
+    return sums, ups
+
+
+@gluon.jit
+def _added(
+    sums: tensor, ups: tensor, tiles: tensor, rows: tensor, place: tensor,
+    MATRICES: constexpr, WARPS: constexpr, PARTS: constexpr,
+) -> tensor:  # fmt: skip
+    """Sums with the products of the tile in that place added, by a tile's parts of the rows."""
+    for part in gl.static_range(PARTS):
+        weight = tiles[part * MATRICES].index(place).load(weight_side(WARPS))
+        sums = mma_v2(weight, rows[part], sums)
+        if MATRICES == 2:
+            up = tiles[part * MATRICES + 1].index(place).load(weight_side(WARPS))
+            ups = mma_v2(up, rows[part], ups)
+    return sums, ups
+
+
+@gluon.jit
+def _row(pointer: tensor, M: int, K: constexpr, ROWS: constexpr, WARPS: constexpr, COUNT: constexpr) -> tensor:
+    """Rows' columns where each thread needs them: COUNT parts, [WARPS, COLUMNS_OF_WARP, ROWS] each."""
+    SIDE: constexpr = x_side(WARPS)
+    row = _along(ROWS, 2, SIDE)
+    parts: tensor = ()
+    for part in gl.static_range(COUNT):
+        column = (part * WARPS + _along(WARPS, 0, SIDE)) * COLUMNS_OF_WARP + _along(COLUMNS_OF_WARP, 1, SIDE)
+        parts += (gl.load(pointer + (row * K + column), mask=(row < M) & (column < K), other=0.0),)
+    return parts
+
+
+@gluon.jit
+def _normed(x: tensor, gain: tensor) -> tensor:
+    """The rows normalized but for an RMSNorm's factor, as wide as they were; and of each lane, the sum of squares."""
+    parts: tensor = ()
+    squares = gl.zeros_like(x[0], dtype=gl.float32)
+    for part in gl.static_range(len(x)):
+        wide = x[part].to(gl.float32)
+        squares += wide * wide
+        parts += ((wide * gain[part].to(gl.float32)).to(x[part].dtype),)
+    return parts, squares
+
+
+def streamed_rows(
+    x: Tensor,
+    weight: Tensor,
+    launch: StreamedLaunch,
+    *,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    gated: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """As `few_rows`, for K a multiple of 8: residual + activation(norm(x) weightᵀ + bias), for 2 to MOST_ROWS rows.
+
+    norm: an RMSNorm. A row's result does not depend on the rows beside it.
+    """
+    (rows, inner), height = x.shape, weight.shape[0]
+    outputs = height // 2 if gated else height
+    gain, shift, eps = norm or (None, None, 0.0)
+    assert 0 < rows <= MOST_ROWS and weight.shape[1] == inner and weight.is_contiguous() and x.is_contiguous()
+    assert inner % VECTOR.value == 0 and weight.element_size() == 2
+    assert weight.data_ptr() % 16 == 0 and x.data_ptr() % 16 == 0
+    assert shift is None, "a LayerNorm needs the mean of all columns first"
+    together = max(8, triton.next_power_of_2(rows))
+    slices = slices_on(x.device, launch, outputs, inner, gated, together, norm is not None)
+    early = starts_early()
+    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device) if residual is None else residual
+    streamed_rows_kernel[(slices.programs,)](
+        x, weight, bias, residual, gain, out, rows, outputs, eps,
+        inner, activation, 2 if gated else 1, together, launch.outputs, launch.columns, launch.warps,
+        slices.groups, slices.stages, early,
+        num_warps=launch.warps, launch_pdl=early,
+    )  # fmt: skip
+    return out

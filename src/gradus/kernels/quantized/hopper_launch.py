@@ -1,0 +1,64 @@
+"""What `hopper_product` is launched with, and for which products: without Gluon, which not every Triton has."""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import torch
+import triton
+
+from gradus.kernels.quantized.tile import ALIGNED
+
+log = logging.getLogger(__name__)
+
+Kernel = TypeVar("Kernel")
+
+DEPTH = 128  # columns of x and the weights in a tile
+CONSUMERS = 2  # warpgroups that multiply
+
+
+def in_gluon(load: Callable[[], Kernel]) -> Kernel | None:
+    """What `load` imports. None where Gluon, Triton's experimental part, is another than it was written for."""
+    try:
+        return load()
+    except (ImportError, AttributeError, TypeError) as error:
+        log.info("a faster kernel is left out: Triton %s has another Gluon (%s)", triton.__version__, error)
+        return None
+
+
+class HopperLaunch(NamedTuple):
+    """rows: of x, per consumer. columns: outputs of a tile. stages: tiles in shared memory. buffers: of results, per
+    consumer. together: rows of tiles that pass by a column of them.
+    """
+
+    rows: int
+    columns: int
+    stages: int
+    buffers: int
+    together: int
+
+    @property
+    def tile_rows(self) -> int:
+        return self.rows * CONSUMERS
+
+
+# Of products alone, and of those that add to the residual stream. The shapes that `benchmarks/int8_product.py` races
+# differ by as much as one does between two races.
+ALONE = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
+ONTO = HopperLaunch(rows=64, columns=256, stages=4, buffers=2, together=16)
+RACED = 4096  # outputs and columns, at least
+FILLED = 4  # tiles per multiprocessor, at least: programs stay, and the last round of tiles must not be the only one
+
+
+def launch_for(m: int, n: int, k: int, processors: int, *, onto: bool) -> HopperLaunch | None:
+    """How x [m, k] is multiplied by a matrix [n, k]; None: by the kernel of every GPU. onto: the residual stream."""
+    launch = ONTO if onto else ALONE
+    tiles = -(-m // launch.tile_rows) * (n // launch.columns)
+    whole = n % launch.columns == 0 and k % DEPTH == 0
+    return launch if whole and min(n, k) >= RACED and tiles >= FILLED * processors else None
+
+
+def is_aligned(residual: torch.Tensor) -> bool:
+    """Whether the copy engine can read it, and write there."""
+    row = residual.stride(0) * residual.element_size()
+    return residual.stride(1) == 1 and row % ALIGNED == 0 and residual.data_ptr() % ALIGNED == 0

@@ -1,0 +1,129 @@
+"""Which tile is fastest for a product with a quantized matrix: measured per device, and what an unmeasured one takes.
+
+`benchmarks/quantized_linear.py --table` writes a device's file in `measured/` from what it measured: for each
+scheme, each matrix [n, k] and each number of rows, the fastest tile, or null where it is the library that was: for int4
+the matrix made wide and cuBLAS, for 8 bits torch's own products. As in `launch_tables.py`, a matrix that was not
+measured takes the nearest one's tile, and a device the file of another with its compute capability.
+
+Without a file, tiles are chosen by what limits them. For few rows that is bytes in flight: two programs per
+multiprocessor at least, sums shared where the outputs are too few for that. For many it is the tensor cores: the
+largest tile whose sums fit registers. None of these has been measured.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import torch
+
+from gradus.device.capability import Capability, capability
+from gradus.kernels.linear.launch_tables import nearest, of_device
+from gradus.kernels.quantized.tile import TileLaunch
+
+Scheme = Literal["int4", "int8", "fp8", "fp8-block"]
+SCHEMES: tuple[Scheme, ...] = ("int4", "int8", "fp8", "fp8-block")
+ROWS = (1, 8, 16, 32, 64, 256, 8192)  # that are measured; others take the next, and more than the last as the last
+PROGRAMS = 256
+MOST_SPLITS = 8
+FEWEST_TILES = 4  # of K per program: shorter loops are all beginning
+UNPACKED_ROWS = 256  # up to here int4 is unpacked in registers
+ALIGNED = 16  # what torch's products want K and N to be multiples of
+
+
+@dataclass(frozen=True)
+class MeasuredTiles:
+    """A device's file. launches: by scheme and [n, k], one for each of `rows`."""
+
+    device: str
+    capability: Capability
+    rows: tuple[int, ...]
+    launches: dict[str, dict[tuple[int, int], tuple[TileLaunch | None, ...]]]
+
+    @classmethod
+    def read(cls, text: str) -> "MeasuredTiles":
+        stored: dict[str, Any] = json.loads(text)
+        launches = {
+            scheme: {
+                (each["n"], each["k"]): tuple(launch and TileLaunch(*launch) for launch in each["launches"])
+                for each in matrices
+            }
+            for scheme, matrices in stored["schemes"].items()
+        }
+        return cls(stored["device"], Capability(*stored["capability"]), tuple(stored["rows"]), launches)
+
+    def choose(self, scheme: Scheme, m: int, n: int, k: int) -> TileLaunch | None:
+        column = next((column for column, rows in enumerate(self.rows) if rows >= m), len(self.rows) - 1)
+        shapes = self.launches[scheme]
+        return shapes[nearest(shapes, n, k)][column]
+
+
+@cache
+def choose_tile(
+    scheme: Scheme, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, *, gated: bool = False
+) -> TileLaunch | None:
+    """How to multiply [m, k] by a matrix [n, k] of a scheme into dtype; None: by the library.
+
+    gated: an output takes two rows of the matrix. A library that cannot do the product is never chosen, nor a tile of
+    int4 that does not fit float32.
+    """
+    if scheme == "int4" and dtype == torch.float32 and m > 16:
+        return None
+    outputs = n // 2 if gated else n
+    table = table_of(device)
+    if table is not None and scheme in table.launches:
+        launch = table.choose(scheme, m, n, k)
+    else:
+        launch = unmeasured(scheme, m, outputs, k)
+    if launch is None and not library_multiplies(scheme, m, n, k, dtype, device):
+        return unmeasured_tile(scheme, m, outputs, k)
+    return launch
+
+
+@cache
+def table_of(device: torch.device) -> MeasuredTiles | None:
+    if device.type != "cuda":
+        return None
+    return of_device(stored_tiles(), torch.cuda.get_device_name(device), capability(device))
+
+
+def library_multiplies(scheme: Scheme, m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch (for int4: cuBLAS, once the matrix is wide) has this product."""
+    if scheme == "int4":
+        return True
+    if device.type != "cuda" or scheme == "fp8-block" or (n | k) % ALIGNED:
+        return False
+    if scheme == "int8":
+        return m > ALIGNED
+    return dtype == torch.bfloat16 and capability(device).major in (9, 10)
+
+
+def unmeasured(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch | None:
+    """Many rows of int4 and of fp8 to the library; integers would be written as 32 bits there, and read again."""
+    if (scheme == "int4" and m > UNPACKED_ROWS) or (scheme == "fp8" and m > 64):
+        return None
+    return unmeasured_tile(scheme, m, n, k)
+
+
+def unmeasured_tile(scheme: Scheme, m: int, n: int, k: int) -> TileLaunch:
+    """A tile that fits every GPU from Ampere on. n: outputs."""
+    if m > 256:
+        stages = 2 if scheme == "int4" else 3
+        return TileLaunch(rows=128, columns=128, tokens=128, splits=1, stages=stages, warps=8)
+    fewest = 16 if scheme.startswith("fp8") else 8  # Triton converts e4m3 for narrower products on a Hopper
+    tokens = min(max(fewest, 1 << (m - 1).bit_length()), 128)
+    programs, tiles = -(-n // 64) * -(-m // tokens), -(-k // 128)
+    most = MOST_SPLITS if m <= 64 else 2  # sums in memory are 8 bytes of traffic each
+    splits = 1
+    while programs * splits < PROGRAMS and splits < most and tiles >= 2 * splits * FEWEST_TILES:
+        splits *= 2
+    stages = 4 if tokens <= 32 else 2 if scheme == "int4" and tokens == 128 else 3
+    return TileLaunch(rows=64, columns=128, tokens=tokens, splits=splits, stages=stages, warps=4, ahead=2)
+
+
+@cache
+def stored_tiles() -> tuple[MeasuredTiles, ...]:
+    folder = files("gradus.kernels.quantized").joinpath("measured")
+    found = sorted(folder.iterdir(), key=lambda file: file.name) if folder.is_dir() else []
+    return tuple(MeasuredTiles.read(file.read_text(encoding="utf-8")) for file in found if file.name.endswith(".json"))

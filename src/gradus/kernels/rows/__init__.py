@@ -1,0 +1,7 @@
+"""Operations that read each row of activations once.
+
+norm.py         RMS and layer norms, with the residual sum before them
+activation.py   gated and plain activations
+rope_store.py   rotate queries and keys, and store new keys and values on their pages
+e4m3.py         conversion between fp8 and bfloat16 without the instruction
+"""

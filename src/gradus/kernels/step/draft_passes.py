@@ -1,0 +1,189 @@
+"""What each pass of a draft model starts from, made on the GPU: its tokens, and where they are.
+
+Idea: a draft model runs once per draft, each time on what it has just drawn. Between two passes the draft is written
+down, and becomes the next row where there is room for it. As torch operations these are a dozen launches, each of which
+the next one waits for, beside a model so small that its own are short. Here it is one: `first_rows` before the first
+pass, `next_rows` between two, `keep_draft` after the last.
+
+A pass has a fixed number of rows, so that it can be captured in a CUDA graph. A sequence without room for another draft
+becomes padding: token 0 at position 0 of the last slot, with the length 0, so that attention reads nothing for it and
+stores nothing in its pages. A sequence of one token drafts nothing, since the first pass runs two.
+
+Bytes: some forty per sequence. A program takes BLOCK sequences.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr, tensor
+
+from gradus.kernels.core.overlap import let_next_start, starts_early, wait_for_previous
+from gradus.kernels.step import ngram_reference
+from gradus.kernels.step.draft_rows import DraftRows, store_places
+
+BLOCK = 128
+NO_DRAFT = constexpr(ngram_reference.NO_DRAFT)
+
+
+@triton.jit
+def _has_room(known: tensor, end: tensor, drafts: tensor) -> tensor:
+    """Whether the newest of so many known tokens, and that many drafts after it, may be stored."""
+    return (known > 1) & (known - 1 + drafts < end)
+
+
+@triton.jit(do_not_specialize=["spans", "longest", "padding"])
+def first_rows_kernel(
+    slots_ptr: tensor, limits_ptr: tensor, history_ptr: tensor, known_ptr: tensor, tables_ptr: tensor,
+    tokens_ptr: tensor, positions_ptr: tensor, owners_ptr: tensor, ends_ptr: tensor, places_ptr: tensor,
+    query_start_ptr: tensor, lengths_ptr: tensor, spans: int, longest: int, padding: int, history_stride: int,
+    group_stride: int, slot_stride: int, PAGE: constexpr, GROUPS: constexpr, BLOCK: constexpr,
+) -> None:  # fmt: skip
+    span = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = span < spans
+    slot = tl.load(slots_ptr + span, mask=inside, other=0)
+    known = tl.load(known_ptr + slot, mask=inside, other=0).to(tl.int32)
+    end = tl.minimum(tl.load(limits_ptr + span, mask=inside, other=0), longest)
+    live = inside & _has_room(known, end, 0)
+    owner = tl.where(live, slot, padding)
+    tl.store(lengths_ptr + span, tl.where(live, known, 0), mask=inside)
+    tl.store(query_start_ptr + span + 1, 2 * (span + 1), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(query_start_ptr, 0)
+    for number in tl.static_range(2):
+        row, position = 2 * span + number, tl.where(live, known - 2 + number, 0)
+        token = tl.load(history_ptr + slot.to(tl.int64) * history_stride + position, mask=live, other=0)
+        tl.store(tokens_ptr + row, token.to(tl.int64), mask=inside)
+        tl.store(positions_ptr + row, position.to(tl.int64), mask=inside)
+        tl.store(owners_ptr + row, owner, mask=inside)
+        tl.store(ends_ptr + row, tl.where(live, position + 1, 0), mask=inside)
+        store_places(
+            places_ptr, tables_ptr, row, owner, position, inside, 2 * spans, group_stride, slot_stride, PAGE, GROUPS
+        )
+
+
+class Drafting(NamedTuple):
+    """B sequences that a draft model drafts for. slots, limits: int32 [B], the limits being positions that each may
+    store. known: int64 [S], tokens by slot, of which the last is padding's. longest: positions of any sequence that the
+    draft model can take; vocabulary: its tokens.
+    """
+
+    slots: Tensor
+    limits: Tensor
+    known: Tensor
+    longest: int
+    vocabulary: int
+
+
+def first_rows(spans: Drafting, inputs: Tensor, history: Tensor, tables: Tensor, page_size: int) -> DraftRows:
+    """Two rows for each sequence: its newest token, after the one before it. Padding has two as well.
+
+    inputs: int64 [2, 2 B or more], takes tokens and positions; the caller's, so that they can be looked up even where
+    no kernel has run. history: int32 [S, C], the tokens. tables: int64 [G, S, width], block tables.
+    """
+    count, groups, device = len(spans.slots), len(tables), inputs.device
+    if inputs.shape[1] < 2 * count:  # the kernel would write behind them
+        raise ValueError(f"{count} sequences take {2 * count} rows of inputs, and there are {inputs.shape[1]}")
+    tokens, positions = inputs[:, : 2 * count]
+    owners, ends = torch.empty(2, 2 * count, dtype=torch.int32, device=device)
+    places = torch.empty(groups, 2 * count, dtype=torch.int64, device=device)
+    query_start = torch.empty(count + 1, dtype=torch.int32, device=device)
+    lengths = torch.empty(count, dtype=torch.int32, device=device)
+    first_rows_kernel[(triton.cdiv(count, BLOCK),)](
+        spans.slots, spans.limits, history, spans.known, tables, tokens, positions, owners, ends, places, query_start,
+        lengths, count, spans.longest, len(spans.known) - 1, history.stride(0), tables.stride(0), tables.stride(1),
+        page_size, groups, BLOCK, num_warps=4,
+    )  # fmt: skip
+    return DraftRows(tokens, positions, owners, ends, places, query_start, lengths)
+
+
+@triton.jit(do_not_specialize=["spans", "count", "number", "longest", "vocabulary", "padding"])
+def next_rows_kernel(
+    slots_ptr: tensor, limits_ptr: tensor, known_ptr: tensor, drawn_ptr: tensor, drafts_ptr: tensor,
+    tokens_ptr: tensor, positions_ptr: tensor, owners_ptr: tensor, lengths_ptr: tensor, spans: int, count: int,
+    number: int, longest: int, vocabulary: int, padding: int, BLOCK: constexpr, PDL: constexpr,
+) -> None:  # fmt: skip
+    """Without tokens, positions, owners and lengths, which may be None, no pass follows."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    span = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = span < spans
+    slot = tl.load(slots_ptr + span, mask=inside, other=0)
+    known = tl.load(known_ptr + slot, mask=inside, other=0).to(tl.int32)
+    end = tl.minimum(tl.load(limits_ptr + span, mask=inside, other=0), longest)
+    # whatever was drawn, of logits that are not finite too, is a token that can be looked up
+    draft = tl.minimum(tl.maximum(tl.load(drawn_ptr + span, mask=inside, other=0), 0), vocabulary - 1)
+    kept = tl.where(_has_room(known, end, number), draft, NO_DRAFT)
+    tl.store(drafts_ptr + span * count + number, kept, mask=inside)
+    if tokens_ptr is not None:
+        live = inside & _has_room(known, end, number + 1)
+        length = tl.where(live, known + number + 1, 0)
+        tl.store(tokens_ptr + span, tl.where(live, draft, 0), mask=inside)
+        tl.store(positions_ptr + span, tl.maximum(length - 1, 0).to(tl.int64), mask=inside)
+        tl.store(owners_ptr + span, tl.where(live, slot, padding), mask=inside)
+        tl.store(lengths_ptr + span, length, mask=inside)
+
+
+class NextRows(NamedTuple):
+    """One row for each of B sequences. tokens, positions: int64 [B]. slots, lengths: int32 [B], the lengths with the
+    row's own position, and 0 for padding."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    lengths: Tensor
+
+
+def next_rows(spans: Drafting, inputs: Tensor, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:
+    """Write down what the last pass has drawn, as `keep_draft` does, and make the next pass's rows of it.
+
+    inputs: int64 [2, B or more], as in `first_rows`.
+    """
+    if inputs.shape[1] < len(drawn):  # the kernel would write behind them
+        raise ValueError(f"{len(drawn)} sequences take as many rows of inputs, and there are {inputs.shape[1]}")
+    tokens, positions = inputs[:, : len(drawn)]
+    rows = NextRows(tokens, positions, *torch.empty(2, len(drawn), dtype=torch.int32, device=drawn.device))
+    keep_draft(spans, drawn, drafts, number, rows)
+    return rows
+
+
+def keep_draft(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int, rows: NextRows | None = None) -> None:
+    """Write down what a pass has drawn, int64 [B], as column `number` of the drafts, int64 [B, K]: one of the
+    vocabulary's tokens, or NO_DRAFT where there was no room for it. rows: takes those of the next pass."""
+    count, early = len(drawn), starts_early()
+    next_rows_kernel[(triton.cdiv(count, BLOCK),)](
+        spans.slots, spans.limits, spans.known, drawn, drafts, *(rows or [None] * 4), count, drafts.shape[1], number,
+        spans.longest, spans.vocabulary, len(spans.known) - 1, BLOCK, early, num_warps=4, launch_pdl=early,
+    )  # fmt: skip
+
+
+# -- the same in torch -------------------------------------------------------------------------------------------------
+
+
+def first_rows_reference(spans: Drafting, history: Tensor, tables: Tensor, page_size: int) -> DraftRows:
+    slots, padding = spans.slots.long(), len(spans.known) - 1
+    known = spans.known[slots]
+    live = (known > 1) & (known <= spans.limits.clamp(max=spans.longest))
+    positions = torch.where(live.unsqueeze(1), known.unsqueeze(1) - torch.tensor([2, 1]), 0)
+    tokens = torch.where(live.unsqueeze(1), history[slots.unsqueeze(1), positions], 0).long().flatten()
+    ends = torch.where(live.unsqueeze(1), positions + 1, 0).flatten()
+    positions, owners = positions.flatten(), torch.where(live, slots, padding).repeat_interleave(2)
+    places = tables[:, owners, positions // page_size] * page_size + positions % page_size
+    query_start = torch.arange(0, 2 * len(slots) + 1, 2)
+    lengths = torch.where(live, known, 0)
+    return DraftRows(tokens, positions, owners.int(), ends.int(), places, query_start.int(), lengths.int())
+
+
+def next_rows_reference(spans: Drafting, drawn: Tensor, drafts: Tensor, number: int) -> NextRows:
+    slots, padding = spans.slots.long(), len(spans.known) - 1
+    known = spans.known[slots]
+    room = torch.where(known > 1, spans.limits.clamp(max=spans.longest) - known + 1, 0)  # for the newest and drafts
+    token = drawn.clamp(0, spans.vocabulary - 1)
+    drafts[:, number] = torch.where(room > number, token, ngram_reference.NO_DRAFT)
+    live = room > number + 1
+    lengths = torch.where(live, known + number + 1, 0)
+    return NextRows(
+        torch.where(live, token, 0), (lengths - 1).clamp(min=0), torch.where(live, slots, padding).int(), lengths.int()
+    )
