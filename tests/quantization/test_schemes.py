@@ -17,7 +17,8 @@ PLACE = Place("qkv", 0)
 WIDTHS = (40, 24)  # two fused matrices; 64 rows
 EVERY = (*SCHEMES, "int8-g32")
 LARGEST_ERROR = {"int8": 0.5 / 127, "int8-g32": 0.5 / 127, "fp8": 0.0625, "fp8-block": 0.0625, "int4": 0.6 / 15}
-"""Of a weight, relative to its row's (group's, block's) largest: half a step. Of int4, to twice that: its range."""
+"""A weight's error, relative to the largest of its row, group or block: half a step. For int4, relative to twice
+that."""
 
 
 def made(scheme, width=96, bias=False, seed=0, scale=1.0):
@@ -65,7 +66,7 @@ def test_a_product_is_that_of_what_is_stored_and_of_rounded_activations(scheme, 
 
 
 def rounded(x, scheme):
-    """By definition: each token's values to steps of its largest magnitude."""
+    """Round by the definition: each token's values to steps of its largest magnitude."""
     if scheme.startswith("int4") or scheme == "int8-g32":
         return x
     if scheme == "int8":
@@ -134,7 +135,7 @@ def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(scheme, value):
 
 @pytest.mark.parametrize("scheme", EVERY)
 def test_on_a_device_without_memory_it_has_its_size(scheme):
-    """What the memory plan asks for."""
+    """The memory plan asks for these sizes."""
     linear = STORED[scheme](PLACE, 4096, (4096, 1024), False, torch.bfloat16, "meta")
     bits = 8 * sum(tensor.nbytes for tensor in linear.parameters()) / (4096 * 5120)
     assert bits < {"int4": 5.01, "int8-g32": 8.51}.get("int4" if scheme.startswith("int4") else scheme, 8.01)
